@@ -1,0 +1,42 @@
+# Every target does the set-up it needs. PYTHON chooses the interpreter, VENV the folder of the virtual environment.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+DEMO ?= runs/demo
+SEED ?= 1
+STAMP := $(VENV)/.installed
+SOURCES := lmm_r1 remote_rm tests benchmarks compat setup.py
+
+.PHONY: install demo test check format bench clean
+
+install: $(STAMP)
+
+# The stamp is written last: an interrupted installation is taken up again.
+$(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn/setup.py)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	compat/install.sh $(VENV) dev
+	touch $@
+
+demo: $(STAMP)
+	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) examples/scripts/demo.sh $(DEMO)
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest
+
+check: $(STAMP)
+	$(VENV)/bin/black --check --quiet $(SOURCES) || { echo "run: make format" >&2; exit 1; }
+	$(VENV)/bin/isort --check --quiet $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
+	git ls-files '*.sh' .ci/run | xargs $(VENV)/bin/shellcheck
+
+format: $(STAMP)
+	$(VENV)/bin/isort --quiet $(SOURCES)
+	$(VENV)/bin/black --quiet $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+bench: $(STAMP)
+	$(VENV)/bin/python benchmarks/startup.py
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# Sourced by the stage scripts: how a command is shown or run, when a stage is skipped, what an RL stage is.
+#   PYTHON      the interpreter that lmm_r1 is installed in
+#   NUM_GPUS    GPUs that policy, reference and engines share; empty: as the config file says
+#   DRY_RUN=1   print the commands, one argument a line with an empty line between them, and run nothing
+: "${PYTHON:=python}"
+: "${NUM_GPUS:=}"
+: "${DRY_RUN:=0}"
+SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=examples/scripts/lmm_r1/reward_service.sh
+source "$SCRIPTS/reward_service.sh"
+
+stop_children() {
+  local pid
+  for pid in $(jobs -pr); do
+    kill "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
+  [[ -z $REWARD_FOLDER ]] || rm -rf "$REWARD_FOLDER"
+}
+trap stop_children EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# run COMMAND...: in the background and waited for, so that a signal to the script reaches the command at once.
+run() {
+  if [[ $DRY_RUN == 1 ]]; then
+    printf '%s\n' "$@" ''
+  else
+    "$@" &
+    wait "$!"
+  fi
+}
+
+# stage FOLDER COMMAND...: nothing where FOLDER already holds a finished stage.
+stage() {
+  if [[ -f $1/stage.json ]]; then
+    echo "skipping $1: it holds a finished stage" >&2
+  else
+    run "${@:2}"
+  fi
+}
+
+# rl_stage NAME FLAGS...: one RL stage from MODEL on the rows in DATA into OUTPUT, as CONFIG says.
+rl_stage() {
+  local inputs=(--actor.model_name_or_path "$MODEL" --data.prompt_dataset "$DATA" --reward.remote_url "$REWARD_URL")
+  local outputs=(--ckpt.output_dir "$OUTPUT" --ckpt.path "$OUTPUT/checkpoints" --logger.stage_name "$1")
+  local gpus=()
+  [[ -z $NUM_GPUS ]] || gpus=(
+    --actor.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS" --vllm.num_engines "$NUM_GPUS"
+  )
+  stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" \
+    "${inputs[@]}" "${outputs[@]}" "${gpus[@]}" "${@:2}"
+}

@@ -1,0 +1,41 @@
+"""The `lmm-r1` command: `lmm-r1 NAME ...` runs `lmm_r1.cli.NAME`, imported only when asked for."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from lmm_r1.cli.nearest import nearest
+
+COMMANDS = {
+    "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
+    "train_sft": "supervised fine-tuning (the cold start)",
+    "evaluate": "accuracy, format and length of one or more checkpoints on row files",
+    "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
+    "make_task": "write row files of a procedural task, with images",
+    "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command named by the first argument; an unknown name ends the process with code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_usage())
+    elif name == "--version":
+        from importlib.metadata import version
+
+        print(f"lmm-r1 {version('lmm-r1')}")
+    elif name in COMMANDS:
+        importlib.import_module(f"lmm_r1.cli.{name}").main(arguments[1:])
+    else:
+        match = nearest(name, known=COMMANDS)
+        hint = f"did you mean {match}?" if match else f"known are {', '.join(COMMANDS)}"
+        print(f"lmm-r1: error: unknown command {name}; {hint}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 COMMAND --help lists the flags of a command."

@@ -1,0 +1,112 @@
+"""Command-line flags and YAML files read into the frozen dataclass that describes a command."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import tyro
+
+from lmm_r1 import dotted
+from lmm_r1.cli.help_text import attach_help
+from lmm_r1.cli.nearest import nearest
+from lmm_r1.cli.yaml_file import YamlError, read_settings
+from lmm_r1.errors import UserError
+
+Config = TypeVar("Config")
+
+# tyro answers these itself, whatever the command.
+TYRO_FLAGS = ("help", "tyro_print_completion", "tyro_write_completion")
+CONFIG_FLAG = "config"
+CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
+
+
+def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str) -> Config:
+    """Return `config_class` filled from its defaults, then each `--config FILE` in turn, then the other flags.
+
+    Flags are the dotted names of the fields, with underscores or hyphens: `--actor.adam.lr 1e-6`. A bad flag, key or
+    value ends the process with code 2; an unknown name is answered with the nearest known one.
+
+    Args:
+        argv: the arguments after the command's name; None reads `sys.argv`.
+    """
+    arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
+    flags = dotted.leaf_types(config_class)
+    _refuse_unknown_flags(arguments, flags, prog=prog)
+    default = tyro.MISSING_NONPROP
+    if config_files:
+        try:
+            settings = {key: value for file in config_files for key, value in read_settings(file, flags).items()}
+        except YamlError as error:
+            _exit(prog, str(error))
+        default = dotted.replace(_defaults(config_class), settings)
+    if {"-h", "--help"} & set(arguments):
+        attach_help(config_class)
+    return tyro.cli(
+        config_class,
+        prog=prog,
+        description=f"{description} {CONFIG_HELP}",
+        args=arguments,
+        default=default,
+        use_underscores=True,
+    )
+
+
+@contextlib.contextmanager
+def user_errors(prog: str) -> Iterator[None]:
+    """Turn a UserError raised inside into one line on stderr and exit code 1."""
+    try:
+        yield
+    except UserError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _exit(prog: str, sentence: str) -> NoReturn:
+    print(f"{prog}: error: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], list[Path]]:
+    """Take every `--config FILE` and `--config=FILE` out of the arguments."""
+    rest: list[str] = []
+    files: list[Path] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name != f"--{CONFIG_FLAG}":
+            rest.append(argument)
+            continue
+        value = value if equals else next(remaining, "")
+        if not value or value.startswith("--"):
+            _exit(prog, "--config needs a file: --config stage.yaml")
+        files.append(Path(value))
+    return rest, files
+
+
+def _refuse_unknown_flags(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:
+    # tyro would find these too, but only after its box has listed every stray value as a flag of its own.
+    switches = (name.rpartition(".") for name, hint in flags.items() if hint is bool)
+    negated = {f"{group}{dot}no_{name}" for group, dot, name in switches}
+    for argument in arguments:
+        if not argument.startswith("--") or argument == "--":
+            continue
+        spelled = argument.partition("=")[0]
+        name = spelled[2:].replace("-", "_")
+        if name in flags or name in negated or name in TYRO_FLAGS:
+            continue
+        match = nearest(name, known=flags)
+        hint = f"did you mean --{match}?" if match else f"{prog} --help lists them all"
+        _exit(prog, f"unknown flag {spelled}; {hint}")
+
+
+def _defaults(config_class: type[Config]) -> Config:
+    """Return the defaults; a field that has none holds tyro's mark for a flag that must be given."""
+    required = (
+        field.name
+        for field in dataclasses.fields(config_class)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    )
+    return config_class(**dict.fromkeys(required, tyro.MISSING))

@@ -1,0 +1,85 @@
+"""Make a small, randomly initialised checkpoint: `lmm-r1 make_tiny_model --arch qwen2_5_vl --output DIR`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.errors import UserError
+
+PROG = "lmm-r1 make_tiny_model"
+CORPUS_ROWS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelConfig:
+    arch: str
+    """Kit whose architecture to build; an unknown name lists the known ones."""
+    output: Path
+    """Folder to write; must not exist yet or be empty."""
+    hidden_size: int = 128
+    """Width of the language model (and of the vision tower); a multiple of 64."""
+    layers: int = 2
+    """Layers of the language model."""
+    tie_embeddings: bool = False
+    """Share the input embedding with the output layer."""
+    seed: int = 0
+    """Seed of the random weights."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    config = parse(TinyModelConfig, argv, prog=PROG, description="Make a small random checkpoint, offline.")
+    with user_errors(PROG):
+        if config.hidden_size % 64 or config.hidden_size <= 0 or config.layers <= 0:
+            raise UserError(
+                f"--hidden-size {config.hidden_size} must be a positive multiple of 64, --layers {config.layers} positive"
+            )
+        if config.output.exists() and any(config.output.iterdir()):
+            raise UserError(f"--output {config.output} exists and is not empty; choose another folder")
+        build(config)
+
+
+def build(config: TinyModelConfig) -> None:
+    """Build the checkpoint in a temporary folder beside `output`, then put it in place."""
+    import shutil
+    import tempfile
+
+    from lmm_r1.lmm_kits.base import TinyModelSpec
+    from lmm_r1.lmm_kits.registry import get_kit
+
+    kit = get_kit(config.arch)
+    spec = TinyModelSpec(
+        hidden_size=config.hidden_size, layers=config.layers, seed=config.seed, tie_embeddings=config.tie_embeddings
+    )
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{config.output.name}-", dir=config.output.parent))
+    try:
+        kit.build_tiny(spec, _corpus(), folder)
+        folder.chmod(0o755)
+        if config.output.exists():
+            config.output.rmdir()
+        folder.rename(config.output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    size = sum(file.stat().st_size for file in config.output.iterdir())
+    print(f"{config.output}: {config.arch}, {size / 1e6:.1f} MB")
+
+
+def _corpus() -> Iterator[str]:
+    """Yield what the tokenizer is trained on: a chat's frame, and the built-in tasks' training rows with solutions."""
+    from lmm_r1.data.messages import TextPart, parse_row
+    from lmm_r1.tasks.registry import TASKS, get_task
+
+    for name in TASKS:
+        for made in get_task(name).generate(split="train", modality="text", rows=CORPUS_ROWS, seed=0):
+            row = parse_row(made.record(solution=True), location=f"task {name}", base_dir=Path())
+            yield "system\nYou are a helpful assistant."
+            for message in row.messages:
+                yield f"{message.role}\n"
+                yield from (part.text for part in message.parts if isinstance(part, TextPart))
+
+
+if __name__ == "__main__":
+    main()

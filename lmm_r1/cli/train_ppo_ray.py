@@ -1,0 +1,23 @@
+"""`lmm-r1 train_ppo_ray`: one reinforcement-learning stage; OpenRLHF's command lines work unchanged."""
+
+from collections.abc import Sequence
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.config import PPOConfig, resolve
+
+PROG = "lmm-r1 train_ppo_ray"
+DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning with Ray, DeepSpeed and vLLM."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train as the flags say."""
+    config = parse(PPOConfig, argv, prog=PROG, description=DESCRIPTION)
+    with user_errors(PROG):
+        config = resolve(config)
+        from lmm_r1.trainer.run import train
+
+        train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""`lmm-r1 train_sft`: supervised fine-tuning on rows of messages, such as the cold start before RL."""
+
+from collections.abc import Sequence
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.config import SFTConfig, resolve
+
+PROG = "lmm-r1 train_sft"
+DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last message is the response."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train as the flags say."""
+    config = parse(SFTConfig, argv, prog=PROG, description=DESCRIPTION)
+    with user_errors(PROG):
+        config = resolve(config)
+        from lmm_r1 import cpu
+
+        cpu.prepare_process()
+        from lmm_r1.trainer.sft import train
+
+        train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""YAML settings read by the type of the flag they stand for, with the file and line of whatever is wrong."""
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from lmm_r1.cli.nearest import nearest
+
+SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NULL = ("", "~", "null", "none")
+
+
+class YamlError(ValueError):
+    """A settings file cannot be used; the message is one sentence naming the file and the line."""
+
+
+def read_settings(path: Path, flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings in a YAML file under their dotted names; keys may be nested, dotted or both.
+
+    Values are read from their text as the flag's type asks, so `1e-6` is a number and `off` a choice, which YAML's
+    own rules would turn into a string and a boolean.
+
+    Args:
+        flags: the type of every known flag under its dotted name.
+
+    Raises:
+        YamlError: the file is missing or no YAML, a key is unknown or given twice, or a value has the wrong type.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise YamlError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise YamlError(f"--config {path}: not a UTF-8 text file") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise YamlError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise YamlError(f"{path}:{root.start_mark.line + 1}: expected settings such as `train.seed: 1`")
+    settings: dict[str, object] = {}
+    for name, node in _leaves(root, flags, prefix="", path=path):
+        where = f"{path}:{node.start_mark.line + 1}"
+        if name in settings:
+            raise YamlError(f"{where}: {name} is given twice")
+        try:
+            settings[name] = _convert(node, flags[name])
+        except ValueError as error:
+            raise YamlError(f"{where}: {name} {error}") from None
+    return settings
+
+
+def _leaves(
+    mapping: yaml.MappingNode, flags: Mapping[str, object], *, prefix: str, path: Path
+) -> Iterator[tuple[str, yaml.Node]]:
+    for key, value in mapping.value:
+        where = f"{path}:{key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode):
+            raise YamlError(f"{where}: a key must be a name")
+        name = prefix + key.value.replace("-", "_")
+        if name in flags:
+            yield name, value
+        elif not any(flag.startswith(f"{name}.") for flag in flags):
+            match = nearest(name, known=flags)
+            raise YamlError(f"{where}: unknown key {name}" + (f"; did you mean {match}?" if match else ""))
+        elif isinstance(value, yaml.MappingNode):
+            yield from _leaves(value, flags, prefix=f"{name}.", path=path)
+        else:
+            raise YamlError(f"{where}: {name} is a group of settings, not a setting")
+
+
+def _convert(node: yaml.Node, hint: object) -> object:
+    """Return the node's value as `hint` asks; a ValueError says what was expected."""
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _convert(node, parameters[0])
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in parameters and _is_null(node):
+            return None
+        members = [member for member in parameters if member is not type(None)]
+        return _first_that_fits(node, members)
+    if origin is tuple:
+        return _convert_tuple(node, parameters)
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError(f"must be {_describe(hint)}, not a list or a group")
+    return _convert_text(node.value, hint)
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
+
+
+def _first_that_fits(node: yaml.Node, members: list[object]) -> object:
+    for member in members[:-1]:
+        try:
+            return _convert(node, member)
+        except ValueError:
+            continue
+    return _convert(node, members[-1])
+
+
+def _convert_tuple(node: yaml.Node, parameters: tuple[object, ...]) -> tuple[object, ...]:
+    if not isinstance(node, yaml.SequenceNode):
+        raise ValueError("must be a list such as [0.9, 0.95]")
+    if parameters[-1] is Ellipsis:
+        return tuple(_convert(item, parameters[0]) for item in node.value)
+    if len(node.value) != len(parameters):
+        raise ValueError(f"must have {len(parameters)} values, not {len(node.value)}")
+    return tuple(_convert(item, hint) for item, hint in zip(node.value, parameters, strict=True))
+
+
+def _convert_text(text: str, hint: object) -> object:
+    if typing.get_origin(hint) is typing.Literal:
+        for choice in typing.get_args(hint):
+            if str(choice) == text:
+                return choice
+    elif hint is bool:
+        if text.lower() in SWITCH:
+            return SWITCH[text.lower()]
+    elif hint is float and text.lower().lstrip("+-") == ".inf":
+        return float(text.replace(".", ""))
+    else:
+        try:
+            return typing.cast(type, hint)(text)
+        except (TypeError, ValueError):
+            pass
+    raise ValueError(f"must be {_describe(hint)}, not {text!r}")
+
+
+def _describe(hint: object) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(hint, str(hint))

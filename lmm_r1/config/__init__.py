@@ -1,0 +1,16 @@
+"""The one place where a flag of the training commands, its default and its help stand."""
+
+from typing import TypeVar
+
+from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
+from lmm_r1.config.export import to_openrlhf_args, to_yaml
+from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.resolve import resolve_ppo, resolve_sft
+from lmm_r1.config.sft import SFTConfig
+
+Config = TypeVar("Config", PPOConfig, SFTConfig)
+
+
+def resolve(config: Config) -> Config:
+    """Return `config` with every value that depends on others filled in, or raise a UserError naming the flags."""
+    return resolve_ppo(config) if isinstance(config, PPOConfig) else resolve_sft(config)

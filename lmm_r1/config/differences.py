@@ -1,0 +1,53 @@
+"""Where this project's flags deliberately differ from OpenRLHF's, and what is not there yet."""
+
+import sys
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A flag whose default is not OpenRLHF's."""
+
+    command: Literal["train_ppo_ray", "train_sft"]
+    flag: str
+    theirs: object
+    """OpenRLHF's default; ours stands at the field."""
+    reason: str
+
+
+_ATTENTION = "flash-attn is often not installed; auto takes it where it is"
+_INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
+
+DIFFERENCES = (
+    Difference(
+        command="train_ppo_ray",
+        flag="algo.advantage.estimator",
+        theirs="gae",
+        reason="LMM-R1's recipe; it needs no critic",
+    ),
+    Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
+    Difference(
+        command="train_ppo_ray",
+        flag="data.label_key",
+        theirs=None,
+        reason="a rule-based reward needs the answer, and without one every response would be scored against nothing",
+    ),
+    Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(
+        command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
+    ),
+    Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
+    Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+)
+
+NOT_YET: dict[str, Container[object]] = {
+    "algo.advantage.estimator": ("gae",),
+    "ds.packing_samples": (True,),
+    "ds.ring_attn_size": range(2, sys.maxsize),
+    "train.async_enable": (True,),
+    "train.dynamic_batch_enable": (True,),
+    "train.partial_rollout_enable": (True,),
+}
+"""Values that OpenRLHF has and that are not available for multimodal models in this version, by flag."""

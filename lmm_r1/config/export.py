@@ -1,0 +1,45 @@
+"""A config as OpenRLHF reads it and as a run folder keeps it."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import yaml
+
+from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.sft import SFTConfig
+
+SECRETS = (("logger", "wandb", "key"),)
+
+
+def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
+    """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
+    args = _namespace(dataclasses.asdict(config))
+    # peft knows the one word as a shorthand; in a list it would be the name of a module.
+    if args.ds.lora.target_modules == ("all-linear",):
+        args.ds.lora.target_modules = "all-linear"
+    if isinstance(config, PPOConfig) and config.reward.remote_url:
+        args.reward.remote_url = config.reward.remote_url.split(",")
+    return args
+
+
+def to_yaml(config: PPOConfig | SFTConfig) -> str:
+    """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
+    settings = dataclasses.asdict(config)
+    for *groups, name in SECRETS:
+        node = settings
+        for group in groups:
+            node = node[group]
+        node[name] = None
+    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
+
+
+def _namespace(settings: dict[str, object]) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{name: _namespace(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return list(value) if isinstance(value, tuple) else value

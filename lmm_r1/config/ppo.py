@@ -1,0 +1,315 @@
+"""Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and a few of this project's own."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from lmm_r1.config.shared import (
+    AdamConfig,
+    CheckpointConfig,
+    DataConfig,
+    DeepSpeedConfig,
+    EvalConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    TrainConfig,
+    WandbConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig(OptimizerConfig):
+    model_name_or_path: str | None = None
+    """The model to train: a folder or a name on the Hugging Face Hub."""
+    num_nodes: int = 1
+    """Machines that train the policy."""
+    num_gpus_per_node: int = 8
+    """GPUs per machine that train the policy."""
+    gradient_checkpointing_enable: bool = False
+    """Save memory by computing activations again in the backward pass."""
+    gradient_checkpointing_reentrant: bool = False
+    """Use torch's reentrant kind of checkpointing."""
+    freeze_visual_encoder: bool = False
+    """Train the language model only."""
+    eps_clip: float = 0.2
+    """PPO's clip range on both sides of 1."""
+    eps_clip_low_high: tuple[float, float] | None = None
+    """PPO's clip range below and above 1; None takes eps_clip for both."""
+    dual_clip: float | None = None
+    """Bound on the loss where the advantage is negative (dual-clip PPO)."""
+    policy_loss_type: Literal["ppo", "gspo"] = "ppo"
+    """Probability ratio per token (ppo) or per sequence (gspo)."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
+    """Mean over all tokens, or over sequences of each one's token mean."""
+    aux_loss_coef: float = 0.0
+    """Weight of the load-balancing loss of a mixture of experts."""
+    entropy_coef: float | None = None
+    """Weight of the entropy bonus; 0 only logs the entropy, None does neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(OptimizerConfig):
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
+    """AdamW."""
+    model_name_or_path: str | None = None
+    """The model that the critic starts from."""
+    num_nodes: int = 1
+    """Machines that train the critic."""
+    num_gpus_per_node: int = 8
+    """GPUs per machine that train the critic."""
+    value_clip: float = 0.5
+    """Clip range of the critic's values."""
+    freezing_steps: int = -1
+    """Steps at the start in which only the critic learns."""
+    save_value_network: bool = False
+    """Save the critic next to the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefConfig:
+    num_nodes: int = 1
+    """Machines that hold the reference model."""
+    num_gpus_per_node: int = 8
+    """GPUs per machine that hold the reference model."""
+    offload: bool = False
+    """Keep the reference model in CPU memory while it is not needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    remote_url: str | None = None
+    """Address of the reward service's /get_reward; several are separated by commas."""
+    timeout_s: float = 60.0
+    """Seconds that one reward request may take."""
+    deadline_s: float = 300.0
+    """Seconds for which a failing reward is tried again before the run stops."""
+    model_name_or_path: str | None = None
+    """A trained reward model, in place of a reward service."""
+    num_nodes: int = 1
+    """Machines that hold the reward model."""
+    num_gpus_per_node: int = 8
+    """GPUs per machine that hold the reward model."""
+    offload: bool = False
+    """Keep the reward model in CPU memory while it is not needed."""
+    clip_range: tuple[float, float] = (-10.0, 10.0)
+    """Rewards are clipped to this range."""
+    normalize_enable: bool = False
+    """Normalize the scores of a reward model by its running statistics."""
+    overlong_buffer_len: float | None = None
+    """Tokens before max_new_tokens from which on length costs reward; None charges nothing."""
+    overlong_penalty_factor: float = 1.0
+    """Reward lost by a response that fills the whole buffer."""
+    stop_properly_penalty_coef: float | None = None
+    """For a response cut off at the limit: 0 to 1 scales its reward, a negative number replaces it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageConfig:
+    estimator: Literal[
+        "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
+    ] = "reinforce_baseline"
+    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lambd: float = 1.0
+    """GAE's lambda."""
+    no_std_norm: bool = False
+    """Subtract the mean only and do not divide by the standard deviation."""
+    is_correction_level: Literal["off", "token", "seq"] = "off"
+    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, per token or per sequence."""
+    is_correction_mode: Literal["mask", "clip"] = "mask"
+    """What happens outside the thresholds: no gradient, or the ratio held at the bound."""
+    is_correction_gating: Literal["ratio", "binary_kl", "tv"] = "ratio"
+    """What the thresholds bound: the probability ratio or a divergence."""
+    is_correction_threshold: tuple[float, ...] = (0.5, 5.0)
+    """LOW HIGH, or HIGH alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    init_coef: float = 0.01
+    """Weight of the KL penalty to the reference model; 0 loads no reference model."""
+    target: float | None = None
+    """KL that an adaptive weight steers to; None keeps the weight fixed."""
+    horizon: int = 10000
+    """Samples over which the adaptive weight moves."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the KL: k1 as a part of the reward, k2 or k3 as a loss."""
+    use_loss: bool = False
+    """Put the KL into the loss, as in GRPO, not into the reward."""
+    unbiased_gradient: bool = False
+    """As a loss, use the exact gradient of the reverse KL with any estimator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoConfig:
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    """Advantages."""
+    kl: KLConfig = field(default_factory=KLConfig)
+    """KL penalty."""
+    dynamic_filtering_enable: bool = False
+    """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
+    dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
+    """Mean rewards strictly between these two are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    batch_size: int = 1024
+    """Prompts per step."""
+    n_samples_per_prompt: int = 1
+    """Responses per prompt: the size of a group."""
+    max_new_tokens: int | None = None
+    """Longest response in tokens; None is whatever the prompt leaves of data.max_len."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling: share of the probability that is sampled from."""
+    micro_batch_size: int = 1
+    """Samples in one forward pass for log-probs on one GPU."""
+    vllm_generate_batch_size: int | None = None
+    """Prompts sent to vLLM at once; None is batch_size."""
+    max_tokens_per_gpu: int | None = None
+    """Tokens in one forward pass with dynamic batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOTrainConfig(TrainConfig):
+    num_episodes: int = 1
+    """Passes over the prompts."""
+    colocate_all: bool = False
+    """Policy, reference and vLLM engines share the same GPUs and take turns."""
+    colocate_actor_ref: bool = False
+    """Policy and reference share the same GPUs."""
+    colocate_critic_reward: bool = False
+    """Critic and reward model share the same GPUs."""
+    dynamic_batch_enable: bool = False
+    """Fill batches by tokens instead of by samples."""
+    max_tokens_per_gpu: int = 16192
+    """Tokens in one training pass with dynamic batches."""
+    enable_ema: bool = False
+    """Save a moving average of the weights."""
+    ema_beta: float = 0.992
+    """Decay of the moving average."""
+    async_enable: bool = False
+    """Generate and train at the same time."""
+    async_queue_size: int = 1
+    """Rollouts that may wait for the trainer."""
+    partial_rollout_enable: bool = False
+    """Let responses run on across weight updates."""
+    agent_func_path: str | None = None
+    """Python file with an agent, which then gives the rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    num_engines: int = 1
+    """vLLM engines."""
+    tensor_parallel_size: int = 1
+    """GPUs per engine."""
+    gpu_memory_utilization: float = 0.95
+    """Share of a GPU's memory that an engine takes."""
+    enable_sleep: bool = False
+    """Free the engine's memory while training runs; needs train.colocate_all."""
+    enable_prefix_caching: bool = False
+    """Keep the prompts' keys and values for later requests."""
+    enforce_eager: bool = False
+    """Use no CUDA graphs: quicker to start, slower to generate."""
+    sync_backend: str = "nccl"
+    """How new weights travel to the engines."""
+    sync_with_ray: bool = False
+    """Send new weights through Ray."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPODeepSpeedConfig(DeepSpeedConfig):
+    enable_sleep: bool = False
+    """Free the trainer's memory while responses are generated."""
+    value_head_prefix: str = "score"
+    """Name of the value head in a critic or reward model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOCheckpointConfig(CheckpointConfig):
+    path: str = "./ckpt/checkpoints_ppo_ray"
+    """Folder of the checkpoints that a stopped run continues from."""
+    max_mem: float = float("inf")
+    """GiB that all checkpoints may take."""
+    best_metric_key: str = ""
+    """Evaluation metric by which the best checkpoint is kept; empty takes the first pass@1, none keeps no best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOEvalConfig(EvalConfig):
+    temperature: float = 0.6
+    """Sampling temperature in evaluation."""
+    n_samples_per_prompt: int = 4
+    """Responses per prompt in evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPODataConfig(DataConfig):
+    prompt_dataset: str | None = None
+    """Row file or dataset with the prompts; several are separated by commas."""
+    prompt_probs: str | None = None
+    """Share of each prompt dataset, separated by commas."""
+    prompt_split: str = "train"
+    """Split of the prompt dataset."""
+    max_samples: int = 100_000_000
+    """Rows used at most."""
+    label_key: str | None = "answer"
+    """Column with the right answer."""
+    image_key: str = "images"
+    """Column with the images of OpenRLHF's own rows; rows of messages name theirs inside."""
+    max_images_per_prompt: int = 0
+    """Most images that one prompt may hold; 0 counts them in the data."""
+    overlong_prompts: Literal["error", "skip"] = "skip"
+    """What happens to a prompt that leaves no room for a response; none is ever cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOLoggerConfig(LoggerConfig):
+    stage_name: str = "rl"
+    """Name of this stage in stage.json and in the report."""
+    rollouts_per_step: int = 8
+    """Sampled rollouts written to rollouts.jsonl per step."""
+    wandb: WandbConfig = field(
+        default_factory=lambda: WandbConfig(project="openrlhf_train_ppo", run_name=f"ppo_{datetime.now():%m%dT%H:%M}")
+    )
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Settings of one reinforcement-learning stage."""
+
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    """The policy."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Sampling."""
+    data: PPODataConfig = field(default_factory=PPODataConfig)
+    """Prompts."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Rewards."""
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    """The algorithm."""
+    train: PPOTrainConfig = field(default_factory=PPOTrainConfig)
+    """The training loop."""
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    """The generation engines."""
+    ds: PPODeepSpeedConfig = field(default_factory=PPODeepSpeedConfig)
+    """DeepSpeed."""
+    ref: RefConfig = field(default_factory=RefConfig)
+    """The reference model."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic."""
+    ckpt: PPOCheckpointConfig = field(default_factory=PPOCheckpointConfig)
+    """What is written."""
+    eval: PPOEvalConfig = field(default_factory=PPOEvalConfig)
+    """Evaluation during training."""
+    logger: PPOLoggerConfig = field(default_factory=PPOLoggerConfig)
+    """Logs."""
+    local_rank: int = -1
+    """Set by launchers; -1 reads LOCAL_RANK."""
+    use_ms: bool = False
+    """Download models from ModelScope."""

@@ -1,0 +1,190 @@
+"""What follows from the flags together: values left open are filled in, contradictions are refused."""
+
+import logging
+
+from lmm_r1 import dotted
+from lmm_r1.config.differences import NOT_YET
+from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.sft import SFTConfig
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# These take their baseline from the group, so a group of one has no advantage at all.
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+AGENT_URL = "agent"
+
+
+def resolve_ppo(config: PPOConfig) -> PPOConfig:
+    """Return `config` with every value that depends on others filled in.
+
+    Raises:
+        UserError: a flag is missing, not available in this version, or contradicts another one.
+    """
+    _refuse_what_is_not_there_yet(config)
+    _require(config, "actor.model_name_or_path", example="Qwen/Qwen2.5-VL-3B-Instruct")
+    _require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
+    settings: dict[str, object] = {"critic.model_name_or_path": None}
+    if config.actor.eps_clip_low_high is None:
+        settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
+    if config.train.agent_func_path:
+        settings["reward.remote_url"] = AGENT_URL
+    settings["algo.advantage.is_correction_threshold"] = _low_high(config)
+    if config.rollout.vllm_generate_batch_size is None:
+        settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
+    if config.vllm.enable_sleep and not config.train.colocate_all:
+        logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
+        settings["vllm.enable_sleep"] = False
+    settings |= _input_template(config)
+    resolved = dotted.replace(config, settings)
+    _check_rewards(resolved)
+    _check_groups(resolved)
+    _check_gpus(resolved)
+    _check_batches(resolved)
+    _check_kl(resolved)
+    return resolved
+
+
+def resolve_sft(config: SFTConfig) -> SFTConfig:
+    """Return `config` with every value that depends on others filled in.
+
+    Raises:
+        UserError: a flag is missing, not available in this version, or contradicts another one.
+    """
+    _refuse_what_is_not_there_yet(config)
+    _require(config, "model.model_name_or_path", example="Qwen/Qwen2.5-VL-3B-Instruct")
+    _require(config, "data.dataset", example="datasets/rows.jsonl")
+    if config.train.batch_size % config.train.micro_batch_size:
+        raise UserError(
+            f"--train.batch_size {config.train.batch_size} must be a multiple of "
+            f"--train.micro_batch_size {config.train.micro_batch_size}"
+        )
+    return dotted.replace(config, _input_template(config))
+
+
+def _refuse_what_is_not_there_yet(config: PPOConfig | SFTConfig) -> None:
+    known = dotted.leaf_types(type(config))
+    for flag, refused in NOT_YET.items():
+        if flag in known and (value := dotted.get(config, flag)) in refused:
+            given = f"--{flag}" if value is True else f"--{flag} {value}"
+            raise UserError(f"{given} is not available in this version; leave it out")
+
+
+def _require(config: PPOConfig | SFTConfig, flag: str, *, example: str) -> None:
+    if not dotted.get(config, flag):
+        raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
+
+
+def _low_high(config: PPOConfig) -> tuple[float, float]:
+    match config.algo.advantage.is_correction_threshold:
+        case (high,):
+            return (0.0, high)
+        case (low, high):
+            return (low, high)
+        case values:
+            given = " ".join(map(str, values))
+            raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+
+
+def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
+    template = config.data.input_template
+    if template and "{}" not in template:
+        logger.warning("--data.input_template %r has no {} for the prompt and is not used", template)
+        return {"data.input_template": None}
+    return {}
+
+
+def _check_rewards(config: PPOConfig) -> None:
+    if not (config.reward.remote_url or config.reward.model_name_or_path):
+        raise UserError(
+            "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
+            "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
+        )
+    if config.reward.remote_url:
+        return
+    for flag, wanted in (
+        ("--eval.dataset", config.eval.dataset),
+        ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
+    ):
+        if wanted:
+            raise UserError(
+                f"{flag} needs --reward.remote_url or --train.agent_func_path: a reward model is not enough"
+            )
+
+
+def _check_groups(config: PPOConfig) -> None:
+    samples = config.rollout.n_samples_per_prompt
+    estimator = config.algo.advantage.estimator
+    if samples < 2 and estimator in GROUP_ESTIMATORS:
+        raise UserError(
+            f"--algo.advantage.estimator {estimator} compares the responses to one prompt: "
+            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
+        )
+    if not config.algo.dynamic_filtering_enable:
+        return
+    low, high = config.algo.dynamic_filtering_range
+    if low >= high:
+        raise UserError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    if samples < 2:
+        raise UserError(
+            f"--algo.dynamic_filtering_enable looks at a group's mean reward: "
+            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
+        )
+
+
+def _check_gpus(config: PPOConfig) -> None:
+    actor, ref, train, vllm = config.actor, config.ref, config.train, config.vllm
+    if vllm.num_engines < 1:
+        raise UserError(f"--vllm.num_engines {vllm.num_engines}: at least one engine must generate")
+    gpus = actor.num_nodes * actor.num_gpus_per_node
+    shared = "--train.colocate_all" if train.colocate_all else "--train.colocate_actor_ref"
+    if (train.colocate_all or train.colocate_actor_ref) and config.algo.kl.init_coef > 0:
+        for name in ("num_nodes", "num_gpus_per_node"):
+            ours, theirs = getattr(actor, name), getattr(ref, name)
+            if ours != theirs:
+                raise UserError(f"with {shared}, --actor.{name} {ours} and --ref.{name} {theirs} must be equal")
+    engine_gpus = vllm.num_engines * vllm.tensor_parallel_size
+    if train.colocate_all and gpus != engine_gpus:
+        raise UserError(
+            f"with --train.colocate_all the engines take the policy's GPUs: --actor.num_nodes {actor.num_nodes} x "
+            f"--actor.num_gpus_per_node {actor.num_gpus_per_node} = {gpus}, but --vllm.num_engines "
+            f"{vllm.num_engines} x --vllm.tensor_parallel_size {vllm.tensor_parallel_size} = {engine_gpus}"
+        )
+
+
+def _check_batches(config: PPOConfig) -> None:
+    actor, rollout, train = config.actor, config.rollout, config.train
+    processes = actor.num_nodes * actor.num_gpus_per_node // config.ds.tensor_parallel_size
+    samples = rollout.batch_size * rollout.n_samples_per_prompt
+    if rollout.vllm_generate_batch_size > rollout.batch_size:
+        raise UserError(
+            f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
+            f"--rollout.batch_size {rollout.batch_size}"
+        )
+    if samples // rollout.micro_batch_size < processes:
+        raise UserError(
+            f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt "
+            f"{rollout.n_samples_per_prompt} in parts of --rollout.micro_batch_size {rollout.micro_batch_size} "
+            f"leaves some of the {processes} actor processes without work"
+        )
+    if train.batch_size % (train.micro_batch_size * processes):
+        raise UserError(
+            f"--train.batch_size {train.batch_size} must be a multiple of --train.micro_batch_size "
+            f"{train.micro_batch_size} x {processes} actor processes"
+        )
+    if samples < train.batch_size:
+        raise UserError(
+            f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout "
+            f"(--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt "
+            f"{rollout.n_samples_per_prompt}), so no step would update the weights"
+        )
+
+
+def _check_kl(config: PPOConfig) -> None:
+    kl = config.algo.kl
+    if kl.use_loss and kl.estimator == "k1" and not kl.unbiased_gradient:
+        logger.warning(
+            "--algo.kl.estimator k1 has no useful gradient as a loss; take k2 or k3 with --algo.kl.use_loss"
+        )
+    if not kl.use_loss and kl.estimator != "k1":
+        logger.warning("--algo.kl.estimator %s is meant for --algo.kl.use_loss; take k1 in the reward", kl.estimator)

@@ -1,0 +1,182 @@
+"""Groups of flags that reinforcement learning and supervised fine-tuning have in common."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    lr: float = 0.02
+    """Learning rate of the weight matrices that Muon updates."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations; the installed DeepSpeed always takes 5."""
+    nesterov: bool = True
+    """Nesterov momentum; the installed DeepSpeed always uses it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig:
+    lr: float = 1e-6
+    """Peak learning rate of AdamW, or of what Muon leaves to AdamW."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's two running means."""
+    eps: float = 1e-8
+    """AdamW's term against division by zero."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; biases and norms are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    optim: Literal["adam", "muon"] = "adam"
+    """Optimizer: AdamW, or Muon for matrices with AdamW for the rest."""
+    muon: MuonConfig = field(default_factory=MuonConfig)
+    """Muon."""
+    adam: AdamConfig = field(default_factory=AdamConfig)
+    """AdamW."""
+    lr_scheduler: str = "cosine_with_min_lr"
+    """Learning-rate schedule, by its name in transformers."""
+    lr_warmup_ratio: float = 0.03
+    """Share of all updates over which the learning rate rises to its peak."""
+    min_lr_ratio: float = 0.1
+    """Where the schedule ends, as a share of the peak."""
+    max_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    rank: int = 0
+    """Rank of the LoRA adapters; 0 trains the weights themselves."""
+    alpha: int = 16
+    """LoRA's scale."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Names of the modules that get an adapter."""
+    dropout: float = 0.0
+    """Dropout in front of the adapters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig:
+    zero_stage: int = 2
+    """ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too."""
+    param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of the weights in training."""
+    attn_implementation: str = "auto"
+    """Attention in training; auto takes the fastest one installed that the model supports."""
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None
+    """How a mixture of experts is computed; None leaves it to transformers."""
+    adam_offload: bool = False
+    """Keep the optimizer state in CPU memory."""
+    zpg: int = 1
+    """ZeRO++ secondary partition: how many GPUs share one copy of the weights."""
+    grad_accum_dtype: str | None = None
+    """Precision in which gradients are added up; None is DeepSpeed's choice."""
+    overlap_comm: bool = False
+    """Overlap gradient exchange with the backward pass."""
+    deepcompile: bool = False
+    """Compile the model with DeepCompile."""
+    use_universal_ckpt: bool = False
+    """Resume from a DeepSpeed universal checkpoint, which fits any number of GPUs."""
+    use_liger_kernel: bool = False
+    """Use Liger's fused kernels."""
+    tensor_parallel_size: int = 1
+    """GPUs over which each layer is split in training."""
+    packing_samples: bool = False
+    """Train on rows without padding."""
+    ring_attn_size: int = 1
+    """GPUs over which one sequence is split."""
+    ring_attn_head_stride: int = 1
+    """Attention heads computed per round of ring attention."""
+    load_in_4bit: bool = False
+    """Load the base weights in 4 bits, for LoRA."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """LoRA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    output_dir: str = "./ckpt"
+    """Run folder: config, metrics, samples and the final model in Hugging Face format."""
+    path: str
+    """Folder of the checkpoints that a stopped run continues from."""
+    save_steps: int = -1
+    """Steps between two checkpoints; -1 saves only the final model."""
+    save_hf: bool = False
+    """Write each checkpoint in Hugging Face format too."""
+    disable_ds: bool = False
+    """Write no DeepSpeed checkpoints; a stopped run can then not be continued."""
+    max_num: int = 3
+    """How many checkpoints are kept."""
+    load_enable: bool = False
+    """Continue from the newest checkpoint if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    dataset: str | None = None
+    """Row file or dataset to evaluate on during training."""
+    split: str = "train"
+    """Split of the evaluation dataset."""
+    steps: int = -1
+    """Steps between two evaluations; -1 is never in RL and once an epoch in SFT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    key: str | None = None
+    """Weights & Biases API key; None leaves it off. Never written to the run folder."""
+    org: str | None = None
+    """Weights & Biases team."""
+    group: str | None = None
+    """Group under which the run is shown."""
+    project: str
+    """Project under which the run is shown."""
+    run_name: str
+    """Name of the run, in TensorBoard too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    stage_name: str
+    """Name of this stage in stage.json and in the report."""
+    logging_steps: int = 1
+    """Steps between two logged lines."""
+    tensorboard_dir: str | None = None
+    """Folder for TensorBoard; None leaves it off."""
+    wandb: WandbConfig
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    input_key: str | None = None
+    """Column with the messages; None takes `message` or `messages`, whichever a row has."""
+    input_template: str | None = None
+    """Text around a plain-text prompt, with {} in its place; rows of messages go through the chat template instead."""
+    apply_chat_template: bool = False
+    """Use the chat template; rows of messages always do."""
+    max_len: int = 2048
+    """Longest sequence, in tokens: prompt, images and response together."""
+    disable_fast_tokenizer: bool = False
+    """Use the tokenizer written in Python."""
+    dataloader_num_workers: int = 0
+    """Processes that read rows ahead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    micro_batch_size: int = 1
+    """Samples in one forward and backward pass on one GPU."""
+    batch_size: int = 128
+    """Samples in one weight update, over all GPUs."""
+    max_epochs: int = 1
+    """Passes over the same samples: over each rollout in RL, over the data in SFT."""
+    seed: int = 42
+    """Seed of everything random."""
+    full_determinism_enable: bool = False
+    """Trade speed for results that repeat bit by bit."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint."""

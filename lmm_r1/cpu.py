@@ -1,0 +1,109 @@
+"""Everything that a machine without CUDA needs, in one place; with CUDA present each function returns at once.
+
+PyTorch calls `prepare` at the end of `import torch` (entry point group `torch.backends`), Ray calls `prepare_worker`
+when a worker starts, and the training strategy calls `prepare_training` before it sets up its process group.
+"""
+
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+
+# `uni` runs vLLM's worker inside the engine process; the others keep vLLM and DeepSpeed to the CPU and to gloo.
+_ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    # GiB for the KV cache: by default vLLM takes half of the machine's memory.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # `enforce_eager` leaves two sampler helpers to torch.compile: 20 s of C++ compilation in the first batch.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Let the scheduler place threads: policy and engine take turns on the same cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+}
+
+
+class _CpuDevice(str):
+    """The device name `cpu`, which OpenRLHF's replay buffer may also put behind `cuda:` without an error."""
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def prepare() -> None:
+    """Make torchvision importable where its compiled library needs a CUDA that is not there.
+
+    PyPI's torchvision is built for CUDA. On a CPU build of torch its library does not load, the operators stay
+    undeclared, and `import torchvision` fails with "operator torchvision::nms does not exist".
+    """
+    import torch
+
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return
+    library = Path(spec.origin).parent / "_C.so"
+    if library.exists() and not _loads(library):
+        operators = torch.library.Library("torchvision", "DEF")
+        operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        # The declarations live as long as this object.
+        prepare.operators = operators
+
+
+def _loads(library: Path) -> bool:
+    import torch
+
+    try:
+        torch.ops.load_library(str(library))
+    except OSError:
+        return False
+    return True
+
+
+def has_cuda() -> bool:
+    """Say whether a GPU can be used by this process."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment variables that Ray's workers need before they import anything."""
+    return {} if has_cuda() else {**_ENVIRONMENT}
+
+
+def prepare_process() -> None:
+    """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
+    for name, value in worker_environment().items():
+        os.environ.setdefault(name, value)
+    prepare_worker()
+
+
+def prepare_worker() -> None:
+    """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: _CpuDevice("cpu")
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.current_stream = lambda device=None: None
+
+
+def prepare_training() -> None:
+    """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
+    from torch.distributed.device_mesh import init_device_mesh
+
+    # DeepSpeed compiles a shared-memory collective on first use (40 s); gloo does the same work.
+    # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    # OpenRLHF names "cuda" as the mesh's device type.
+    openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)

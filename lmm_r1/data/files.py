@@ -1,0 +1,182 @@
+"""Row files: JSON lines, JSON, Parquet, CSV, Arrow, saved datasets and Hugging Face names, one record at a time."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmm_r1.data.images import check_image_exists
+from lmm_r1.data.messages import Row, images_of, parse_row
+from lmm_r1.errors import UserError
+
+ROWS_FILE = "rows.jsonl"
+"""The name of the row file in a folder that `make_task` or `prepare_data` wrote."""
+Record = tuple[dict[str, Any], str, Path]
+_BATCH_ROWS = 256
+
+
+def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
+    """Yields (record, location such as `rows.jsonl line 7`, folder that relative image paths start from).
+
+    Args:
+        path: a .jsonl, .json, .parquet, .csv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
+            files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
+        split: which split of a dataset that has several; single files have none.
+    """
+    file = Path(path)
+    if file.is_dir() and (file / ROWS_FILE).is_file():
+        file = file / ROWS_FILE
+    suffix = file.suffix.lower()
+    if suffix not in _READERS:
+        yield from _read_dataset(path, split=split)
+        return
+    if not file.is_file():
+        raise UserError(f"no row file {path}; check the path in --data.prompt_dataset or --data.dataset")
+    yield from _READERS[suffix](file)
+
+
+def load_rows(
+    path: str,
+    *,
+    split: str = "train",
+    max_rows: int | None = None,
+    message_key: str | None = None,
+    answer_key: str = "answer",
+    image_key: str = "images",
+    answer_required: bool = True,
+) -> list[Row]:
+    """The first `max_rows` rows, all of them validated and their local images known to be there.
+
+    Raises:
+        UserError: the file is missing or empty, or a record breaks the schema (with file and line).
+    """
+    rows = []
+    for record, location, base_dir in itertools.islice(read_records(path, split=split), max_rows):
+        row = parse_row(
+            record,
+            location=location,
+            base_dir=base_dir,
+            message_key=message_key,
+            answer_key=answer_key,
+            image_key=image_key,
+            answer_required=answer_required,
+        )
+        for part in images_of(row.messages):
+            check_image_exists(part, location=location)
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} holds no rows")
+    return rows
+
+
+def _checked(record: Any, *, location: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise UserError(f"{location}: a JSON object is needed, not {type(record).__name__}")
+    return record
+
+
+def _read_jsonl(file: Path) -> Iterator[Record]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            location = f"{file} line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                record = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise UserError(f"{location}: not UTF-8 text ({error})") from error
+            except json.JSONDecodeError as error:
+                raise UserError(f"{location}: not valid JSON: {error.msg} at column {error.colno}") from error
+            yield _checked(record, location=location), location, file.parent
+
+
+def _read_json(file: Path) -> Iterator[Record]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 text ({error})") from error
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # JSON lines under the name .json, which `datasets` reads too
+            yield from _read_jsonl(file)
+            return
+        raise UserError(f"{file} line {error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        if len(lists) != 1:
+            raise UserError(
+                f"{file}: a list of rows, or an object with exactly one list, is needed; found {len(lists)}"
+            )
+        content = lists[0]
+    if not isinstance(content, list):
+        raise UserError(f"{file}: a list of rows is needed, not {type(content).__name__}")
+    for number, record in enumerate(content, start=1):
+        location = f"{file} row {number}"
+        yield _checked(record, location=location), location, file.parent
+
+
+def _read_parquet(file: Path) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            batches = (batch.to_pylist() for batch in table.iter_batches(batch_size=_BATCH_ROWS))
+            yield from _numbered(batches, name=str(file), base_dir=file.parent)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{file}: not a readable Parquet file ({error})") from error
+
+
+def _read_with_datasets(file: Path) -> Iterator[Record]:
+    import datasets
+
+    builder = file.suffix.lower().removeprefix(".")
+    try:
+        dataset = datasets.load_dataset(builder, data_files=str(file), split="train")
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise UserError(f"{file}: not a readable {builder} file ({error})") from error
+    yield from _read_arrow(dataset, name=str(file), base_dir=file.parent)
+
+
+def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
+    import datasets
+
+    name, _, subfolder = path.partition("@") if not Path(path).exists() else (path, "", "")
+    folder = Path(name)
+    if not folder.exists() and name.startswith(("/", ".", "~")):
+        raise UserError(f"no row file or folder {name}; check the path in --data.prompt_dataset or --data.dataset")
+    if folder.is_file():
+        raise UserError(f"{name}: unknown kind of row file; known are {', '.join(_READERS)}")
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            dataset = datasets.load_from_disk(name)
+        else:
+            dataset = datasets.load_dataset(name, data_dir=subfolder or None)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise UserError(f"cannot load the dataset {path}: {error}") from error
+    if isinstance(dataset, datasets.DatasetDict):
+        if split not in dataset:
+            raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
+        dataset = dataset[split]
+    yield from _read_arrow(dataset, name=path, base_dir=folder if folder.is_dir() else Path.cwd())
+
+
+def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
+    # The Arrow view leaves image features encoded: {"bytes": ..., "path": ...} instead of a decoded image per row.
+    batches = (table.to_pylist() for table in dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
+    yield from _numbered(batches, name=name, base_dir=base_dir)
+
+
+def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: Path) -> Iterator[Record]:
+    for number, record in enumerate(itertools.chain.from_iterable(batches), start=1):
+        yield record, f"{name} row {number}", base_dir
+
+
+_READERS = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_with_datasets,
+    ".arrow": _read_with_datasets,
+}

@@ -1,0 +1,119 @@
+"""Decoding of image parts: any source to an upright RGB image, or an error that names the row and the image."""
+
+import http.client
+import io
+import struct
+import urllib.error
+import urllib.request
+import zlib
+from pathlib import Path
+
+import tenacity
+from PIL import Image, ImageOps
+
+from lmm_r1.data.image_sources import decode_base64, describe, kind_of, resolve
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.errors import UserError
+
+_TIMEOUT_SECONDS = 30.0
+_DOWNLOAD_ATTEMPTS = 3
+# What Pillow's decoders raise on damaged files besides OSError (which UnidentifiedImageError is).
+_DECODE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def load_image(part: ImagePart, *, location: str) -> Image.Image:
+    """The image in RGB, fully decoded and turned upright by its EXIF tag; transparency is laid on white.
+
+    Raises:
+        UserError: the image is missing, cannot be fetched or cannot be decoded; names `location` and the image.
+    """
+    try:
+        image = part.source if isinstance(part.source, Image.Image) else Image.open(io.BytesIO(_read(part.source)))
+        image.load()
+        # exif_transpose always copies, so no caller draws on an image that the row holds.
+        return _to_rgb(ImageOps.exif_transpose(image))
+    except _DECODE_ERRORS as error:
+        raise _image_error(part, location=location, error=error) from error
+
+
+def check_image_exists(part: ImagePart, *, location: str) -> None:
+    """Raises UserError if a local file is missing or its header is no image's; other sources are not looked at."""
+    if kind_of(part.source) != "path":
+        return
+    try:
+        with Image.open(_path(part.source)):
+            pass
+    except _DECODE_ERRORS as error:
+        raise _image_error(part, location=location, error=error) from error
+
+
+def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(
+            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder"
+        )
+    # strerror leaves out the path, which describe() gives already.
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return UserError(f"{location}: cannot read the image {describe(part.source)}: {reason}")
+
+
+def _path(source: str) -> Path:
+    return Path(str(resolve(source, base_dir=Path.cwd())))
+
+
+def _read(source: str | bytes) -> bytes:
+    """The encoded image."""
+    if isinstance(source, bytes):
+        return source
+    kind = kind_of(source)
+    if kind == "url":
+        return _download(source)
+    return decode_base64(source) if kind == "base64" else _path(source).read_bytes()
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Connection trouble and server errors pass; 404 and its like do not."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code == 429
+    return isinstance(error, (OSError, http.client.HTTPException))
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception(_is_transient),
+    stop=tenacity.stop_after_attempt(_DOWNLOAD_ATTEMPTS),
+    wait=tenacity.wait_exponential(multiplier=0.5),
+    reraise=True,
+)
+def _fetch(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "lmm-r1"})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as reply:
+        return reply.read()
+
+
+def _download(url: str) -> bytes:
+    try:
+        return _fetch(url)
+    except http.client.HTTPException as error:
+        raise OSError(f"the download broke off ({type(error).__name__}: {error})") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        # Pillow clips 16-bit grey at 255, which turns most of the image white.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if image.has_transparency_data:
+        # Dropping alpha shows the hidden colour, often black, under black ink.
+        image = image.convert("RGBA")
+        canvas = Image.new("RGBA", image.size, "white")
+        canvas.alpha_composite(image)
+        image = canvas
+    return image.convert("RGB")

@@ -1,0 +1,108 @@
+"""Conversations as supervised samples: ids, which of them are learnt, and the media tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Message, Row, images_of
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit, Media
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSample:
+    token_ids: list[int]
+    learnt: list[bool]
+    """True for each token that an assistant turn consists of, its end token included."""
+    media: Media | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTBatch:
+    sequences: torch.Tensor  # (B, T), padded on the right
+    attention_mask: torch.Tensor  # (B, T)
+    learnt: torch.Tensor  # (B, T - 1): whether the next token is learnt
+    media: list[Media | None]  # B entries
+
+
+def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool) -> SFTSample | None:
+    """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut)."""
+    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
+    try:
+        encoded = kit.encode(processor, row.messages, images=images, add_generation_prompt=False)
+    except UserError as error:
+        raise UserError(f"{row.location}: {error}") from error
+    if len(encoded.token_ids) > max_len:
+        return None
+    spans = _assistant_spans(row, kit=kit, processor=processor, ids=encoded.engine_token_ids)
+    if not spans:
+        raise UserError(f"{row.location}: no assistant turn to learn from; SFT rows end with one")
+    learnt = [False] * len(encoded.token_ids)
+    offsets = _expanded_offsets(encoded.token_ids, placeholders=kit.placeholder_ids(processor))
+    for start, end in spans if every_turn else spans[-1:]:
+        for index in range(start, end):
+            learnt[offsets[index]] = True
+    return SFTSample(token_ids=encoded.token_ids, learnt=learnt, media=encoded.media)
+
+
+def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
+    """Pad samples on the right into one batch."""
+    width = max(len(sample.token_ids) for sample in samples)
+    sequences = torch.full((len(samples), width), pad_token_id)
+    attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
+    learnt = torch.zeros(len(samples), width, dtype=torch.bool)
+    for index, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        sequences[index, :length] = torch.tensor(sample.token_ids)
+        attention_mask[index, :length] = 1
+        learnt[index, :length] = torch.tensor(sample.learnt)
+    return SFTBatch(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        learnt=learnt[:, 1:],
+        media=[sample.media for sample in samples],
+    )
+
+
+def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the row indices of update `step` (from 0): a new permutation per epoch, the last short batch dropped.
+
+    A function of the step alone, so that a resumed run sees the rows that it would have seen.
+    """
+    per_epoch = num_rows // batch_size
+    epoch, position = divmod(step, per_epoch)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+def _assistant_spans(row: Row, *, kit: LmmKit, processor: Any, ids: list[int]) -> list[tuple[int, int]]:
+    """Return [start, end) of each assistant turn in the ids with one placeholder per image, end token included."""
+    eos = kit.tokenizer_of(processor).eos_token_id
+    spans = []
+    for index, message in enumerate(row.messages):
+        if message.role != "assistant":
+            continue
+        before: Sequence[Message] = row.messages[:index]
+        start = len(kit.render(processor, before, add_generation_prompt=True))
+        end = len(kit.render(processor, row.messages[: index + 1], add_generation_prompt=False))
+        # What the template puts behind the end token (a newline) is never sampled, so it is not learnt.
+        while end > start and ids[end - 1] != eos:
+            end -= 1
+        if end == start:
+            raise UserError(f"{row.location}: the chat template does not end an assistant turn with the end token")
+        spans.append((start, end))
+    return spans
+
+
+def _expanded_offsets(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:
+    """Map positions with one placeholder per image to positions in the expanded ids: [1, 9, 9, 2] -> [0, 1, 3]."""
+    return [
+        index
+        for index, token in enumerate(token_ids)
+        if token not in placeholders or index == 0 or token_ids[index - 1] != token
+    ]

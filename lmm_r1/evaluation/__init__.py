@@ -1,0 +1,1 @@
+"""Held-out accuracy of checkpoints, and the page that shows what a run did."""

@@ -1,0 +1,56 @@
+"""How well a checkpoint does on files of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.evaluation.generation import CheckpointEngine, GenerationSettings, Response
+from remote_rm import math_verifier
+
+
+def load_files(
+    files: Mapping[str, str], *, message_key: str | None, answer_key: str, max_rows: int | None
+) -> dict[str, list[Row]]:
+    """Read the row files under their names."""
+    return {
+        name: load_rows(path, message_key=message_key, answer_key=answer_key, max_rows=max_rows)
+        for name, path in files.items()
+    }
+
+
+def evaluate_checkpoint(
+    path: str,
+    *,
+    files: Mapping[str, Sequence[Row]],
+    settings: GenerationSettings,
+    report: Callable[[str], None],
+) -> dict[str, dict[str, float]]:
+    """Return, per file, the number of rows, accuracy, format rate, mean response tokens and truncation rate."""
+    max_images = max(len(images_of(row.messages)) for rows in files.values() for row in rows)
+    engine = CheckpointEngine(path, settings=settings, max_images=max_images)
+    try:
+        scores = {}
+        for name, rows in files.items():
+            began = time.perf_counter()
+            responses = engine.respond(
+                rows, on_progress=lambda done, name=name, total=len(rows): report(f"{path}: {name} {done}/{total} rows")
+            )
+            scores[name] = {**summarize(responses), "rows": len(rows), "seconds": time.perf_counter() - began}
+    finally:
+        engine.close()
+    return scores
+
+
+def summarize(responses: Sequence[Response]) -> dict[str, float]:
+    """Return the means over all responses: accuracy, format, response tokens, truncation (rates in [0, 1])."""
+    scores = [math_verifier.score(response.text, response.row.answer) for response in responses]
+    return {
+        "accuracy": fmean(score.parts["accuracy"] for score in scores),
+        "format": fmean(score.parts["format"] for score in scores),
+        "mean_response_tokens": fmean(response.num_tokens for response in responses),
+        "truncated_rate": fmean(response.truncated for response in responses),
+    }

@@ -1,0 +1,110 @@
+"""Responses of a checkpoint to a file of rows, through vLLM in this process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.rollout.sampling import BAN_BIAS
+
+# Rows that are encoded and handed to vLLM at a time: enough to keep it busy, few enough to show progress.
+CHUNK_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    n_samples: int
+    seed: int
+    dtype: str
+    max_model_len: int
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    row: Row
+    text: str
+    num_tokens: int
+    truncated: bool
+
+
+class CheckpointEngine:
+    """A vLLM engine on one checkpoint; `close` frees its memory for the next."""
+
+    def __init__(self, path: str, *, settings: GenerationSettings, max_images: int) -> None:
+        self.settings = settings
+        self.kit = kit_of(path, trust_remote_code=settings.trust_remote_code)
+        self.processor = self.kit.load_processor(path, trust_remote_code=settings.trust_remote_code)
+        self.tokenizer = self.kit.tokenizer_of(self.processor)
+        config = self.kit.load_config(path, trust_remote_code=settings.trust_remote_code)
+        self.banned = self.kit.banned_token_ids(config, self.tokenizer)
+        self.llm = LLM(
+            path,
+            dtype=settings.dtype,
+            seed=settings.seed,
+            max_model_len=settings.max_model_len,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            trust_remote_code=settings.trust_remote_code,
+            enforce_eager=True,
+            **self.kit.engine_arguments(max_images=max_images),
+        )
+
+    def respond(self, rows: Sequence[Row], *, on_progress: Callable[[int], None]) -> list[Response]:
+        """Return `n_samples` responses per row, in row order; `on_progress` is told how many rows are done."""
+        settings = self.settings
+        sampling = SamplingParams(
+            n=settings.n_samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+            skip_special_tokens=False,
+            logit_bias=dict.fromkeys(self.banned, BAN_BIAS),
+        )
+        responses: list[Response] = []
+        for start in range(0, len(rows), CHUNK_ROWS):
+            chunk = rows[start : start + CHUNK_ROWS]
+            outputs = self.llm.generate([self._prompt(row) for row in chunk], sampling, use_tqdm=False)
+            for row, output in zip(chunk, outputs, strict=True):
+                responses.extend(self._response(row, sample) for sample in output.outputs)
+            on_progress(start + len(chunk))
+        return responses
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+    def _prompt(self, row: Row) -> TokensPrompt:
+        images = [load_image(part, location=row.location) for part in images_of(row.messages)]
+        encoded = self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
+        prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
+        if encoded.images:
+            prompt["multi_modal_data"] = {"image": encoded.images}
+        return prompt
+
+    def _response(self, row: Row, sample: Any) -> Response:
+        ids = list(sample.token_ids)
+        if ids and ids[-1] == self.tokenizer.eos_token_id:
+            ids = ids[:-1]
+        return Response(
+            row=row,
+            text=self.tokenizer.decode(ids, skip_special_tokens=False),
+            num_tokens=len(sample.token_ids),
+            truncated=sample.finish_reason == "length",
+        )

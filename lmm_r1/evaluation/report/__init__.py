@@ -1,0 +1,4 @@
+"""A run as one self-contained HTML page, and as a summary for machines."""
+
+from lmm_r1.evaluation.report.page import build_report
+from lmm_r1.evaluation.report.summary import summarize, write_summary

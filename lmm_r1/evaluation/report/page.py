@@ -1,0 +1,190 @@
+"""One self-contained HTML page about a run: no network, no file beside it."""
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from lmm_r1.evaluation.report import number_text
+from lmm_r1.evaluation.report.bar_chart import bar_chart
+from lmm_r1.evaluation.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
+from lmm_r1.evaluation.report.line_chart import LineChart, line_chart
+from lmm_r1.evaluation.report.rollout_sample import RolloutSample, sample_rollouts
+from lmm_r1.evaluation.report.settings_text import without_secrets
+from lmm_r1.evaluation.report.stage_table import HeldOut, StageRow, stage_rows
+from lmm_r1.evaluation.report.summary import total_seconds
+from lmm_r1.evaluation.run_folder import Run, Stage
+
+DEFAULT_MAX_ROLLOUTS = 200
+# Of the evaluation's settings, those that say how to read an accuracy.
+SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageView:
+    """What the page shows of one stage below the table."""
+
+    stage: Stage
+    anchor: str
+    charts: tuple[LineChart, ...]
+    other_charts: tuple[LineChart, ...]
+    is_smoothed: bool
+    steps_per_point: int
+    """More than 1 where a long stage is drawn in means of neighbouring steps."""
+    settings: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """One large number at the top of the page."""
+
+    title: str
+    value: str
+    remark: str
+
+
+def build_report(
+    run: Run,
+    *,
+    seconds: float | None = None,
+    max_rollouts: int = DEFAULT_MAX_ROLLOUTS,
+    written_at: datetime | None = None,
+) -> str:
+    """Return the page of a run as HTML.
+
+    Args:
+        seconds: how long the whole run took; None takes the sum over the stages.
+        max_rollouts: how many rollouts are embedded at most, spread evenly over the steps.
+        written_at: the moment that the page names as its own; None takes now.
+    """
+    rows = stage_rows(run)
+    sample = sample_rollouts(run, limit=max_rollouts)
+    seconds = total_seconds(run) if seconds is None else seconds
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            seconds=seconds,
+            written_at=written_at or datetime.now(tz=timezone.utc),
+            headlines=_headlines(run, rows=rows, seconds=seconds),
+            rows=rows,
+            files=run.evaluation.file_names,
+            evaluated_with=_evaluated_with(run),
+            bars=bar_chart(rows, files=run.evaluation.file_names),
+            stages=[_stage_view(stage, number=number) for number, stage in enumerate(run.stages, start=1)],
+            sample=sample,
+            data=_script_json({"rollouts": sample.rollouts, "images": sample.images}),
+            notes=_notes(run, sample=sample),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": number_text.percent,
+        "points": number_text.points,
+        "number": number_text.number,
+        "duration": number_text.duration,
+        "moment": number_text.moment,
+    }
+    return environment
+
+
+def _script_json(value: object) -> Markup:
+    """Return JSON that cannot end the script block it stands in: `<` is written as an escape, inside strings only."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e"))
+
+
+def _stage_view(stage: Stage, *, number: int) -> StageView:
+    return StageView(
+        stage=stage,
+        anchor=f"stage-{number}",
+        charts=tuple(line_chart(panel) for panel in panels(stage.metrics)),
+        other_charts=tuple(line_chart(panel) for panel in other_panels(stage.metrics)),
+        is_smoothed=smoothing_window(len(stage.metrics.rows)) > 1,
+        steps_per_point=math.ceil(len(stage.metrics.rows) / MAX_POINTS),
+        settings=without_secrets(stage.settings) if stage.settings is not None else None,
+    )
+
+
+def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headline]:
+    stages = [row for row in rows if row.stage]
+    reached = [_newest(stages, column=column) for column in range(len(run.evaluation.file_names))]
+    held_out = [
+        Headline(
+            title=f"Held-out {cell.file} accuracy",
+            value=number_text.percent(cell.scores.accuracy),
+            remark=(
+                f"{number_text.points(cell.change)} points since {run.stages[0].name}"
+                if cell.change is not None
+                else f"after {name}"
+            ),
+        )
+        for name, cell in filter(None, reached)
+    ]
+    steps = sum(stage.steps for stage in run.stages)
+    count = len(run.stages)
+    took = Headline(
+        title="Time",
+        value=number_text.duration(seconds),
+        remark=f"{steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
+    )
+    return [*held_out, took]
+
+
+def _evaluated_with(run: Run) -> dict[str, str]:
+    """Return how many rows each held-out file has, and how responses to them were sampled."""
+    facts = {}
+    for file in run.evaluation.file_names:
+        counts = {checkpoint.files[file].rows for checkpoint in run.evaluation.checkpoints if file in checkpoint.files}
+        facts[f"{file} rows"] = " or ".join(f"{count:,}" for count in sorted(counts))
+    settings = run.evaluation.settings
+    return facts | {name: str(settings[name]) for name in SAMPLING_SETTINGS if settings.get(name) is not None}
+
+
+def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOut] | None:
+    """Return the last stage with an accuracy in this column of the table, and its cell."""
+    for row in reversed(rows):
+        cell = row.held_out[column]
+        if cell.scores and cell.scores.accuracy is not None:
+            return row.name, cell
+    return None
+
+
+def _notes(run: Run, *, sample: RolloutSample) -> list[str]:
+    """Return what a reader must know about the files behind the page."""
+    notes = [note for stage in run.stages for note in _stage_notes(stage)]
+    if sample.missing_images:
+        notes.append(f"Images of the rollouts below that could not be shown: {sample.missing_images}; each says why.")
+    return notes
+
+
+def _stage_notes(stage: Stage) -> list[str]:
+    notes = []
+    torn = stage.metrics.torn_lines + stage.rollouts.torn_lines
+    if torn:
+        notes.append(f"{stage.name}: {torn} torn last {'line' if torn == 1 else 'lines'} left out (writer stopped).")
+    if stage.metrics.repeated_steps:
+        notes.append(
+            f"{stage.name}: steps logged more than once, as after a resume: {stage.metrics.repeated_steps}; "
+            "the last values are shown."
+        )
+    missing = sum(value is None for row in stage.metrics.rows for value in row.values.values())
+    if missing:
+        notes.append(f"{stage.name}: values that are not finite, gaps in the curves: {missing}.")
+    if stage.running:
+        notes.append(f"{stage.name} has no stage.json yet: it is still running, or was stopped before its end.")
+    return notes

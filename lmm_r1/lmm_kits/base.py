@@ -1,0 +1,135 @@
+"""What a kit is: the values and callables through which the project asks everything that depends on an architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    from lmm_r1.data.messages import Message
+
+Media = dict[str, "torch.Tensor"]
+"""Media tensors of one prompt or of one batch, under the names that the model's forward takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """One prompt, encoded once for its whole group of samples."""
+
+    token_ids: list[int]
+    """Ids with every image expanded to its full run of placeholders; what training sees."""
+    engine_token_ids: list[int]
+    """Ids with one placeholder per image; vLLM expands them itself."""
+    images: list[Image.Image]
+    """The images in the order of their placeholders, resized to their pixel bounds."""
+    media: Media | None
+    """Media tensors for the training forward; None for a text prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelSpec:
+    """The size of a randomly initialised checkpoint."""
+
+    hidden_size: int
+    layers: int
+    seed: int
+    tie_embeddings: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmmKit:
+    """Everything that depends on one architecture; a folder of `lmm_kits` exports one as `KIT`.
+
+    Every callable is a module-level function, so that a kit pickles and can cross to a Ray worker.
+    """
+
+    model_type: str
+    """The `model_type` of the checkpoint's config; also the folder's name and the registry's key."""
+    takes_images: bool
+    load_config: Callable[..., PretrainedConfig]
+    """(path, *, trust_remote_code) -> config."""
+    load_model: Callable[..., PreTrainedModel]
+    """(path, *, dtype, attn_implementation, trust_remote_code, **from_pretrained_kwargs) -> model without cache."""
+    load_processor: Callable[..., ProcessorMixin | PreTrainedTokenizerBase]
+    """(path, *, trust_remote_code) -> what turns messages into ids and media tensors."""
+    tokenizer_of: Callable[[Any], PreTrainedTokenizerBase]
+    encode: Callable[..., EncodedPrompt]
+    """(processor, messages, *, images, add_generation_prompt) -> EncodedPrompt; `images` are decoded PIL images."""
+    render: Callable[..., list[int]]
+    """(processor, messages, *, add_generation_prompt) -> ids with one placeholder per image; reads no image."""
+    placeholder_ids: Callable[[Any], frozenset[int]]
+    """(processor) -> the ids that `encode` repeats once per image patch."""
+    engine_arguments: Callable[..., dict[str, Any]]
+    """(*, max_images) -> extra arguments for vLLM's engine."""
+    banned_token_ids: Callable[..., tuple[int, ...]]
+    """(config, tokenizer) -> ids that must never be sampled: media tokens, and ids beyond the tokenizer."""
+    forward_inputs: Callable[..., dict[str, torch.Tensor]]
+    """(config, sequences, attention_mask, media) -> keyword arguments of the model's forward beside ids and mask."""
+    merge_media: Callable[[Sequence[Media]], Media]
+    """Media of several prompts -> media of the batch, in row order."""
+    filler_media: Callable[..., tuple[list[int], Media]] | None
+    """(config) -> ids and media of the smallest legal image sample; None where there is no image tower."""
+    vision_prefixes: tuple[str, ...]
+    """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
+    projector_prefixes: tuple[str, ...]
+    save_processor: Callable[..., None]
+    """(processor, folder): write processor, tokenizer and chat template."""
+    build_tiny: Callable[..., None]
+    """(spec, tokenizer_corpus, folder): write a small random checkpoint with the real architecture."""
+
+
+def text_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return positions that count the attended tokens of each row from 0; (B, T) from a (B, T) mask, any padding side."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def merge_along_batch(media: Sequence[Media]) -> Media:
+    """Join the media tensors of several prompts along their first dimension, key by key."""
+    import torch
+
+    keys = {key: None for item in media for key in item}
+    return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
+
+
+def ids_beyond_tokenizer(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of a padded vocabulary that the tokenizer does not know."""
+    return tuple(range(len(tokenizer), config.get_text_config().vocab_size))
+
+
+def collapse_runs(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:
+    """Keep one of every run of equal placeholders: [1, 9, 9, 9, 2] -> [1, 9, 2] for placeholder 9."""
+    return [
+        token
+        for previous, token in zip([None, *token_ids[:-1]], token_ids, strict=True)
+        if token not in placeholders or token != previous
+    ]
+
+
+def bounded_size(
+    *, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return (height, width) as multiples of `factor` with an area inside the bounds and nearly the same aspect ratio.
+
+    The area wins over the aspect ratio; sides never fall below `factor`.
+    """
+    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if rows * columns > max_pixels:
+        scale = math.sqrt(max_pixels / (height * width))
+        rows, columns = (max(factor, math.floor(side * scale / factor) * factor) for side in (height, width))
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """Return messages in the form that Hugging Face's chat templates take."""
+    from lmm_r1.data.messages import to_chat
+
+    return to_chat(messages)

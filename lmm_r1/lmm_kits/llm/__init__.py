@@ -1,0 +1,26 @@
+"""The kit of every plain causal language model, whatever its `model_type`."""
+
+from lmm_r1.lmm_kits.base import LmmKit, merge_along_batch
+from lmm_r1.lmm_kits.llm import encoding
+from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
+
+KIT = LmmKit(
+    model_type="llm",
+    takes_images=False,
+    load_config=encoding.load_config,
+    load_model=encoding.load_model,
+    load_processor=encoding.load_processor,
+    tokenizer_of=encoding.tokenizer_of,
+    encode=encoding.encode,
+    render=encoding.render,
+    placeholder_ids=encoding.placeholder_ids,
+    engine_arguments=encoding.engine_arguments,
+    banned_token_ids=encoding.banned_token_ids,
+    forward_inputs=encoding.forward_inputs,
+    merge_media=merge_along_batch,
+    filler_media=None,
+    vision_prefixes=(),
+    projector_prefixes=(),
+    save_processor=encoding.save_processor,
+    build_tiny=build_tiny,
+)

@@ -1,0 +1,26 @@
+"""The kit of Qwen2.5-VL."""
+
+from lmm_r1.lmm_kits.base import LmmKit, merge_along_batch
+from lmm_r1.lmm_kits.qwen2_5_vl import encoding
+from lmm_r1.lmm_kits.qwen2_5_vl.tiny_model import build_tiny
+
+KIT = LmmKit(
+    model_type="qwen2_5_vl",
+    takes_images=True,
+    load_config=encoding.load_config,
+    load_model=encoding.load_model,
+    load_processor=encoding.load_processor,
+    tokenizer_of=encoding.tokenizer_of,
+    encode=encoding.encode,
+    render=encoding.render,
+    placeholder_ids=encoding.placeholder_ids,
+    engine_arguments=encoding.engine_arguments,
+    banned_token_ids=encoding.banned_token_ids,
+    forward_inputs=encoding.forward_inputs,
+    merge_media=merge_along_batch,
+    filler_media=encoding.filler_media,
+    vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed."),
+    projector_prefixes=("model.visual.merger.",),
+    save_processor=encoding.save_processor,
+    build_tiny=build_tiny,
+)

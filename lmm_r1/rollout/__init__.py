@@ -1,0 +1,1 @@
+"""Generating responses with vLLM and having them scored."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning and supervised training on OpenRLHF's parts."""

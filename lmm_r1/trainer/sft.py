@@ -1,0 +1,212 @@
+"""Supervised fine-tuning on conversations with and without images; the loss covers assistant turns only."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from lmm_r1.config import SFTConfig, to_openrlhf_args, to_yaml
+from lmm_r1.data.blending import blend, parse_dataset_spec
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, batch_indices, collate, encode_sample
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.models.actor import KitActor
+from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: SFTConfig) -> None:
+    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="sft")
+    kit = kit_of(config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
+    processor = kit.load_processor(
+        config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code
+    )
+    rows = _load_rows(config)
+    if len(rows) < config.train.batch_size:
+        raise UserError(f"--data.dataset has {len(rows)} rows, fewer than --train.batch_size {config.train.batch_size}")
+    folder.open(to_yaml(config))
+
+    default_to_one_process()
+    args = to_openrlhf_args(config)
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
+    if config.train.max_steps > 0:
+        steps = min(steps, config.train.max_steps)
+    actor = _prepare_actor(config, args, strategy, steps=steps)
+    run = _SFTRun(config, strategy, actor, kit=kit, processor=processor, rows=rows, folder=folder)
+    run.fit(start=_resume(config, strategy, actor), steps=steps)
+
+    strategy.save_model(actor, processor, config.ckpt.output_dir)
+    if strategy.is_rank_0():
+        folder.finish(steps=steps)
+    dist.destroy_process_group()
+
+
+def _load_rows(config: SFTConfig) -> list[Row]:
+    paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
+    row_lists = [
+        load_rows(path, split=config.data.dataset_split, message_key=config.data.input_key, answer_required=False)
+        for path in paths
+    ]
+    return blend(row_lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
+
+
+def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
+    actor = KitActor(
+        config.model.model_name_or_path,
+        attn_implementation=config.ds.attn_implementation,
+        param_dtype=config.ds.param_dtype,
+        ds_config=strategy.get_ds_train_config(),
+        experts_implementation=config.ds.experts_implementation,
+        trust_remote_code=config.train.trust_remote_code,
+    )
+    if config.model.gradient_checkpointing_enable:
+        actor.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
+    settings = {
+        "optim": config.optim,
+        "muon": vars(args.muon),
+        "adam": vars(args.adam),
+        "lr_scheduler": config.lr_scheduler,
+        "lr_warmup_ratio": config.lr_warmup_ratio,
+        "min_lr_ratio": config.min_lr_ratio,
+        "max_norm": config.max_norm,
+        "scheduler_steps": steps,
+    }
+    actor, _, _ = strategy.prepare((actor, settings))
+    return actor
+
+
+def _resume(config: SFTConfig, strategy: KitStrategy, actor: KitActor) -> int:
+    """Load the newest checkpoint where asked to, and return the step to go on from."""
+    if not config.ckpt.load_enable or not Path(config.ckpt.path).is_dir():
+        return 0
+    _, states = strategy.load_ckpt(actor.model, config.ckpt.path)
+    return states.get("global_step", 0)
+
+
+class _SFTRun:
+    """The training loop and what it needs."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        strategy: KitStrategy,
+        actor: KitActor,
+        *,
+        kit: Any,
+        processor: Any,
+        rows: list[Row],
+        folder: RunFolder,
+    ) -> None:
+        self.config = config
+        self.strategy = strategy
+        self.actor = actor
+        self.kit = kit
+        self.processor = processor
+        self.rows = rows
+        self.folder = folder
+        self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
+        self.skipped = 0
+
+    def fit(self, *, start: int, steps: int) -> None:
+        """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted."""
+        save_steps = self.config.ckpt.save_steps
+        self.actor.train()
+        for step in range(start, steps):
+            began = time.perf_counter()
+            batches = self._micro_batches(step)
+            loss, tokens = self._update(batches)
+            seconds = time.perf_counter() - began
+            self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+            if save_steps > 0 and (step + 1) % save_steps == 0 and not self.config.ckpt.disable_ds:
+                self._save(step + 1)
+        if self.skipped:
+            self.console.print(f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped")
+
+    def _micro_batches(self, step: int) -> list[SFTBatch]:
+        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
+        train = self.config.train
+        indices = batch_indices(num_rows=len(self.rows), batch_size=train.batch_size, seed=train.seed, step=step)
+        samples = [self._sample(self.rows[index]) for index in indices[dist.get_rank() :: dist.get_world_size()]]
+        parts = [samples[i : i + train.micro_batch_size] for i in range(0, len(samples), train.micro_batch_size)]
+        kept = [[sample for sample in part if sample is not None] for part in parts]
+        self.skipped += sum(len(part) for part in parts) - sum(len(part) for part in kept)
+        if not all(kept):
+            raise UserError(
+                f"every row of a micro-batch is longer than --data.max_len {self.config.data.max_len}; raise it"
+            )
+        pad_token_id = self.kit.tokenizer_of(self.processor).pad_token_id
+        return [collate(part, pad_token_id=pad_token_id) for part in kept]
+
+    def _sample(self, row: Row) -> SFTSample | None:
+        data = self.config.data
+        return encode_sample(
+            row, kit=self.kit, processor=self.processor, max_len=data.max_len, every_turn=data.multiturn
+        )
+
+    def _update(self, batches: list[SFTBatch]) -> tuple[float, int]:
+        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number."""
+        device = torch.cuda.current_device()
+        tokens = torch.tensor(float(sum(int(batch.learnt.sum()) for batch in batches)), device=device)
+        dist.all_reduce(tokens)
+        total = torch.zeros((), device=device)
+        for batch in batches:
+            log_probs = self.actor(
+                batch.sequences.to(device),
+                attention_mask=batch.attention_mask.to(device),
+                return_logprobs=True,
+                media=batch.media,
+            )
+            loss = -(log_probs * batch.learnt.to(device)).sum() / tokens
+            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum.
+            self.strategy.backward(loss * len(batches) * dist.get_world_size(), self.actor, None)
+            self.strategy.optimizer_step(None, self.actor, None)
+            total += loss.detach()
+        dist.all_reduce(total)
+        return total.item(), int(tokens.item())
+
+    def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
+        if not self.strategy.is_rank_0():
+            return
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {step}; lower --adam.lr or check the rows")
+        engine = self.actor.model
+        values = {
+            "loss": loss,
+            "lr": engine.get_lr()[0],
+            "grad_norm": self.strategy.get_grad_norm(self.actor),
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds,
+        }
+        self.folder.metrics(step, values)
+        if step % self.config.logger.logging_steps == 0 or step == steps:
+            self.console.print(
+                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}  lr {values['lr']:.2e}  {seconds:.2f} s"
+            )
+
+    def _save(self, step: int) -> None:
+        ckpt = self.config.ckpt
+        self.strategy.save_ckpt(
+            self.actor.model,
+            ckpt.path,
+            f"global_step{step}",
+            ckpt.max_num,
+            ckpt.max_mem,
+            {"global_step": step},
+        )
+        if ckpt.save_hf:
+            self.strategy.save_model(self.actor, self.processor, f"{ckpt.path}/global_step{step}_hf")

@@ -1,0 +1,56 @@
+"""OpenRLHF's DeepSpeed strategy, which also runs on CPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+from lmm_r1 import cpu
+
+
+class KitStrategy(DeepspeedStrategy):
+    """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
+
+    def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        cpu.prepare_training()
+        super().setup_distributed(timeout)
+
+    def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
+        if optim_dict is not None and optim_dict["type"] == "AdamW" and not cpu.has_cuda():
+            # DeepSpeed's fused Adam for CPUs is compiled on first use; PyTorch's needs no compiler.
+            optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
+        return super().get_ds_train_config(optim_dict, max_norm=max_norm)
+
+
+def make_strategy(args: SimpleNamespace) -> KitStrategy:
+    """Return the strategy that OpenRLHF's `get_strategy` would build from the same arguments."""
+    return KitStrategy(
+        seed=args.train.seed,
+        full_determinism=args.train.full_determinism_enable,
+        max_norm=args.actor.max_norm if hasattr(args, "actor") else args.max_norm,
+        micro_train_batch_size=args.train.micro_batch_size,
+        train_batch_size=args.train.batch_size,
+        zero_stage=args.ds.zero_stage,
+        args=args,
+    )
+
+
+def default_to_one_process() -> None:
+    """Fill in what a launcher such as torchrun would set, for a program started plainly."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    defaults = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "1",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+    }
+    if "RANK" not in os.environ:
+        os.environ.update(defaults)

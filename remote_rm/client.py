@@ -1,0 +1,271 @@
+"""Asks reward servers over HTTP: one pooled session, bounded retries over all endpoints, then an error; never a lost reward."""
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import tenacity
+
+logger = logging.getLogger(__name__)
+
+HEALTH_TIMEOUT_SECONDS = 5.0
+BACKOFF_SECONDS = 0.2
+"""The first pause before a retry, doubled each time, with jitter."""
+MAX_BACKOFF_SECONDS = 5.0
+START_HINT = (
+    "start one with `python -m remote_rm.math_verifier --port PORT` and give its address, ending in /get_reward"
+)
+
+
+class RewardUnavailable(RuntimeError):
+    """No reward could be had; the message names the endpoint, the cause, and what to do."""
+
+
+class _TryAgain(Exception):
+    """A failure that another attempt, or another endpoint, may not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemReward:
+    """The reward of one sample, its score, and the named parts for the log."""
+
+    reward: float
+    score: float
+    extra_logs: dict[str, float]
+
+
+class RewardClient:
+    """Client of one or more reward servers that speak OpenRLHF's protocol; requests rotate over them.
+
+    Bound to no event loop until the first request, so it may be built before the loop of a Ray actor runs.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float = 180.0,
+        connections: int = 64,
+    ) -> None:
+        """Make a client.
+
+        Args:
+            endpoints: Addresses such as http://127.0.0.1:5000/get_reward.
+            timeout_s: Seconds that one attempt may take.
+            deadline_s: Seconds after which a request is given up, over all attempts; waiting for a free
+                connection does not count.
+            connections: Requests under way at once; further ones wait.
+        """
+        if isinstance(endpoints, str) or not endpoints:
+            raise ValueError(f"endpoints must be a list of at least one address, got {endpoints!r}")
+        for endpoint in endpoints:
+            if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
+                raise ValueError(
+                    f"{endpoint!r} is no address of a reward server: expected http://HOST:PORT/get_reward"
+                )
+        if timeout_s <= 0 or deadline_s <= 0 or connections < 1:
+            raise ValueError(
+                "timeout_s and deadline_s must be above 0 and connections at least 1, "
+                f"got {timeout_s}, {deadline_s} and {connections}"
+            )
+        self.endpoints = tuple(endpoints)
+        self._timeout_s = timeout_s
+        self._deadline_s = deadline_s
+        self._connections = connections
+        self._rotation = itertools.cycle(self.endpoints)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(connections)
+
+    async def __aenter__(self) -> "RewardClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward:
+        """Return the reward of one sample; raises RewardUnavailable when none can be had.
+
+        Connection errors, time-outs and 5xx replies are tried again until the deadline; a 4xx reply is final.
+        """
+        payload = {"query": [query], "prompts": [prompt], "labels": [label]}
+        if response is not None:
+            payload["responses"] = [response]
+        session = self._session_here()
+        async with self._slots:
+            return await self._with_retries(session, payload)
+
+    async def check_health(self) -> None:
+        """Raise RewardUnavailable, within seconds, unless a reward server answers at every endpoint."""
+        session = self._session_here()
+        await asyncio.gather(*(_check_endpoint(session, endpoint) for endpoint in self.endpoints))
+
+    async def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _session_here(self) -> aiohttp.ClientSession:
+        """The session of the running loop; sessions and semaphores belong to the loop they are first used in."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.closed or self._loop is not loop:
+            self._loop = loop
+            self._slots = asyncio.Semaphore(self._connections)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._connections))
+        return self._session
+
+    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> ItemReward:
+        started = time.monotonic()
+        backoff = tenacity.wait_random_exponential(multiplier=BACKOFF_SECONDS, max=MAX_BACKOFF_SECONDS)
+
+        def remaining() -> float:
+            return self._deadline_s - (time.monotonic() - started)
+
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_TryAgain),
+            wait=lambda state: max(0.0, min(backoff(state), remaining())),
+            stop=lambda _state: remaining() <= 0,
+            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+            reraise=True,
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    seconds = max(0.001, min(self._timeout_s, remaining()))
+                    return await _request_once(session, next(self._rotation), payload, timeout_s=seconds)
+        except _TryAgain as failure:
+            count = attempts.statistics["attempt_number"]
+            raise RewardUnavailable(
+                f"{failure}; gave up after {count} attempts in {time.monotonic() - started:.1f} s "
+                f"over {', '.join(self.endpoints)}; check that the reward server runs and is reachable, or {START_HINT}"
+            ) from failure
+        raise AssertionError("a retry loop either returns or raises")
+
+
+async def _request_once(
+    session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[str]], *, timeout_s: float
+) -> ItemReward:
+    try:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with session.post(endpoint, json=payload, timeout=timeout) as reply:
+            body = await reply.text()
+            status = reply.status
+    except asyncio.TimeoutError as error:
+        raise _TryAgain(f"{endpoint} did not answer within {timeout_s:.1f} s") from error
+    except aiohttp.ClientError as error:
+        raise _TryAgain(f"{endpoint} failed with {type(error).__name__}: {error}") from error
+    if status >= 500 and status != 501:
+        raise _TryAgain(f"{endpoint} answered {status}: {_detail(body)}")
+    if status != 200:
+        raise RewardUnavailable(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
+    return parse_reply(body, endpoint=endpoint)
+
+
+def parse_reply(body: str, *, endpoint: str) -> ItemReward:
+    """Read the reply to a request of one sample: scalars and lists of one, with or without scores and extra_logs."""
+    try:
+        reply = json.loads(body)
+        reward = _scalar(reply["rewards"], name="rewards")
+        scores = reply.get("scores")
+        score = reward if scores is None else _scalar(scores, name="scores")
+        logs = reply.get("extra_logs") or {}
+        return ItemReward(
+            reward=reward,
+            score=score,
+            extra_logs={name: _scalar(value, name=f"extra_logs[{name!r}]") for name, value in logs.items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RewardUnavailable(
+            f"{endpoint} sent no usable reward ({type(error).__name__}: {error}) in {body[:200]!r}; "
+            f"expected {{'rewards': [1.0], 'scores': [1.0], 'extra_logs': {{...}}}}: {START_HINT}"
+        ) from error
+
+
+def _scalar(value: Any, *, name: str) -> float:
+    while isinstance(value, list):
+        if len(value) != 1:
+            raise ValueError(f"{name} has {len(value)} values for one sample")
+        value = value[0]
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}")
+    return number
+
+
+async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None:
+    """Ask /health; a server without one is sent an empty request, which only a reward server understands."""
+    timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_SECONDS)
+    try:
+        async with session.get(_health_address(endpoint), timeout=timeout) as reply:
+            if reply.status == 200 and _is_health(await reply.text()):
+                return
+        empty: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
+        async with session.post(endpoint, json=empty, timeout=timeout) as reply:
+            if _understood(status=reply.status, body=await reply.text()):
+                return
+            status = reply.status
+    except asyncio.TimeoutError as error:
+        raise RewardUnavailable(
+            f"{endpoint} does not answer within {HEALTH_TIMEOUT_SECONDS:g} s: check the address, or {START_HINT}"
+        ) from error
+    except aiohttp.ClientConnectorError as error:
+        raise RewardUnavailable(f"no reward server listens at {endpoint} ({error.os_error}): {START_HINT}") from error
+    except aiohttp.ClientError as error:
+        raise RewardUnavailable(
+            f"{endpoint} is no reward server ({type(error).__name__}: {error}): {START_HINT}"
+        ) from error
+    raise RewardUnavailable(
+        f"{endpoint} is no reward server: something else listens there and answered {status}; "
+        f"check the port and the path, or {START_HINT}"
+    )
+
+
+def _health_address(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/").rpartition("/")[0] + "/health", query=""))
+
+
+def _is_health(body: str) -> bool:
+    reply = _json_object(body)
+    return reply is not None and reply.get("status") == "ok" and "verifier" in reply
+
+
+def _understood(*, status: int, body: str) -> bool:
+    reply = _json_object(body)
+    return reply is not None and (status in (400, 422) or (status == 200 and "rewards" in reply))
+
+
+def _json_object(body: str) -> dict[str, Any] | None:
+    try:
+        reply = json.loads(body)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None
+
+
+def _detail(body: str) -> str:
+    """The reason in a FastAPI error, without the request that it echoes."""
+    reply = _json_object(body)
+    detail = body.strip() if reply is None or "detail" not in reply else reply["detail"]
+    if isinstance(detail, list):
+        detail = "; ".join(str(entry["msg"]) for entry in detail if isinstance(entry, dict) and "msg" in entry)
+    return " ".join(str(detail).split())[:300]
+
+
+def _advice(status: int) -> str:
+    if status in (404, 405, 501):
+        return f"check the port and the path, or {START_HINT}"
+    return "the request itself is at fault, so correct the data or the client; trying again would not help"

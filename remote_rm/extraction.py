@@ -1,0 +1,121 @@
+r"""Finds the final answer in a response: the answer block, else the last \boxed{}, else the last stated value.
+
+The thinking is cut off first: what a model wrote while it was thinking is no answer.
+"""
+
+import re
+
+from remote_rm.normalization import without_environments
+
+MAX_TAIL_CHARS = 2000
+"""How much of a response without an answer block and without a box is searched for a stated value, from its end."""
+MAX_BOXES = 20
+"""How many boxes are looked at, from the last one back, before the response counts as having none."""
+MAX_BOX_CHARS = 2000
+"""The length from which on a box counts as never closed."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![\w/]|[.,]\d)")
+_ANSWER_CLAUSE = re.compile(r"\banswer\b\W{0,4}(?:\s*(?:is|are|=|:))+\W{0,3}?\s*([^\n]{1,300})", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_NOT_PROSE = frozenset("sin cos tan cot sec csc log ln exp sqrt pi lim mod max min gcd lcm and or".split())
+
+
+def final_answer(response: str) -> str | None:
+    """Return the final answer as written, or None where the response states none."""
+    conclusion = without_thinking(response)
+    block = _last_answer_block(conclusion)
+    if block is not None:
+        boxed = last_boxed(block)
+        return block.strip() if boxed is None else boxed
+    boxed = last_boxed(conclusion)
+    return _last_stated_value(conclusion[-MAX_TAIL_CHARS:].strip()) if boxed is None else boxed
+
+
+def without_thinking(response: str) -> str:
+    """Return what stands outside the think blocks; a block that was never opened or never closed is cut too."""
+    outside, position = [], 0
+    while (start := response.find("<think>", position)) >= 0:
+        outside.append(response[position:start])
+        end = response.find("</think>", start)
+        if end < 0:
+            break
+        position = end + len("</think>")
+    else:
+        outside.append(response[position:])
+    return " ".join(outside).rpartition("</think>")[2]
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete \boxed{...}, or None.
+
+    `\boxed{\frac{1}{2}} or \boxed{3}` → `3`
+    """
+    for opening in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
+        end = _closing_brace(text, start=opening.end())
+        if end is not None:
+            return text[opening.end() : end].strip()
+    return None
+
+
+def is_prose(text: str) -> bool:
+    """Return whether the text reads as words rather than as a value."""
+    return len(_words(text)) >= 2
+
+
+def sole_value(text: str) -> str | None:
+    """Return the one value that a sentence states, or None where it states none or several.
+
+    `The answer is 42.` → `42`; `It is 3 or 5.` → None, so that naming several values never pays.
+    """
+    clause = _last_answer_clause(text)
+    if clause is not None and not is_prose(clause):
+        return clause
+    text = clause if clause is not None else text
+    spans = {_span_content(match) for match in _MATH_SPAN.finditer(text)}
+    values = spans or set(_NUMBER.findall(text))
+    return values.pop() if len(values) == 1 else None
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(without_environments(text)) if word.lower() not in _NOT_PROSE]
+
+
+def _last_answer_block(text: str) -> str | None:
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return text[start + len("<answer>") : end] if 0 <= start < end else None
+
+
+def _closing_brace(text: str, *, start: int) -> int | None:
+    depth = 1
+    for index in range(start, min(start + MAX_BOX_CHARS, len(text))):
+        if text[index] in "{}" and text[index - 1] != "\\":
+            depth += 1 if text[index] == "{" else -1
+            if depth == 0:
+                return index
+    return None
+
+
+def _last_answer_clause(text: str) -> str | None:
+    clauses = _ANSWER_CLAUSE.findall(text)
+    return _SENTENCE_END.split(clauses[-1], maxsplit=1)[0].strip(" *\t") if clauses else None
+
+
+def _last_stated_value(text: str) -> str | None:
+    clause = _last_answer_clause(text)
+    if clause is not None:
+        return clause
+    last_line = text.rpartition("\n")[2].strip()
+    # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
+    if not is_prose(last_line) and not (_words(last_line) and re.search(r"\d|\$", last_line)):
+        return last_line.rpartition("=")[2].strip() or None
+    stated = [(match.end(), _span_content(match)) for match in _MATH_SPAN.finditer(text)]
+    stated += [(match.end(), match.group()) for match in _NUMBER.finditer(text)]
+    return max(stated)[1] if stated else None
+
+
+def _span_content(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()

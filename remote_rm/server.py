@@ -1,0 +1,121 @@
+"""Runs the HTTP application: binds first, announces itself when it really listens, stops gracefully."""
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import uvicorn
+
+from remote_rm.app import create_app
+from remote_rm.verifier import Verifier
+
+GRACE_SECONDS = 5
+"""How much longer than one item may take the server waits for open requests when it is told to stop."""
+
+KEEP_ALIVE_SECONDS = 60
+"""Longer than aiohttp's clients keep an idle connection, so that none is closed in the moment of its reuse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """Where and how the service runs; the defaults stand at the flags in `serving_arguments`."""
+
+    host: str
+    port: int
+    port_file: Path | None
+    workers: int
+    item_timeout_seconds: float
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> "ServingOptions":
+        """Read the flags of `add_serving_arguments`."""
+        return cls(
+            host=args.host,
+            port=args.port,
+            port_file=args.port_file,
+            workers=args.workers,
+            item_timeout_seconds=args.item_timeout_seconds,
+        )
+
+
+class AnnouncingServer(uvicorn.Server):
+    """A uvicorn server that says where it listens, once it does."""
+
+    def __init__(self, config: uvicorn.Config, *, url: str, port: int, port_file: Path | None) -> None:
+        super().__init__(config)
+        self._url = url
+        self._port = port
+        self._port_file = port_file
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application and the listener, then print the line that scripts wait for."""
+        await super().startup(sockets=sockets)
+        if not self.started:
+            return
+        if self._port_file is not None:
+            write_atomically(self._port_file, text=f"{self._port}\n")
+        sys.stdout.write(f"reward server: {self._url}\n")
+        sys.stdout.flush()
+
+
+def serve(verifier: Verifier, *, options: ServingOptions) -> None:
+    """Serve until SIGINT or SIGTERM; exits with code 1 and one sentence if it cannot listen or start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    listener = bind(options.host, port=options.port)
+    if options.port_file is not None:
+        options.port_file.unlink(missing_ok=True)
+    port = listener.getsockname()[1]
+    app = create_app(verifier, workers=options.workers, item_timeout_seconds=options.item_timeout_seconds)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=ceil(options.item_timeout_seconds) + GRACE_SECONDS,
+    )
+    url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
+    server = AnnouncingServer(config, url=url, port=port, port_file=options.port_file)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+    if not server.started:
+        sys.exit(1)
+
+
+def bind(host: str, *, port: int) -> socket.socket:
+    """Return a bound socket; exits with code 1 and one sentence where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        sys.exit(f"reward server: error: --host {host} is no address of this machine ({error})")
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        sys.exit(
+            f"reward server: error: cannot listen on {host}:{port} ({error.strerror}); "
+            "stop what uses that port, choose another --port, or let --port 0 pick a free one"
+        )
+    return listener
+
+
+def write_atomically(path: Path, *, text: str) -> None:
+    """Write a file so that a reader sees all of it or none of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _reachable_host(host: str) -> str:
+    """The host to put into a URL: the wildcard address is reached through the loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

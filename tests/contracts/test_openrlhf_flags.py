@@ -1,0 +1,169 @@
+"""Every flag of the installed OpenRLHF exists here with the same default, and its command lines work unchanged.
+
+OpenRLHF's parser and checks stand under `__main__` in modules that import ray and vllm. They are taken out of the source
+and run alone, so that the installed version itself says what its flags are and what its checks make of them.
+"""
+
+import argparse
+import ast
+import importlib.util
+import os
+import re
+import runpy
+import sys
+import types
+import typing
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import DIFFERENCES, PPOConfig, SFTConfig, resolve, to_openrlhf_args
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed"),
+]
+
+COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+COMMAND_LINES = {
+    "train_ppo_ray": [
+        """--ref.num_nodes 1 --ref.num_gpus_per_node 8 --actor.num_nodes 1 --actor.num_gpus_per_node 8
+        --vllm.num_engines 4 --vllm.tensor_parallel_size 2 --train.colocate_all --vllm.gpu_memory_utilization 0.6
+        --vllm.enable_sleep --ds.enable_sleep --vllm.sync_backend nccl --vllm.enforce_eager
+        --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 --algo.kl.use_loss --algo.kl.estimator k3
+        --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --reward.remote_url http://a/get_reward,http://b/get_reward
+        --ckpt.output_dir out --ckpt.path out/ckpt --ckpt.save_steps 20 --ckpt.save_hf --ckpt.max_num 2
+        --train.micro_batch_size 4 --train.batch_size 128 --rollout.micro_batch_size 8 --rollout.batch_size 128
+        --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --train.max_epochs 1 --data.max_len 4096
+        --ds.zero_stage 3 --ds.param_dtype bf16 --actor.adam.lr 5e-7 --actor.adam.betas 0.9 0.99
+        --actor.lr_scheduler constant_with_warmup --actor.eps_clip_low_high 0.2 0.28 --reward.clip_range -5 5
+        --algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0.1 0.9 --data.max_images_per_prompt 4
+        --data.prompt_dataset prompts.jsonl --data.input_key messages --data.label_key answer --data.apply_chat_template
+        --actor.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2 --actor.freeze_visual_encoder
+        --algo.advantage.is_correction_level token --algo.advantage.is_correction_threshold 2 --vllm.sync_with_ray
+        --actor.muon.no_nesterov --actor.optim muon --ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj
+        --eval.dataset test.jsonl --eval.steps 10 --ckpt.load_enable --logger.wandb.run_name mine""",
+        """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --train.agent_func_path agent.py
+        --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
+        --vllm.enable_sleep --actor.eps_clip 0.3 --logger.wandb.run_name mine --ds.attn_implementation eager
+        --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer""",
+    ],
+    "train_sft": [
+        """--data.max_len 4096 --data.dataset rows.jsonl --data.input_key messages --data.apply_chat_template
+        --train.batch_size 256 --train.micro_batch_size 2 --data.max_samples 500000 --data.multiturn
+        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.save_steps -1
+        --eval.steps -1 --ds.zero_stage 2 --train.max_epochs 1 --ds.param_dtype bf16 --adam.lr 5e-6
+        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --lr_scheduler cosine
+        --max_norm 0.5 --muon.no_nesterov --logger.wandb.run_name mine"""
+    ],
+}
+CASES = [(command, line.split()) for command, lines in COMMAND_LINES.items() for line in lines]
+
+
+def openrlhf_file(name: str) -> Path:
+    spec = importlib.util.find_spec("openrlhf")
+    return Path(spec.submodule_search_locations[0]) / name
+
+
+def main_block(command: str) -> list[ast.stmt]:
+    """The statements under `if __name__ == "__main__":`, less imports of OpenRLHF and the call that trains."""
+    tree = ast.parse(openrlhf_file(f"cli/{command}.py").read_text(encoding="utf-8"))
+    (block,) = (node.body for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+    kept = [node for node in block if not isinstance(node, ast.ImportFrom) and ast.unparse(node) != "train(args)"]
+    assert len(kept) < len(block)
+    return kept
+
+
+def execute(statements: list[ast.stmt], command: str) -> dict[str, typing.Any]:
+    hierarchize = runpy.run_path(str(openrlhf_file("utils/config.py")))["hierarchize"]
+    names = {"argparse": argparse, "datetime": datetime, "os": os, "hierarchize": hierarchize}
+    exec(compile(ast.Module(statements, type_ignores=[]), f"<openrlhf {command}>", "exec"), names)
+    return names
+
+
+def their_flags(command: str) -> dict[str, argparse.Action]:
+    """OpenRLHF's flags by destination; `--x.no_y` shares the destination of `--x.y`."""
+    before_parsing = []
+    for node in main_block(command):
+        if "parse_args" in ast.unparse(node):
+            break
+        before_parsing.append(node)
+    parser = execute(before_parsing, command)["parser"]
+    actions = [action for action in parser._actions if action.dest != "help"]
+    assert len(actions) > 70
+    return {action.dest: action for action in reversed(actions)}
+
+
+def their_args(command: str, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """What OpenRLHF's own parser and checks make of a command line."""
+    monkeypatch.setattr(sys, "argv", [command, *argv])
+    return execute(main_block(command), command)["args"]
+
+
+def comparable(value: object) -> object:
+    """Lists as tuples, and the time in a run's default name left out."""
+    if isinstance(value, list):
+        return tuple(value)
+    return re.sub(r"_\d{4}T\d\d:\d\d$", "_TIME", value) if isinstance(value, str) else value
+
+
+def different(command: str) -> dict[str, object]:
+    return {difference.flag: difference.theirs for difference in DIFFERENCES if difference.command == command}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_is_here_with_the_same_default(command):
+    args = to_openrlhf_args(COMMANDS[command]())
+    wrong = {
+        flag: (dotted.get(args, flag), action.default)
+        for flag, action in their_flags(command).items()
+        if flag not in different(command) and comparable(dotted.get(args, flag)) != comparable(action.default)
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_takes_what_openrlhfs_takes(command):
+    types_here = dotted.leaf_types(COMMANDS[command])
+    for flag, action in their_flags(command).items():
+        hint = types_here[flag]
+        if action.nargs == 0:
+            assert hint is bool, flag
+        elif action.choices:
+            literal = hint if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)[0]
+            assert set(action.choices) <= set(typing.get_args(literal)), flag
+        elif action.nargs == 2:
+            assert "tuple[float, float]" in str(hint), flag
+        elif action.nargs in ("+", "*"):
+            assert typing.get_args(hint) == (action.type, Ellipsis), flag
+        else:
+            assert action.type in (hint, *typing.get_args(hint)), flag
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_listed_difference_is_one(command):
+    args = to_openrlhf_args(COMMANDS[command]())
+    theirs = their_flags(command)
+    for flag, default in different(command).items():
+        assert theirs[flag].default == default, flag
+        assert dotted.get(args, flag) != default, flag
+
+
+def test_differences_have_a_reason_and_stand_once():
+    assert all(difference.reason for difference in DIFFERENCES)
+    assert len({(difference.command, difference.flag) for difference in DIFFERENCES}) == len(DIFFERENCES)
+
+
+@pytest.mark.parametrize(("command", "argv"), CASES)
+def test_a_command_line_of_openrlhf_means_the_same_here(command, argv, monkeypatch):
+    theirs = their_args(command, argv, monkeypatch)
+    ours = to_openrlhf_args(resolve(parse(COMMANDS[command], argv, prog=command, description="")))
+    wrong = {
+        flag: (dotted.get(ours, flag), dotted.get(theirs, flag))
+        for flag in their_flags(command)
+        if comparable(dotted.get(ours, flag)) != comparable(dotted.get(theirs, flag))
+    }
+    assert wrong == {}

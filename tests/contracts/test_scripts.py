@@ -1,0 +1,157 @@
+"""Every shipped script is clean shell and prints commands that this version accepts; every shipped YAML resolves."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import PPOConfig, SFTConfig, resolve
+
+pytestmark = pytest.mark.contract
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
+STAGES = SCRIPTS / "lmm_r1"
+ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
+LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
+CONFIGS = sorted(SCRIPTS.rglob("*.yaml"))
+TRAINERS = {"lmm_r1.cli.train_ppo_ray": PPOConfig, "lmm_r1.cli.train_sft": SFTConfig}
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(SCRIPTS))
+
+
+def printed_commands(script: Path, *flags: str, folder: Path, **variables: str) -> list[list[str]]:
+    """Run a script with DRY_RUN=1 in an empty folder and return the commands it prints, argument by argument."""
+    environment = {"PATH": os.environ["PATH"], "DRY_RUN": "1", "PYTHON": sys.executable} | variables
+    done = subprocess.run(
+        ["bash", str(script), *flags], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == []
+    return [block.split("\n") for block in done.stdout.strip().split("\n\n")]
+
+
+def trainer_config(command: list[str]) -> PPOConfig | SFTConfig:
+    """Return the resolved settings of a printed training command."""
+    (module,) = (argument for argument in command if argument in TRAINERS)
+    argv = command[command.index(module) + 1 :]
+    return resolve(parse(TRAINERS[module], argv, prog=module, description=""))
+
+
+@pytest.mark.parametrize("script", ALL_SCRIPTS, ids=relative)
+def test_a_script_is_clean_shell_and_short(script):
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 60
+    if SHELLCHECK is None:
+        pytest.skip("shellcheck is not installed")
+    root = SCRIPTS.parents[1]
+    done = subprocess.run(
+        [SHELLCHECK, "--external-sources", "--source-path", str(root), str(script)], capture_output=True, text=True
+    )
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("script", LAUNCHED, ids=relative)
+def test_a_script_stops_at_the_first_error_and_says_how_it_is_started(script):
+    text = script.read_text(encoding="utf-8")
+    assert "\nset -euo pipefail\n" in text
+    assert f"bash examples/scripts/{relative(script)}" in text.split("set -euo")[0]
+
+
+@pytest.mark.parametrize("script", LAUNCHED, ids=relative)
+def test_a_script_prints_training_commands_that_parse_and_resolve(script, tmp_path):
+    commands = printed_commands(script, "--train.seed", "7", folder=tmp_path, SFT_DATA="sft.jsonl")
+    configs = [trainer_config(command) for command in commands if TRAINERS.keys() & set(command)]
+    assert configs
+    assert all(command[0] == sys.executable for command in commands)
+    assert {config.train.seed for config in configs if isinstance(config, PPOConfig)} == {7}
+
+
+@pytest.mark.parametrize("script", sorted(STAGES.glob("train_*.sh")), ids=relative)
+def test_a_stage_takes_its_model_data_folder_gpus_and_rewards_from_the_environment(script, tmp_path):
+    (command,) = printed_commands(
+        script,
+        folder=tmp_path,
+        MODEL="a model",
+        DATA="rows.jsonl",
+        OUTPUT="runs/a stage",
+        NUM_GPUS="2",
+        REWARD_URL="http://host:1/get_reward",
+    )
+    config = trainer_config(command)
+    assert config.actor.model_name_or_path == "a model"
+    assert config.data.prompt_dataset == "rows.jsonl"
+    assert config.ckpt.output_dir == "runs/a stage"
+    assert config.ckpt.path == "runs/a stage/checkpoints"
+    assert config.reward.remote_url == "http://host:1/get_reward"
+    assert (config.actor.num_gpus_per_node, config.ref.num_gpus_per_node, config.vllm.num_engines) == (2, 2, 2)
+
+
+def test_the_text_stage_has_the_published_settings(tmp_path):
+    (command,) = printed_commands(STAGES / "train_fre_text.sh", folder=tmp_path)
+    config = trainer_config(command)
+    assert (config.rollout.batch_size, config.rollout.n_samples_per_prompt, config.train.batch_size) == (256, 16, 256)
+    assert (config.actor.adam.lr, config.algo.kl.init_coef) == (4e-7, 1e-3)
+    assert (config.ds.zero_stage, config.vllm.num_engines, config.vllm.gpu_memory_utilization) == (3, 8, 0.5)
+    assert (config.train.colocate_all, config.vllm.enable_sleep, config.train.num_episodes) == (True, True, 2)
+
+
+def test_the_curriculum_hands_each_stages_model_to_the_next(tmp_path):
+    commands = printed_commands(
+        STAGES / "run_curriculum.sh",
+        folder=tmp_path,
+        MODEL="base model",
+        ROOT="runs/demo",
+        SFT_DATA="sft.jsonl",
+        FRE_DATA="text.jsonl",
+        MGT_DATA="image.jsonl",
+        SFT_CONFIG=str(STAGES / "configs/demo/cold_start.yaml"),
+        FRE_CONFIG=str(STAGES / "configs/demo/fre.yaml"),
+        MGT_CONFIG=str(STAGES / "configs/demo/mgt.yaml"),
+        EVAL_TEXT="test_text.jsonl",
+        EVAL_IMAGE="test_image.jsonl",
+    )
+    cold_start, fre, mgt = (trainer_config(command) for command in commands[:3])
+    assert (cold_start.model.model_name_or_path, cold_start.data.dataset) == ("base model", "sft.jsonl")
+    assert (fre.actor.model_name_or_path, fre.data.prompt_dataset) == (cold_start.ckpt.output_dir, "text.jsonl")
+    assert (mgt.actor.model_name_or_path, mgt.data.prompt_dataset) == (fre.ckpt.output_dir, "image.jsonl")
+    assert [config.logger.stage_name for config in (cold_start, fre, mgt)] == ["cold_start", "fre", "mgt"]
+    evaluate, report = commands[3:]
+    checkpoints = [f"{config.logger.stage_name}={config.ckpt.output_dir}" for config in (cold_start, fre, mgt)]
+    assert evaluate[1:7] == ["-m", "lmm_r1.cli.evaluate", "--checkpoints", *checkpoints]
+    assert evaluate[7:] == [
+        *("--files", "text=test_text.jsonl", "image=test_image.jsonl"),
+        *("--output", "runs/demo/evaluation.json"),
+    ]
+    assert report[1:5] == ["-m", "lmm_r1.cli.report", "runs/demo", "--seconds"]
+
+
+def test_the_curriculum_skips_a_finished_stage_and_uses_its_model(tmp_path):
+    root, folder = tmp_path / "root", tmp_path / "empty"
+    (root / "fre").mkdir(parents=True)
+    (root / "fre" / "stage.json").write_text("{}", encoding="utf-8")
+    folder.mkdir()
+    commands = printed_commands(STAGES / "run_curriculum.sh", folder=folder, ROOT=str(root))
+    (mgt,) = (trainer_config(command) for command in commands if TRAINERS.keys() & set(command))
+    assert mgt.actor.model_name_or_path == str(root / "fre")
+
+
+def test_the_curriculum_starts_the_cold_start_on_several_gpus_with_a_launcher(tmp_path):
+    commands = printed_commands(STAGES / "run_curriculum.sh", folder=tmp_path, SFT_DATA="s.jsonl", NUM_GPUS="4")
+    assert commands[0][1:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=relative)
+def test_a_shipped_yaml_parses_and_resolves(path):
+    supervised = path.stem == "cold_start"
+    config = parse(SFTConfig if supervised else PPOConfig, ["--config", str(path)], prog="p", description="")
+    model = "model.model_name_or_path" if supervised else "actor.model_name_or_path"
+    data = "data.dataset" if supervised else "data.prompt_dataset"
+    inputs = {model: "m", data: "d"} | ({} if supervised else {"reward.remote_url": "http://host/get_reward"})
+    assert resolve(dotted.replace(config, inputs)) is not None

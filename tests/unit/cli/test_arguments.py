@@ -1,0 +1,187 @@
+"""The command line and YAML files become a frozen dataclass, or one sentence and an exit code."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from lmm_r1.cli import main
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    lr: float = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    name: str | None = None
+    freeze: bool = False
+    adam: Adam = field(default_factory=lambda: Adam(lr=2e-6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    output: Path
+    """Where to write."""
+    max_rows: int | None = None
+    level: Literal["off", "token"] = "token"
+    names: tuple[str, ...] = ()
+    actor: Actor = field(default_factory=Actor)
+
+
+def run(*argv: str) -> Stage:
+    return parse(Stage, argv, prog="lmm-r1 stage", description="Run a stage.")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        run(*argv)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "stage.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_defaults_stand_where_nothing_is_given():
+    assert run("--output", "runs") == Stage(output=Path("runs"))
+
+
+def test_flags_are_dotted_and_take_underscores_or_hyphens():
+    assert run("--output", "o", "--max_rows", "3").max_rows == run("--output", "o", "--max-rows=3").max_rows == 3
+
+
+def test_a_switch_takes_no_value_and_a_pair_takes_two():
+    stage = run("--output", "o", "--actor.freeze", "--actor.adam.betas", "0.5", "0.75", "--actor.adam.clip", "-1", "2")
+    assert stage.actor.freeze is True
+    assert stage.actor.adam == Adam(lr=2e-6, betas=(0.5, 0.75), clip=(-1.0, 2.0))
+
+
+def test_the_last_of_a_repeated_flag_counts():
+    assert run("--output", "o", "--names", "a", "b", "--names", "c").names == ("c",)
+
+
+def test_a_misspelled_flag_is_answered_with_the_nearest_one(capsys):
+    message = refused(capsys, "--output", "o", "--actor.adam.lrr", "1")
+    assert message == "lmm-r1 stage: error: unknown flag --actor.adam.lrr; did you mean --actor.adam.lr?\n"
+
+
+def test_a_flag_without_its_group_is_found_by_its_last_part(capsys):
+    assert "did you mean --actor.adam.betas?" in refused(capsys, "--output", "o", "--betas", "1", "2")
+
+
+def test_a_flag_like_no_other_points_to_help(capsys):
+    assert "unknown flag --zzz; lmm-r1 stage --help lists them all" in refused(capsys, "--zzz")
+
+
+def test_a_value_of_the_wrong_type_and_a_missing_flag_end_with_code_two(capsys):
+    assert "--max-rows" in refused(capsys, "--output", "o", "--max_rows", "many").replace("_", "-")
+    assert "--output" in refused(capsys)
+
+
+def test_yaml_lies_over_the_defaults_and_under_the_flags(tmp_path):
+    path = write(tmp_path, "output: from_yaml\nactor:\n  name: yaml\n  adam:\n    lr: 3e-4\n    betas: [0.1, 0.2]\n")
+    stage = run("--actor.name", "flag", "--config", path)
+    assert stage.output == Path("from_yaml")
+    assert stage.actor == Actor(name="flag", adam=Adam(lr=3e-4, betas=(0.1, 0.2)))
+
+
+def test_yaml_keys_may_be_dotted_and_partly_nested(tmp_path):
+    path = write(tmp_path, "output: o\nactor:\n  adam.lr: 1\nactor.freeze: true\nmax-rows: 4\n")
+    stage = run(f"--config={path}")
+    assert (stage.actor.adam.lr, stage.actor.freeze, stage.max_rows) == (1.0, True, 4)
+
+
+def test_yaml_values_are_read_as_the_flag_asks_and_not_as_yaml_guesses(tmp_path):
+    stage = run("--config", write(tmp_path, "output: 12\nlevel: off\nactor:\n  name: no\n  adam.lr: 1e-5\n"))
+    assert (stage.output, stage.level, stage.actor.name, stage.actor.adam.lr) == (Path("12"), "off", "no", 1e-5)
+
+
+def test_yaml_null_is_none_and_a_quoted_null_is_a_text(tmp_path):
+    assert run("--config", write(tmp_path, "output: o\nactor.name: null\n")).actor.name is None
+    assert run("--config", write(tmp_path, "output: o\nactor.name: 'null'\n")).actor.name == "null"
+
+
+def test_of_two_yaml_files_the_later_one_wins(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("output: o\nmax_rows: 1\nlevel: off\n", encoding="utf-8")
+    second.write_text("max_rows: 2\n", encoding="utf-8")
+    stage = run("--config", str(first), "--config", str(second))
+    assert (stage.max_rows, stage.level) == (2, "off")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("output: o\nactor:\n  adam:\n    lrr: 1\n", ":4: unknown key actor.adam.lrr; did you mean actor.adam.lr?"),
+        ("output: o\nactr: 1\n", ":2: unknown key actr"),
+        ("output: o\nactor: 1\n", ":2: actor is a group of settings, not a setting"),
+        ("max_rows: many\n", ":1: max_rows must be a whole number, not 'many'"),
+        ("level: some\n", ":1: level must be one of off, token, not 'some'"),
+        ("actor:\n  freeze: maybe\n", ":2: actor.freeze must be true or false, not 'maybe'"),
+        ("actor.adam.betas: [1]\n", ":1: actor.adam.betas must have 2 values, not 1"),
+        ("actor.adam.betas: 1\n", ":1: actor.adam.betas must be a list such as [0.9, 0.95]"),
+        ("actor.name:\n  - a\n", ":2: actor.name must be a text, not a list or a group"),
+        ("output: o\noutput: p\n", ":2: output is given twice"),
+        ("- output\n", ":1: expected settings such as `train.seed: 1`"),
+        ("output: [\n", ":2: not valid YAML"),
+    ],
+)
+def test_what_is_wrong_in_yaml_is_named_with_file_and_line(tmp_path, capsys, text, expected):
+    path = write(tmp_path, text)
+    message = refused(capsys, "--config", path)
+    assert message.startswith(f"lmm-r1 stage: error: {path}{expected}")
+    assert message.count("\n") == 1
+
+
+def test_a_config_file_that_is_missing_or_not_named_is_an_error(tmp_path, capsys):
+    assert "No such file" in refused(capsys, "--config", str(tmp_path / "none.yaml"))
+    assert "--config needs a file" in refused(capsys, "--config")
+
+
+def test_help_shows_the_docstring_under_a_field_and_the_config_flag(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("--help")
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "Where to write." in shown
+    assert "Peak learning rate." in shown
+    assert "--config FILE" in shown
+
+
+def test_a_user_error_becomes_one_line_and_exit_code_one(capsys):
+    with pytest.raises(SystemExit) as stopped, user_errors("lmm-r1 stage"):
+        raise UserError("rows.jsonl:3: no answer")
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == "lmm-r1 stage: error: rows.jsonl:3: no answer\n"
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(KeyError), user_errors("lmm-r1 stage"):
+        raise KeyError("ours")
+
+
+def test_the_dispatcher_lists_its_commands_and_names_the_nearest(capsys):
+    main(["--help"])
+    assert "train_ppo_ray" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["train_ppo"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "lmm-r1: error: unknown command train_ppo; did you mean train_ppo_ray?\n"
+
+
+def test_the_dispatcher_knows_its_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("lmm-r1 ")

@@ -1,0 +1,87 @@
+import filecmp
+import json
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.cli.make_task import main
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import TextPart, images_of
+
+pytestmark = pytest.mark.unit
+
+SAMPLES = Path(__file__).parents[3] / "datasets" / "samples"
+
+
+def make(output, *flags):
+    main(["digits", "--output", str(output), *flags])
+    return load_rows(str(output))
+
+
+def test_files_are_the_same_byte_for_byte_for_the_same_seed(tmp_path):
+    flags = ("--modality", "mixed", "--rows", "20", "--seed", "5")
+    make(tmp_path / "a", *flags)
+    make(tmp_path / "b", *flags)
+    comparison = filecmp.dircmp(tmp_path / "a", tmp_path / "b")
+    images = sorted(entry.name for entry in (tmp_path / "a" / "images").iterdir())
+    assert len(images) == 10
+    assert (comparison.left_only, comparison.right_only) == ([], [])
+    names = ["rows.jsonl", *(f"images/{name}" for name in images)]
+    assert filecmp.cmpfiles(tmp_path / "a", tmp_path / "b", names, shallow=False) == (names, [], [])
+
+
+def test_solutions_are_appended_to_the_same_prompts(tmp_path, capsys):
+    prompts = make(tmp_path / "prompts", "--modality", "mixed", "--rows", "6", "--split", "test")
+    solved = make(tmp_path / "solved", "--modality", "mixed", "--rows", "6", "--split", "test", "--solutions")
+    for prompt, solution in zip(prompts, solved, strict=True):
+        assert [message.role for message in prompt.messages] == ["user"]
+        assert [message.role for message in solution.messages] == ["user", "assistant"]
+        assert solution.messages[0].parts[-1] == prompt.messages[0].parts[-1]
+        (turn,) = solution.messages[1].parts
+        assert turn.text.startswith("<think>")
+        assert turn.text.endswith(f"</think><answer>{prompt.answer}</answer>")
+    assert "wrote 6 rows of digits (mixed, test)" in capsys.readouterr().out
+
+
+def test_a_file_of_rows_is_never_replaced_unasked(tmp_path, capsys):
+    make(tmp_path / "out", "--rows", "2")
+    with pytest.raises(SystemExit) as exit_code:
+        main(["digits", "--output", str(tmp_path / "out"), "--rows", "3"])
+    assert exit_code.value.code == 1
+    assert "lmm-r1 make_task: error: --output" in capsys.readouterr().err
+    assert len(make(tmp_path / "out", "--rows", "3", "--overwrite")) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (["digits", "--rows", "0"], 1, "--rows 0: one row or more is needed"),
+        (["chess"], 1, "unknown task 'chess'; known tasks are digits"),
+        (["digits", "--row", "3"], 2, "--rows"),
+    ],
+)
+def test_a_mistake_ends_with_a_sentence_and_leaves_no_files(flags, code, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        main([*flags, "--output", str(tmp_path / "out")])
+    assert exit_code.value.code == code
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags"),
+    [("digits_text", ["--rows", "6"]), ("digits_image", ["--rows", "2", "--modality", "image", "--seed", "4"])],
+)
+def test_the_samples_in_the_repository_are_what_the_command_writes(folder, flags, tmp_path):
+    shipped = load_rows(str(SAMPLES / folder))
+    made = make(tmp_path / folder, *flags)
+    for old, new in zip(shipped, made, strict=True):
+        assert (old.answer, old.datasource) == (new.answer, new.datasource)
+        assert [part for part in old.messages[0].parts if isinstance(part, TextPart)] == [
+            part for part in new.messages[0].parts if isinstance(part, TextPart)
+        ]
+        # Pixels, not bytes: another release of Pillow may compress differently.
+        pairs = zip(images_of(old.messages), images_of(new.messages), strict=True)
+        assert all(load_image(a, location="") == load_image(b, location="") for a, b in pairs)
+    assert all(json.loads(line) for line in (SAMPLES / folder / "rows.jsonl").read_text().splitlines())

@@ -1,0 +1,59 @@
+import json
+
+import pytest
+from helpers.run_folders import write_curriculum, write_stage
+
+from lmm_r1.cli.report import main
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_curriculum_gets_a_page_a_summary_and_a_table(tmp_path, capsys):
+    write_curriculum(tmp_path, steps=3)
+
+    main([str(tmp_path), "--seconds", "99.5", "--max-rollouts", "10"])
+
+    assert "10 of the 48 logged rollouts" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["seconds"] == 99.5
+    assert [stage["image_accuracy"] for stage in summary["stages"]] == [0.31, 0.36, 0.815]
+    printed = capsys.readouterr().out
+    assert "+50.5 81.5\N{NO-BREAK SPACE}%" in printed
+    assert f"report: {tmp_path / 'report.html'}" in printed.replace("\n", "")
+
+
+def test_a_run_folder_gets_its_page_where_asked_and_no_summary(tmp_path, capsys):
+    write_stage(tmp_path / "fre", name="[bold]fre", steps=1, seconds=1.0, hour=9)
+
+    main([str(tmp_path / "fre"), "--output", str(tmp_path / "out" / "page.html")])
+
+    assert "[bold]fre" in (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "fre" / "summary.json").exists()
+    assert not (tmp_path / "fre" / "report.html").exists()
+    assert "[bold]fre" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ([], "holds no stage"),
+        (["--seconds", "-1"], "--seconds must be a number from 0 up, got -1.0"),
+        (["--max-rollouts", "-1"], "--max_rollouts must be 0 or more, got -1"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_1(tmp_path, capsys, flags, complaint):
+    with pytest.raises(SystemExit) as caught:
+        main([str(tmp_path), *flags])
+
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("lmm-r1 report: error: ")
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_run_and_an_unknown_flag_end_with_code_2(tmp_path):
+    for flags in ([], [str(tmp_path), "--rollouts", "3"]):
+        with pytest.raises(SystemExit) as caught:
+            main(flags)
+        assert caught.value.code == 2

@@ -1,0 +1,99 @@
+import datasets
+import numpy as np
+import pytest
+
+from lmm_r1.data.blending import blend, parse_dataset_spec
+from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def rows(letter, count):
+    messages = (Message(role="user", parts=(TextPart("Hi"),)),)
+    return [Row(messages=messages, answer=f"{letter}{n}", datasource=letter, location="") for n in range(count)]
+
+
+def answers(blended):
+    return [row.answer for row in blended]
+
+
+def test_without_probabilities_the_lists_follow_each_other():
+    assert answers(blend([rows("a", 2), rows("b", 1)], None, seed=0)) == ["a0", "a1", "b0"]
+
+
+def test_a_certain_draw_takes_one_whole_list_and_nothing_else():
+    assert answers(blend([rows("a", 3), rows("b", 2)], [0.0, 1.0], seed=0)) == ["b0", "b1"]
+
+
+def test_the_draw_ends_with_the_last_row_of_the_first_list_used_up():
+    blended = blend([rows("a", 30), rows("b", 1000)], [0.25, 0.75], seed=4)
+    taken = {letter: [row.answer for row in blended if row.datasource == letter] for letter in "ab"}
+    assert taken["a"] == [f"a{n}" for n in range(30)]
+    assert taken["b"] == [f"b{n}" for n in range(len(taken["b"]))]
+    assert blended[-1].answer == "a29"
+    # 30 draws at 0.25 come with 90 of the other list; three standard deviations are 3 * sqrt(30 * 0.75) / 0.25 = 57.
+    assert 33 <= len(taken["b"]) <= 147
+
+
+def test_counts_follow_the_draws_of_the_seeded_generator():
+    draws = np.random.default_rng(7).choice(2, size=6, p=[0.5, 0.5]).tolist()
+    expected, counts = [], [0, 0]
+    for draw in draws:
+        expected.append("ab"[draw] + str(counts[draw]))
+        counts[draw] += 1
+        if counts[draw] == 3:
+            break
+    assert answers(blend([rows("a", 3), rows("b", 3)], [0.5, 0.5], seed=7)) == expected
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_the_order_is_that_of_hugging_face_interleaving(seed):
+    lists = [rows("a", 20), rows("b", 60), rows("c", 40)]
+    theirs = datasets.interleave_datasets(
+        [datasets.Dataset.from_dict({"answer": answers(part)}) for part in lists],
+        probabilities=[0.2, 0.5, 0.3],
+        seed=seed,
+        stopping_strategy="first_exhausted",
+    )
+    assert answers(blend(lists, [0.2, 0.5, 0.3], seed=seed)) == theirs["answer"][:]
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    lists = [rows("a", 50), rows("b", 50)]
+    assert blend(lists, [0.5, 0.5], seed=1) == blend(lists, [0.5, 0.5], seed=1)
+    assert blend(lists, [0.5, 0.5], seed=1) != blend(lists, [0.5, 0.5], seed=2)
+
+
+def test_probabilities_rounded_by_hand_are_taken():
+    assert blend([rows("a", 2)] * 3, [0.33333, 0.33333, 0.33333], seed=0)
+
+
+def test_a_spec_is_split_at_commas():
+    assert parse_dataset_spec("a.jsonl, b.jsonl", "0.7, 0.3") == (["a.jsonl", "b.jsonl"], [0.7, 0.3])
+    assert parse_dataset_spec("a.jsonl") == (["a.jsonl"], None)
+    assert parse_dataset_spec("a.jsonl,b.jsonl", "") == (["a.jsonl", "b.jsonl"], None)
+
+
+@pytest.mark.parametrize(
+    ("paths", "probabilities", "sentence"),
+    [
+        ("a,b", "1.0", "--data.prompt_probs 1 has 1 numbers but --data.prompt_dataset names 2 datasets"),
+        ("a,b", "1.5,-0.5", "--data.prompt_probs 1.5,-0.5 must not be negative"),
+        ("a,b", "0.5,nan", "--data.prompt_probs 0.5,nan must not be negative"),
+        ("a,b", "0.5,0.4", "--data.prompt_probs 0.5,0.4 adds up to 0.9"),
+        ("a,b", "half,half", "--data.prompt_probs 'half,half' must be numbers"),
+        ("a,,b", None, "--data.prompt_dataset 'a,,b' has an empty entry"),
+    ],
+)
+def test_a_spec_that_does_not_fit_names_the_flags(paths, probabilities, sentence):
+    with pytest.raises(UserError) as raised:
+        parse_dataset_spec(paths, probabilities)
+    assert sentence in str(raised.value)
+
+
+def test_blending_checks_its_own_arguments_too():
+    with pytest.raises(UserError, match="--data.prompt_probs 1 has 1 numbers but --data.prompt_dataset names 2"):
+        blend([rows("a", 1), rows("b", 1)], [1.0], seed=0)
+    with pytest.raises(UserError, match="dataset 2 of --data.prompt_dataset holds no rows"):
+        blend([rows("a", 1), []], [0.5, 0.5], seed=0)

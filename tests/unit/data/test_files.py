@@ -1,0 +1,163 @@
+import io
+import json
+
+import datasets
+import pytest
+from PIL import Image
+
+from lmm_r1.data.files import load_rows, read_records
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import ImagePart, TextPart, images_of
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}]
+LINES = "\n".join(map(json.dumps, ROWS)) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def records(path, **options):
+    return [record for record, _, _ in read_records(str(path), **options)]
+
+
+def png(colour):
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 1), colour).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", LINES),
+        ("rows.jsonl", "\ufeff" + LINES.replace("\n", "\r\n\r\n")),
+        ("rows.json", json.dumps(ROWS, indent=2)),
+        ("rows.json", json.dumps({"version": 1, "data": ROWS})),
+        ("rows.json", LINES),
+        ("rows.csv", "question,answer\n1+1?,2\n2+2?,4\n"),
+    ],
+)
+def test_text_files_give_their_records(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content.encode())
+    assert [{key: str(value) for key, value in record.items()} for record in records(tmp_path / name)] == ROWS
+
+
+def test_locations_count_lines_from_one_and_blank_lines_too(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]))
+    assert [(location, base) for _, location, base in read_records(str(file))] == [
+        (f"{file} line 1", tmp_path),
+        (f"{file} line 3", tmp_path),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n{"a": }\n', "rows.jsonl line 2: not valid JSON: Expecting value at column 7"),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "rows.jsonl line 2: a JSON object is needed, not list"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "rows.jsonl line 2: not UTF-8 text"),
+        ("rows.json", b'[\n{"a": 1},\n{"a": }]', "rows.json line 3: not valid JSON: Expecting value at column 7"),
+        ("rows.json", b'{"a": [], "b": []}', "an object with exactly one list, is needed; found 2"),
+        ("rows.json", b"3", "rows.json: a list of rows is needed, not int"),
+        ("rows.json", b"[3]", "rows.json row 1: a JSON object is needed, not int"),
+        ("rows.parquet", b"PAR1 no", "rows.parquet: not a readable Parquet file"),
+        ("rows.txt", b"hello", "unknown kind of row file; known are .jsonl, .json, .parquet, .csv, .arrow"),
+    ],
+)
+def test_a_malformed_file_is_an_error_with_file_and_line(name, content, sentence, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        records(tmp_path / name)
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "/nowhere/rows.parquet", "./nowhere", "/nowhere/folder"])
+def test_a_path_that_leads_nowhere_is_an_error(path):
+    with pytest.raises(UserError, match="no row file"):
+        records(path)
+
+
+def test_parquet_images_stay_encoded_and_are_read_with_their_rows(tmp_path):
+    features = datasets.Features(
+        {"problem": datasets.Value("string"), "images": [datasets.Image()], "answer": datasets.Value("int64")}
+    )
+    rows = {
+        "problem": ["<image>Which?", "1+1?"],
+        "images": [[{"bytes": png("red"), "path": None}], []],
+        "answer": [3, 2],
+    }
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    first, second = load_rows(str(tmp_path / "rows.parquet"), message_key="problem")
+    assert first.messages[0].parts == (ImagePart(png("red")), TextPart("Which?"))
+    assert load_image(images_of(first.messages)[0], location="").getpixel((1, 0)) == (255, 0, 0)
+    assert (first.answer, second.answer) == ("3", "2")
+    assert second.location == f"{tmp_path / 'rows.parquet'} row 2"
+
+
+def test_messages_of_mixed_rows_survive_parquet(tmp_path):
+    image = {"type": "image", "image": "a.png", "max_pixels": 784}
+    text = {"type": "text", "text": "Which?"}
+    turns = [[{"role": "user", "content": [image, text]}], [{"role": "user", "content": [text]}]]
+    datasets.Dataset.from_dict({"messages": turns, "answer": ["A", "B"]}).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "a.png").write_bytes(png("red"))
+    first, second = load_rows(str(tmp_path / "rows.parquet"))
+    assert first.messages[0].parts == (ImagePart(str(tmp_path / "a.png"), max_pixels=784), TextPart("Which?"))
+    assert second.messages[0].parts == (TextPart("Which?"),)
+
+
+def test_saved_datasets_are_read_with_and_without_splits(tmp_path):
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(tmp_path / "flat")
+    datasets.DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(tmp_path / "splits")
+    assert records(tmp_path / "flat") == ROWS
+    assert records(tmp_path / "splits") == ROWS
+    assert records(tmp_path / "splits", split="test") == ROWS[1:]
+    with pytest.raises(UserError, match="no split 'dev'; its splits are train, test"):
+        records(tmp_path / "splits", split="dev")
+
+
+def test_a_folder_of_rows_is_read_through_its_row_file(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(LINES)
+    assert records(tmp_path) == ROWS
+
+
+def test_a_folder_of_data_files_is_read_as_hugging_face_reads_it(tmp_path):
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(LINES)
+    assert records(folder) == ROWS
+
+
+def test_text_and_image_rows_may_be_mixed_and_cut_to_the_first(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(png("red"))
+    content = [{"type": "image", "image": "images/a.png"}, {"type": "text", "text": "Which?"}]
+    lines = [
+        {"messages": [{"role": "user", "content": "1+1?"}], "answer": 2},
+        {"message": json.dumps([{"role": "user", "content": content}]), "answer": "A"},
+        {"messages": [{"role": "user", "content": "never read"}]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = load_rows(str(tmp_path / "rows.jsonl"), max_rows=2)
+    assert [len(images_of(row.messages)) for row in rows] == [0, 1]
+    with pytest.raises(UserError, match='rows.jsonl line 3: the answer "answer" is missing'):
+        load_rows(str(tmp_path / "rows.jsonl"))
+
+
+def test_an_image_that_is_missing_is_found_when_rows_are_loaded(tmp_path):
+    content = [{"type": "image", "image": "a.png"}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content}], "answer": 1}))
+    with pytest.raises(UserError, match="rows.jsonl line 1: no image file .*a.png"):
+        load_rows(str(tmp_path / "rows.jsonl"))
+
+
+def test_a_file_without_rows_is_an_error(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="rows.jsonl holds no rows"):
+        load_rows(str(tmp_path / "rows.jsonl"))

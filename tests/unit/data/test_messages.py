@@ -1,0 +1,281 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of, parse_row, to_chat, to_json
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+BASE = Path("/data/geo")
+CONTENT = [{"type": "image", "image": "img/a.png"}, {"type": "text", "text": "Find x."}]
+
+
+def parse(record, **options):
+    return parse_row(record, location="rows.jsonl line 7", base_dir=BASE, **options)
+
+
+def user(content):
+    return {"messages": [{"role": "user", "content": content}], "answer": "4"}
+
+
+def test_a_json_string_and_a_list_of_messages_give_the_same_row():
+    messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": CONTENT}]
+    expected = Row(
+        messages=(
+            Message(role="system", parts=(TextPart("Think."),)),
+            Message(role="user", parts=(ImagePart("/data/geo/img/a.png"), TextPart("Find x."))),
+        ),
+        answer="$4$",
+        datasource="geo",
+        location="rows.jsonl line 7",
+    )
+    assert parse({"message": json.dumps(messages), "answer": "$4$", "datasource": "geo"}) == expected
+    assert parse({"messages": messages, "answer": "$4$", "datasource": "geo"}) == expected
+    assert parse({"chat": json.dumps(messages), "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
+    assert parse({"chat": messages, "answer": "$4$", "datasource": "geo"}, message_key="chat") == expected
+
+
+def test_fields_that_arrow_fills_with_null_count_as_absent():
+    content = [
+        {"type": "image", "image": "a.png", "text": None, "min_pixels": None, "max_pixels": 784},
+        {"type": "text", "image": None, "text": "Find x.", "min_pixels": None, "max_pixels": None},
+    ]
+    row = parse({"message": None, **user(content), "images": None, "datasource": None})
+    assert row.messages[0].parts == (ImagePart("/data/geo/a.png", max_pixels=784), TextPart("Find x."))
+    assert row.datasource == "default"
+
+
+def test_a_plain_prompt_becomes_one_user_turn_with_images_in_the_order_of_its_tags():
+    record = {"input": "Compare <image>\nwith <image>.", "images": ["a.png", "b.png"], "answer": "A"}
+    row = parse(record, message_key="input")
+    assert row.messages == (
+        Message(
+            role="user",
+            parts=(
+                TextPart("Compare"),
+                ImagePart("/data/geo/a.png"),
+                TextPart("with"),
+                ImagePart("/data/geo/b.png"),
+                TextPart("."),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("picture", [{"bytes": b"png", "path": None}, b"png", [b"png"]])
+def test_a_single_image_needs_no_list_and_its_field_can_be_named(picture):
+    record = {"q": "<image>Find x.", "picture": picture, "answer": "4"}
+    row = parse(record, message_key="q", image_key="picture")
+    assert row.messages[0].parts == (ImagePart(b"png"), TextPart("Find x."))
+
+
+def test_a_prompt_that_only_looks_like_a_list_stays_text():
+    for prompt in ("[3, 1, 2] in order?", '[{"a": 1}] has how many keys?', "{x} is a set"):
+        row = parse({"input": prompt, "answer": "1"}, message_key="input")
+        assert row.messages[0].parts == (TextPart(prompt),)
+
+
+def test_image_parts_without_a_source_are_filled_from_the_image_field():
+    row = parse({**user([{"type": "image"}, {"type": "text", "text": "<image> is a tag"}]), "images": ["a.png"]})
+    assert row.messages[0].parts == (ImagePart("/data/geo/a.png"), TextPart("<image> is a tag"))
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (["a.png"], 'more "<image>" places in the messages than the 1 images in the field "images"'),
+        ([], 'more "<image>" places in the messages than the 0 images'),
+        (["a.png", "b.png", "c.png"], '3 images in the field "images" but 2 "<image>" places in the messages'),
+    ],
+)
+def test_a_mismatch_of_tags_and_images_is_an_error(images, sentence):
+    with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
+        parse({"input": "<image> or <image>?", "images": images, "answer": "A"}, message_key="input")
+    assert sentence in str(raised.value)
+
+
+def test_an_assistant_turn_may_speak_of_the_image_tag():
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Write <image>."}]
+    assert parse({"messages": turns, "answer": "x"}).messages[1].parts == (TextPart("Write <image>."),)
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ({"type": "image", "image": "a.png"}, "/data/geo/a.png"),
+        ({"type": "image", "image": "../b/a.png"}, "/data/b/a.png"),
+        ({"type": "image", "image": "/abs/a.png"}, "/abs/a.png"),
+        ({"type": "image", "image": "file:///abs/a%20b.png"}, "/abs/a b.png"),
+        ({"type": "image", "image": "https://host/a.png"}, "https://host/a.png"),
+        ({"type": "image", "image": "data:image/png;base64,AAAA"}, "data:image/png;base64,AAAA"),
+        ({"type": "image", "image": b"raw"}, b"raw"),
+        ({"type": "image", "image": {"bytes": b"raw", "path": "a.png"}}, b"raw"),
+        ({"type": "image", "image": {"bytes": None, "path": "a.png"}}, "/data/geo/a.png"),
+        ({"type": "image_url", "image_url": {"url": "https://host/a.png"}}, "https://host/a.png"),
+        ({"type": "image_url", "image_url": "a.png"}, "/data/geo/a.png"),
+    ],
+)
+def test_every_form_of_image_source_is_read(part, source):
+    assert images_of(parse(user([part])).messages) == [ImagePart(source)]
+
+
+def test_base64_text_is_not_taken_for_a_path():
+    text = "iVBORw0KGgo" + "A" * 80
+    jpeg = "/9j/" + "4AAQ" * 40
+    assert [
+        part.source
+        for part in images_of(
+            parse(user([{"type": "image", "image": text}, {"type": "image", "image": jpeg}])).messages
+        )
+    ] == [text, jpeg]
+    assert images_of(parse(user([{"type": "image", "image": "/9j/photo.jpg"}])).messages) == [
+        ImagePart("/9j/photo.jpg")
+    ]
+
+
+def test_a_pil_image_is_a_source():
+    image = Image.new("RGB", (3, 2))
+    assert images_of(parse(user([{"type": "image", "image": image}])).messages)[0].source is image
+
+
+def test_pixel_bounds_are_kept_per_image():
+    part = {"type": "image", "image": "a.png", "min_pixels": 784, "max_pixels": 7840.0}
+    assert images_of(parse(user([part])).messages) == [ImagePart("/data/geo/a.png", min_pixels=784, max_pixels=7840)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sentence"),
+    [
+        ({"min_pixels": 0}, "message 1, part 1 has min_pixels 0; a whole number of pixels, 1 or more, is needed"),
+        ({"max_pixels": "784"}, "max_pixels '784'"),
+        ({"max_pixels": True}, "max_pixels True"),
+        ({"max_pixels": 78.4}, "max_pixels 78.4"),
+        ({"max_pixels": float("nan")}, "max_pixels nan"),
+        ({"min_pixels": 785, "max_pixels": 784}, "min_pixels 785 above max_pixels 784"),
+    ],
+)
+def test_bad_pixel_bounds_are_errors(bounds, sentence):
+    with pytest.raises(UserError) as raised:
+        parse(user([{"type": "image", "image": "a.png", **bounds}]))
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(("answer", "text"), [(12, "12"), (0, "0"), (0.5, "0.5"), (" x ", " x ")])
+def test_answers_that_are_numbers_become_text(answer, text):
+    assert parse({**user("Hi"), "answer": answer}).answer == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {},
+            'the answer "answer" is missing (found: messages); fill it in, or name another field with --data.label_key',
+        ),
+        ({"answer": ""}, 'the answer "answer" is empty'),
+        ({"answer": " \n"}, 'the answer "answer" is empty'),
+        ({"answer": None}, 'the answer "answer" is empty'),
+        ({"answer": float("nan")}, 'the answer "answer" is empty'),
+        ({"answer": True}, "must be text or a number, not bool"),
+        ({"answer": ["1"]}, "must be text or a number, not list"),
+    ],
+)
+def test_a_missing_or_unusable_answer_is_an_error(fields, sentence):
+    with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
+        parse({"messages": [{"role": "user", "content": "Hi"}], **fields})
+    assert sentence in str(raised.value)
+
+
+def test_an_answer_may_be_missing_where_none_is_required():
+    assert parse({"messages": [{"role": "user", "content": "Hi"}]}, answer_required=False).answer == ""
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"prompt": "Hi"}, 'no field "message" or "messages" (found: prompt, answer); name it with --data.input_key'),
+        ({"message": "Hi", "messages": [{"role": "user", "content": "Hi"}]}, 'both "message" and "messages"'),
+        ({"message": '[{"role": "user", "content": "Hi"}'}, "the messages are not valid JSON: Expecting ','"),
+        ({"message": '{"role": "user", "content": "Hi"}'}, "must be a list with at least one message"),
+        ({"messages": []}, "must be a list with at least one message"),
+        ({"messages": ["Hi"]}, 'message 1 must be an object with "role" and "content", not str'),
+        ({"messages": [{"role": "human", "content": "Hi"}]}, "message 1 has the role 'human'; known roles are system"),
+        ({"messages": [{"role": "user", "content": None}]}, 'message 1 (user) needs a "content"'),
+        ({"messages": [{"role": "user", "content": " "}]}, "message 1 (user) is empty"),
+        ({"messages": [{"role": "user", "content": []}]}, "message 1 (user) is empty"),
+        ({"messages": [{"role": "user", "content": ["Hi"]}]}, 'message 1, part 1 must be an object with a "type"'),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
+            "the type 'video'; known",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 holds no image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "part 1 holds no image"),
+    ],
+)
+def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sentence):
+    with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
+        parse({**record, "answer": "1"})
+    assert sentence in str(raised.value)
+
+
+def test_chat_form_keeps_a_lone_text_as_a_string():
+    row = parse(
+        {
+            "messages": [
+                {"role": "system", "content": [{"type": "text", "text": "Think."}]},
+                {"role": "user", "content": CONTENT},
+            ],
+            "answer": "4",
+        }
+    )
+    assert to_chat(row.messages) == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]},
+    ]
+
+
+def test_json_form_keeps_paths_and_describes_other_images(tmp_path):
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    sources = (
+        "/data/é.png",
+        "https://host/a.png",
+        Image.new("L", (84, 56)),
+        data,
+        b"not an image",
+        "data:image/png,AA",
+    )
+    messages = (Message(role="user", parts=tuple(ImagePart(source) for source in sources)),)
+    described = [
+        "/data/é.png",
+        "https://host/a.png",
+        "<image 84x56>",
+        "<image 3x2>",
+        "<image, 12 bytes>",
+        "<image as text, 17 characters>",
+    ]
+    content = ",".join(f'{{"type":"image","image":"{text}"}}' for text in described)
+    assert to_json(messages) == f'[{{"role":"user","content":[{content}]}}]'
+    assert to_json((Message(role="user", parts=(TextPart("Hi"),)),)) == '[{"role":"user","content":"Hi"}]'
+
+
+def test_a_row_survives_pickling():
+    image = Image.new("RGB", (2, 1), (1, 2, 3))
+    row = parse(
+        user([*CONTENT, {"type": "image", "image": image}, {"type": "image", "image": b"raw", "max_pixels": 9}])
+    )
+    copied = pickle.loads(pickle.dumps(row))
+    assert copied == row
+    assert images_of(copied.messages)[1].source.getpixel((1, 0)) == (1, 2, 3)
+
+
+def test_relative_paths_are_absolute_even_where_the_row_file_was_named_relatively(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = parse_row(user([{"type": "image", "image": "a.png"}]), location="x", base_dir=Path("rows"))
+    assert images_of(row.messages) == [ImagePart(str(tmp_path / "rows" / "a.png"))]

@@ -1,0 +1,137 @@
+import base64
+import io
+
+import PIL.Image
+import pytest
+from helpers.run_folders import rollout, write_image, write_lines, write_stage
+
+from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages, data_uri
+from lmm_r1.evaluation.report.rollout_sample import evenly, sample_rollouts, spread, verdict
+from lmm_r1.evaluation.run_folder import read_run
+
+pytestmark = pytest.mark.unit
+
+
+def png(width, height, *, noise=False):
+    image = PIL.Image.effect_noise((width, height), 90) if noise else PIL.Image.new("RGB", (width, height), "red")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def image_message(reference):
+    return [{"role": "user", "content": [{"type": "image", "image": reference}, {"type": "text", "text": "What?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "quotas"),
+    [
+        ([9, 9, 9], 2, [1, 0, 1]),
+        ([9, 9, 9], 6, [2, 2, 2]),
+        ([1, 9, 9], 9, [1, 4, 4]),
+        ([9, 9, 9], 7, [3, 2, 2]),
+        ([2, 3], 10, [2, 3]),
+        ([2, 3], 0, [0, 0]),
+        ([], 5, []),
+    ],
+)
+def test_places_are_shared_as_equally_as_the_sizes_allow(sizes, limit, quotas):
+    assert spread(sizes, limit=limit) == quotas
+
+
+def test_even_places_are_different_and_reach_both_ends():
+    assert evenly(8, count=3) == [0, 4, 7]
+    assert evenly(8, count=1) == [0]
+    assert evenly(5, count=0) == []
+    assert all(len(set(evenly(size, count=count))) == count for size in range(1, 40) for count in range(size + 1))
+
+
+def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
+    for hour, name in ((9, "fre"), (10, "mgt")):
+        write_stage(tmp_path / name, name=name, steps=3, seconds=1.0, hour=hour)
+        lines = [rollout(step=step, group=group) for step in (1, 2, 3) for group in range(10)]
+        write_lines(tmp_path / name / "rollouts.jsonl", lines)
+
+    sample = sample_rollouts(read_run(tmp_path), limit=12)
+
+    assert sample.total == 60
+    assert [(record["stage"], record["step"], record["group"]) for record in sample.rollouts] == [
+        (stage, step, group) for stage in ("fre", "mgt") for step in (1, 2, 3) for group in (0, 9)
+    ]
+
+
+def test_an_image_is_embedded_once_however_many_rollouts_show_it(tmp_path):
+    write_stage(tmp_path, name="mgt", steps=1, seconds=1.0, hour=9)
+    write_image(tmp_path / "images" / "a.png", number=3)
+    write_image(tmp_path / "images" / "b.png", number=4)
+    names = ("images/a.png", "images/b.png", "images/a.png")
+    write_lines(
+        tmp_path / "rollouts.jsonl",
+        [rollout(step=1, group=group, messages=image_message(name)) for group, name in enumerate(names)],
+    )
+
+    sample = sample_rollouts(read_run(tmp_path), limit=3)
+
+    shown = [record["messages"][0]["parts"] for record in sample.rollouts]
+    assert shown == [[{"image": index}, {"text": "What?"}] for index in (0, 1, 0)]
+    content = base64.b64decode(sample.images[1].removeprefix("data:image/png;base64,"))
+    assert content == (tmp_path / "images" / "b.png").read_bytes()
+
+
+def test_an_image_that_cannot_be_shown_says_why_and_is_counted(tmp_path):
+    run = tmp_path / "run"
+    write_stage(run, name="mgt", steps=1, seconds=1.0, hour=9)
+    write_image(tmp_path / "private.png", number=1)
+    (run / "notes.png").write_text("no image")
+    reasons = {
+        "images/gone.png": "file not found",
+        "../private.png": "not in the run folder",
+        str(tmp_path / "private.png"): "not in the run folder",
+        "https://example.org/a.png": "not in the run folder",
+        "notes.png": "not a readable image",
+    }
+    write_lines(run / "rollouts.jsonl", [rollout(step=1, messages=image_message(name)) for name in reasons])
+
+    sample = sample_rollouts(read_run(run), limit=9)
+
+    parts = [record["messages"][0]["parts"][0] for record in sample.rollouts]
+    assert parts == [{"missing": f"{name}: {reason}"} for name, reason in reasons.items()]
+    assert (sample.images, sample.missing_images) == ([], 5)
+
+
+def test_a_heavy_image_is_reduced_and_a_light_one_kept_as_it_is():
+    light = png(30, 20)
+    heavy = png(900, 600, noise=True)
+
+    assert data_uri(light) == f"data:image/png;base64,{base64.b64encode(light).decode()}"
+    kind, _, content = data_uri(heavy).partition(",")
+    assert kind == "data:image/webp;base64"
+    assert PIL.Image.open(io.BytesIO(base64.b64decode(content))).size == (640, 427)
+
+
+def test_a_data_uri_is_checked_like_a_file(tmp_path):
+    images = InlineImages()
+
+    assert images.add(data_uri(png(4, 4)), folder=tmp_path) == 0
+    with pytest.raises(ImageError, match="not a readable image"):
+        images.add("data:image/svg+xml;base64,PHN2Zy8+", folder=tmp_path)
+    with pytest.raises(ImageError, match="not a base64 data URI"):
+        images.add("data:image/png;base64,***", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"accuracy": 1.0}, "right"),
+        ({"accuracy": 0.0}, "wrong"),
+        ({"accuracy": 0.4}, "partly"),
+        ({"format": 1.0}, None),
+    ],
+)
+def test_the_verdict_follows_from_the_accuracy_score(tmp_path, scores, expected):
+    write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
+    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, scores=scores)])
+
+    (found,) = read_run(tmp_path).stages[0].rollouts.read([0])
+
+    assert verdict(found) == expected

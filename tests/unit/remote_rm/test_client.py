@@ -1,0 +1,218 @@
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from remote_rm.client import ItemReward, RewardClient, RewardUnavailable, parse_reply
+
+pytestmark = pytest.mark.unit
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SAMPLE = {"query": "q", "prompt": "p", "label": "42", "response": "r"}
+GOOD = {"rewards": [1.5], "scores": [1.0], "extra_logs": {"accuracy": [1.0]}}
+
+
+class Server:
+    """A reward server in this event loop, with a handler of the test's own."""
+
+    def __init__(self, handler: Handler, *, port: int = 0) -> None:
+        self._port = port
+        app = web.Application()
+        app.router.add_post("/get_reward", handler)
+        self._runner = web.AppRunner(app)
+
+    async def __aenter__(self) -> str:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/get_reward"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def ask(*endpoints: str, **settings: float) -> ItemReward:
+    async with RewardClient(endpoints, **settings) as client:
+        return await client.reward(**SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            '{"rewards": [1.5], "scores": [1.0], "extra_logs": {"accuracy": [1.0]}}',
+            ItemReward(reward=1.5, score=1.0, extra_logs={"accuracy": 1.0}),
+        ),
+        ('{"rewards": 0.5}', ItemReward(reward=0.5, score=0.5, extra_logs={})),
+        (
+            '{"rewards": [2], "scores": 1, "extra_logs": {"a": 0}}',
+            ItemReward(reward=2.0, score=1.0, extra_logs={"a": 0.0}),
+        ),
+        (
+            '{"rewards": [[0.25]], "scores": null, "extra_logs": null}',
+            ItemReward(reward=0.25, score=0.25, extra_logs={}),
+        ),
+    ],
+)
+def test_scalars_and_lists_of_one_are_read(body, expected):
+    assert parse_reply(body, endpoint="http://h/get_reward") == expected
+
+
+@pytest.mark.parametrize(
+    "body", ["", "<html>", "[]", "{}", '{"rewards": []}', '{"rewards": [1, 2]}', '{"rewards": NaN}']
+)
+def test_a_reply_without_one_finite_reward_is_an_error_that_names_the_endpoint(body):
+    with pytest.raises(RewardUnavailable, match="http://h/get_reward sent no usable reward"):
+        parse_reply(body, endpoint="http://h/get_reward")
+
+
+def test_the_request_is_openrlhfs_with_the_response_added():
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response(GOOD)
+
+    async def scenario() -> ItemReward:
+        async with Server(handler) as endpoint:
+            return await ask(endpoint)
+
+    assert asyncio.run(scenario()) == ItemReward(reward=1.5, score=1.0, extra_logs={"accuracy": 1.0})
+    assert seen == [{"query": ["q"], "prompts": ["p"], "labels": ["42"], "responses": ["r"]}]
+
+
+def test_server_errors_are_tried_again():
+    statuses = [500, 503, 200]
+
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(GOOD, status=statuses.pop(0))
+
+    async def scenario() -> ItemReward:
+        async with Server(handler) as endpoint:
+            return await ask(endpoint)
+
+    assert asyncio.run(scenario()).reward == 1.5
+    assert statuses == []
+
+
+def test_a_dead_endpoint_is_passed_over_for_a_live_one():
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(GOOD)
+
+    async def scenario() -> ItemReward:
+        async with Server(handler) as endpoint:
+            return await ask(f"http://127.0.0.1:{free_port()}/get_reward", endpoint)
+
+    assert asyncio.run(scenario()).reward == 1.5
+
+
+def test_a_4xx_reply_is_final_and_its_reason_is_told():
+    calls = []
+
+    async def handler(request: web.Request) -> web.Response:
+        calls.append(request)
+        return web.json_response({"detail": "labels[0]: the gold answer is empty"}, status=422)
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint:
+            await ask(endpoint)
+
+    with pytest.raises(RewardUnavailable, match=r"/get_reward refused the request with 422: labels\[0\]"):
+        asyncio.run(scenario())
+    assert len(calls) == 1
+
+
+def test_a_server_that_stays_silent_is_given_up_at_the_deadline():
+    async def handler(_request: web.Request) -> web.Response:
+        await asyncio.sleep(2)
+        return web.json_response(GOOD)
+
+    async def scenario() -> float:
+        async with Server(handler) as endpoint:
+            started = time.monotonic()
+            with pytest.raises(RewardUnavailable, match=r"did not answer within 0\.\d s; gave up after \d attempts"):
+                await ask(endpoint, timeout_s=0.2, deadline_s=0.6)
+            return time.monotonic() - started
+
+    assert asyncio.run(scenario()) < 1.5
+
+
+def test_a_server_that_is_down_is_named_at_the_deadline():
+    endpoint = f"http://127.0.0.1:{free_port()}/get_reward"
+    with pytest.raises(RewardUnavailable, match=f"{endpoint} failed with ClientConnectorError.*python -m remote_rm"):
+        asyncio.run(ask(endpoint, deadline_s=0.5))
+
+
+def test_hundreds_of_requests_share_few_connections_and_none_is_lost():
+    ports, most_at_once, at_once = set(), 0, 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal most_at_once, at_once
+        ports.add(request.transport.get_extra_info("peername")[1])
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        await asyncio.sleep(0.005)
+        at_once -= 1
+        label = (await request.json())["labels"][0]
+        return web.json_response({"rewards": [float(label)]})
+
+    async def scenario() -> list[float]:
+        # One attempt may take 0.5 s, all together take longer: waiting for a connection must not count.
+        async with Server(handler) as endpoint, RewardClient([endpoint], timeout_s=0.5, connections=8) as client:
+            requests = [client.reward(query="q", prompt="p", label=str(index)) for index in range(500)]
+            return [item.reward for item in await asyncio.gather(*requests)]
+
+    assert asyncio.run(scenario()) == [float(index) for index in range(500)]
+    assert most_at_once <= 8
+    assert len(ports) <= 8
+
+
+def test_one_client_serves_one_event_loop_after_another():
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(GOOD)
+
+    port = free_port()
+    client = RewardClient([f"http://127.0.0.1:{port}/get_reward"])
+
+    async def scenario() -> float:
+        async with Server(handler, port=port), client:
+            return (await client.reward(**SAMPLE)).reward
+
+    assert [asyncio.run(scenario()), asyncio.run(scenario())] == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("endpoints", [[], "http://h/get_reward", ["h:5000"], ["reward.py"]])
+def test_endpoints_that_are_no_addresses_are_refused(endpoints):
+    with pytest.raises(ValueError, match="endpoint|address"):
+        RewardClient(endpoints)
+
+
+def test_health_accepts_a_foreign_server_of_the_same_protocol():
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response({"rewards": []})
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
+            await client.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_health_names_the_endpoint_where_nothing_listens():
+    endpoint = f"http://127.0.0.1:{free_port()}/get_reward"
+
+    async def scenario() -> None:
+        async with RewardClient([endpoint]) as client:
+            await client.check_health()
+
+    with pytest.raises(RewardUnavailable, match=f"no reward server listens at {endpoint}"):
+        asyncio.run(scenario())

@@ -1,0 +1,67 @@
+import random
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from lmm_r1.tasks.handwriting import Page, Placement, scan, scan_indices
+
+pytestmark = pytest.mark.unit
+
+
+def test_every_scan_is_in_exactly_one_split_under_its_digit():
+    train, test = scan_indices("train"), scan_indices("test")
+    assert sorted(index for indices in train + test for index in indices) == list(range(1797))
+    target = load_digits().target
+    for digit in range(10):
+        assert {int(target[index]) for index in train[digit] + test[digit]} == {digit}
+        assert len(test[digit]) >= 20
+    # 1797 draws at 0.2: three standard deviations are 3 * sqrt(1797 * 0.16) = 51 around 359.
+    assert 308 <= sum(map(len, test)) <= 410
+
+
+def test_a_scan_is_black_ink_on_white_paper():
+    raw = load_digits().images[0]
+    pixels = np.asarray(scan(0)).astype(int)
+    assert (pixels[raw == 0] == 255).all()
+    assert (pixels[raw == 16] == 0).all()
+    assert (pixels[raw == 8] == 128).all()
+
+
+def test_digits_stand_in_reading_order_inside_cells_of_their_own():
+    page = Page()
+    rng = random.Random(0)
+    target = load_digits().target
+    sizes, shifts, cells_used = set(), set(), set()
+    for _ in range(500):
+        digits = tuple(rng.randrange(10) for _ in range(rng.randint(2, 4)))
+        placements = page.place(digits, split="train", rng=rng)
+        assert tuple(int(target[placement.scan_index]) for placement in placements) == digits
+        cells = [placement.top // 28 * 3 + placement.left // 28 for placement in placements]
+        assert cells == sorted(set(cells))
+        for placement in placements:
+            assert placement.left % 28 + placement.size <= 28
+            assert placement.top % 28 + placement.size <= 28
+            sizes.add(placement.size)
+            shifts.add(placement.left % 28 - (28 - placement.size) // 2)
+        cells_used.update(cells)
+    assert sizes == {22, 23, 24, 25, 26}
+    assert shifts == {-2, -1, 0, 1, 2}
+    assert cells_used == set(range(9))
+
+
+def test_a_drawn_page_holds_the_enlarged_scan_and_blank_paper_elsewhere():
+    page = Page()
+    index = scan_indices("test")[3][0]
+    drawn = np.asarray(page.draw([Placement(scan_index=index, left=30, top=57, size=24)]))
+    assert drawn.shape == (84, 84)
+    assert np.array_equal(drawn[57:81, 30:54], np.asarray(scan(index).resize((24, 24), 3)))
+    drawn = drawn.copy()
+    assert drawn[57:81, 30:54].min() < 64
+    drawn[57:81, 30:54] = 255
+    assert (drawn == 255).all()
+
+
+def test_a_page_whose_digits_do_not_fit_its_cells_is_refused():
+    with pytest.raises(ValueError, match="digits of 22 to 30 px"):
+        Page(max_digit_px=30)

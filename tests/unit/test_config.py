@@ -1,0 +1,210 @@
+"""Training settings: what follows from the flags, what is refused, and how they are handed on."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+ONE_GPU = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "rollout.batch_size": 32,
+    "rollout.n_samples_per_prompt": 8,
+}
+
+
+def ppo(**changes: object) -> PPOConfig:
+    """A config that resolves on one GPU, with `group__name` flags changed."""
+    return dotted.replace(PPOConfig(), ONE_GPU | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def sft(**changes: object) -> SFTConfig:
+    given = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
+    return dotted.replace(SFTConfig(), given | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_the_clip_range_is_the_same_on_both_sides_unless_given():
+    assert resolve(ppo(actor__eps_clip=0.1)).actor.eps_clip_low_high == (0.1, 0.1)
+    assert resolve(ppo(actor__eps_clip_low_high=(0.2, 0.28))).actor.eps_clip_low_high == (0.2, 0.28)
+
+
+def test_one_correction_threshold_is_an_upper_bound():
+    assert resolve(ppo(algo__advantage__is_correction_threshold=(2.0,))).algo.advantage.is_correction_threshold == (
+        0.0,
+        2.0,
+    )
+
+
+def test_an_estimator_without_a_critic_has_no_critic_model():
+    assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
+
+
+def test_vllm_gets_as_many_prompts_as_a_step_has():
+    assert resolve(ppo()).rollout.vllm_generate_batch_size == 32
+    assert resolve(ppo(rollout__vllm_generate_batch_size=16)).rollout.vllm_generate_batch_size == 16
+
+
+def test_an_agent_takes_the_place_of_the_reward_service():
+    assert resolve(ppo(train__agent_func_path="agent.py", reward__remote_url=None)).reward.remote_url == "agent"
+
+
+def test_engines_that_share_no_gpu_do_not_sleep(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert resolve(ppo(vllm__enable_sleep=True)).vllm.enable_sleep is False
+    assert "--vllm.enable_sleep is off" in caplog.text
+    assert resolve(ppo(vllm__enable_sleep=True, train__colocate_all=True)).vllm.enable_sleep is True
+
+
+def test_a_template_without_a_place_for_the_prompt_is_not_used(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert resolve(ppo(data__input_template="Question:")).data.input_template is None
+        assert resolve(sft(data__input_template="Question:")).data.input_template is None
+    assert "has no {}" in caplog.text
+
+
+def test_resolving_twice_changes_nothing():
+    once = resolve(ppo())
+    assert resolve(once) == once
+    assert resolve(resolve(sft())) == resolve(sft())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actor__model_name_or_path": None}, "--actor.model_name_or_path is missing"),
+        ({"data__prompt_dataset": None}, "--data.prompt_dataset is missing"),
+        ({"reward__remote_url": None}, "nothing gives rewards"),
+        ({"rollout__n_samples_per_prompt": 1}, "--rollout.n_samples_per_prompt 1 must be at least 2"),
+        (
+            {"algo__advantage__is_correction_threshold": (1.0, 2.0, 3.0)},
+            "--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not '1.0 2.0 3.0'",
+        ),
+        (
+            {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": (1.0, 1.0)},
+            "--algo.dynamic_filtering_range 1.0 1.0: the first must be below the second",
+        ),
+        (
+            {
+                "algo__dynamic_filtering_enable": True,
+                "algo__advantage__estimator": "reinforce",
+                "rollout__n_samples_per_prompt": 1,
+                "train__batch_size": 32,
+            },
+            "--algo.dynamic_filtering_enable looks at a group's mean reward",
+        ),
+        (
+            {"train__colocate_all": True, "ref__num_gpus_per_node": 2},
+            "with --train.colocate_all, --actor.num_gpus_per_node 1 and --ref.num_gpus_per_node 2 must be equal",
+        ),
+        (
+            {"train__colocate_actor_ref": True, "ref__num_nodes": 2},
+            "with --train.colocate_actor_ref, --actor.num_nodes 1 and --ref.num_nodes 2 must be equal",
+        ),
+        (
+            {"train__colocate_all": True, "vllm__num_engines": 2, "vllm__tensor_parallel_size": 3},
+            "--actor.num_gpus_per_node 1 = 1, but --vllm.num_engines 2 x --vllm.tensor_parallel_size 3 = 6",
+        ),
+        ({"vllm__num_engines": 0}, "--vllm.num_engines 0: at least one engine must generate"),
+        (
+            {"rollout__vllm_generate_batch_size": 33},
+            "--rollout.vllm_generate_batch_size 33 must not be above --rollout.batch_size 32",
+        ),
+        ({"rollout__micro_batch_size": 512}, "leaves some of the 1 actor processes without work"),
+        (
+            {"train__batch_size": 10, "train__micro_batch_size": 4},
+            "--train.batch_size 10 must be a multiple of --train.micro_batch_size 4 x 1 actor processes",
+        ),
+        ({"train__batch_size": 512}, "--train.batch_size 512 is more than the 256 samples of a rollout"),
+        (
+            {"eval__dataset": "test.jsonl", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
+            "--eval.dataset needs --reward.remote_url or --train.agent_func_path",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused_with_flags_and_values(changes, message):
+    with pytest.raises(UserError) as refused:
+        resolve(ppo(**changes))
+    assert message in str(refused.value)
+
+
+def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
+    resolve(ppo(train__colocate_all=True, ref__num_gpus_per_node=8, algo__kl__init_coef=0.0))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "given"),
+    [
+        ("algo.advantage.estimator", "gae", "--algo.advantage.estimator gae"),
+        ("ds.packing_samples", True, "--ds.packing_samples"),
+        ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
+        ("train.async_enable", True, "--train.async_enable"),
+        ("train.dynamic_batch_enable", True, "--train.dynamic_batch_enable"),
+        ("train.partial_rollout_enable", True, "--train.partial_rollout_enable"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused(flag, value, given):
+    assert flag in NOT_YET
+    with pytest.raises(UserError, match=f"^{given} is not available in this version"):
+        resolve(dotted.replace(ppo(), {flag: value}))
+
+
+def test_supervised_settings_are_checked_too():
+    with pytest.raises(UserError, match="--ds.packing_samples is not available"):
+        resolve(sft(ds__packing_samples=True))
+    with pytest.raises(UserError, match="--model.model_name_or_path is missing"):
+        resolve(SFTConfig())
+    with pytest.raises(UserError, match="--train.batch_size 10 must be a multiple of --train.micro_batch_size 8"):
+        resolve(sft(train__batch_size=10))
+
+
+@pytest.mark.parametrize("config", [ppo(), sft()], ids=["train_ppo_ray", "train_sft"])
+def test_the_yaml_of_a_resolved_config_reads_back_as_the_same_config(config, tmp_path):
+    resolved = resolve(config)
+    path = tmp_path / "run_config.yaml"
+    path.write_text(to_yaml(resolved), encoding="utf-8")
+    assert parse(type(config), ["--config", str(path)], prog="p", description="d") == resolved
+
+
+def test_the_yaml_holds_no_key_of_another_service():
+    assert "hush" not in to_yaml(dotted.replace(ppo(), {"logger.wandb.key": "hush"}))
+
+
+def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
+    config = resolve(ppo(reward__remote_url="http://a/get_reward,http://b/get_reward"))
+    args = to_openrlhf_args(config)
+    args.eval.steps = float("inf")
+    assert args.actor.adam.lr == 1e-6
+    assert args.reward.remote_url == ["http://a/get_reward", "http://b/get_reward"]
+    assert args.ds.lora.target_modules == "all-linear"
+    assert config.eval.steps == -1
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
+def test_every_field_has_a_default_and_a_help_text(config_class):
+    from lmm_r1.cli.help_text import HELP, attach_help
+
+    attach_help(config_class)
+    groups = [config_class]
+    for group in groups:
+        for item in dataclasses.fields(group):
+            assert item.metadata.get(HELP, "").endswith("."), f"{group.__name__}.{item.name}"
+            if dataclasses.is_dataclass(item.type):
+                groups.append(item.type)
+    assert isinstance(config_class(), config_class)
+
+
+def test_a_user_reads_settings_from_their_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("stage.yaml").write_text("train.seed: 7\n", encoding="utf-8")
+    assert parse(PPOConfig, ["--config", "stage.yaml"], prog="p", description="d").train.seed == 7
