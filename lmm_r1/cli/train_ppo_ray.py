@@ -14,6 +14,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse(PPOConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
         config = resolve(config)
+        from lmm_r1 import cpu
+
+        cpu.prepare_process()
         from lmm_r1.trainer.run import train
 
         train(config)

@@ -46,8 +46,13 @@ NOT_YET: dict[str, Container[object]] = {
     "algo.advantage.estimator": ("gae",),
     "ds.packing_samples": (True,),
     "ds.ring_attn_size": range(2, sys.maxsize),
+    "ds.load_in_4bit": (True,),
+    "ds.lora.rank": range(1, sys.maxsize),
+    "ds.use_liger_kernel": (True,),
     "train.async_enable": (True,),
     "train.dynamic_batch_enable": (True,),
+    "train.enable_ema": (True,),
     "train.partial_rollout_enable": (True,),
+    "use_ms": (True,),
 }
 """Values that OpenRLHF has and that are not available for multimodal models in this version, by flag."""

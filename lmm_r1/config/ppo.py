@@ -273,6 +273,8 @@ class PPOLoggerConfig(LoggerConfig):
     """Name of this stage in stage.json and in the report."""
     rollouts_per_step: int = 8
     """Sampled rollouts written to rollouts.jsonl per step."""
+    worker_logs: bool = False
+    """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
     wandb: WandbConfig = field(
         default_factory=lambda: WandbConfig(project="openrlhf_train_ppo", run_name=f"ppo_{datetime.now():%m%dT%H:%M}")
     )

@@ -12,7 +12,6 @@ logger = logging.getLogger(__name__)
 
 # These take their baseline from the group, so a group of one has no advantage at all.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
-AGENT_URL = "agent"
 
 
 def resolve_ppo(config: PPOConfig) -> PPOConfig:
@@ -27,8 +26,6 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings: dict[str, object] = {"critic.model_name_or_path": None}
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
-    if config.train.agent_func_path:
-        settings["reward.remote_url"] = AGENT_URL
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if config.rollout.vllm_generate_batch_size is None:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
@@ -95,21 +92,17 @@ def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
 
 
 def _check_rewards(config: PPOConfig) -> None:
-    if not (config.reward.remote_url or config.reward.model_name_or_path):
+    for flag, given in (
+        ("--train.agent_func_path", config.train.agent_func_path),
+        ("--reward.model_name_or_path", config.reward.model_name_or_path),
+    ):
+        if given:
+            raise UserError(f"{flag} {given} is not available in this version; give --reward.remote_url")
+    if not config.reward.remote_url:
         raise UserError(
             "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
             "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
         )
-    if config.reward.remote_url:
-        return
-    for flag, wanted in (
-        ("--eval.dataset", config.eval.dataset),
-        ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
-    ):
-        if wanted:
-            raise UserError(
-                f"{flag} needs --reward.remote_url or --train.agent_func_path: a reward model is not enough"
-            )
 
 
 def _check_groups(config: PPOConfig) -> None:

@@ -13,7 +13,7 @@ from vllm.inputs import TokensPrompt
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.lmm_kits import kit_of
-from lmm_r1.rollout.sampling import BAN_BIAS
+from lmm_r1.models.banned_tokens import BAN_BIAS
 
 # Rows that are encoded and handed to vLLM at a time: enough to keep it busy, few enough to show progress.
 CHUNK_ROWS = 256

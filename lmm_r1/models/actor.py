@@ -12,7 +12,8 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits, set_z3
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, Media, kit_of
+from lmm_r1.lmm_kits import Media, kit_of
+from lmm_r1.models.banned_tokens import ban
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -21,6 +22,8 @@ class KitActor(Actor):
     """A causal model whose loading, positions and media tensors come from its kit.
 
     Takes the place of OpenRLHF's `Actor` wherever that is built; `forward` keeps its meaning and return values.
+    With `ban_media_tokens` the log-probs are those of the distribution that the rollout samples from, in which media
+    tokens and ids beyond the tokenizer are banned.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class KitActor(Actor):
         packing_samples: bool = False,
         experts_implementation: str | None = None,
         trust_remote_code: bool = False,
+        ban_media_tokens: bool = False,
         **unused: Any,
     ) -> None:
         assert not (load_in_4bit or lora_rank or use_liger_kernel or packing_samples), "refused by config.resolve"
@@ -62,6 +66,11 @@ class KitActor(Actor):
         if freeze_visual_encoder:
             freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
         set_z3_leaf_modules(model, detect_hybrid=False)
+        banned: tuple[int, ...] = ()
+        if ban_media_tokens:
+            processor = kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
+            banned = kit.banned_token_ids(model.config, kit.tokenizer_of(processor))
+        self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
 
     def forward(
         self,
@@ -82,6 +91,8 @@ class KitActor(Actor):
         """
         output = self._run(sequences, attention_mask, [item for item in media if item is not None])
         logits = output["logits"].to(torch.float32)
+        if len(self.banned_token_ids):
+            logits = ban(logits, self.banned_token_ids)
         if self.temperature != 1.0:
             # Once, here, so that entropy and log-probs describe the policy that the rollout sampled from.
             logits = logits / self.temperature

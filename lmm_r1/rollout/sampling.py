@@ -1,16 +1,13 @@
-"""How responses are sampled, and how the training side sees the same distribution."""
+"""How the responses of a group are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from vllm import SamplingParams
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
-# Added to the logits of banned tokens on both sides; the largest bias that vLLM takes.
-BAN_BIAS = -100.0
+from lmm_r1.models.banned_tokens import BAN_BIAS
 
 
 def sampling_params(
@@ -23,9 +20,6 @@ def sampling_params(
     logprobs: bool,
 ) -> SamplingParams:
     """Return vLLM's parameters for one group; each response is streamed, so that it can be scored when it ends."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
     return SamplingParams(
         n=n_samples,
         temperature=temperature,
@@ -38,12 +32,3 @@ def sampling_params(
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),
         output_kind=RequestOutputKind.DELTA,
     )
-
-
-def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
-    """Return logits (..., V) with the bias that the engine adds to banned tokens (K,)."""
-    import torch
-
-    bias = torch.zeros(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-    bias[banned_token_ids] = BAN_BIAS
-    return logits + bias

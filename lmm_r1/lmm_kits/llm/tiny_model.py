@@ -43,6 +43,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
         max_position_embeddings=32768,
+        initializer_range=spec.hidden_size**-0.5,  # 0.02 suits wide models
         tie_word_embeddings=spec.tie_embeddings,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -1,0 +1,234 @@
+"""Every OpenRLHF name that this project subclasses or replaces, why, and the signature it relies on.
+
+A contract test compares the signatures with the installed OpenRLHF. Upstream code finds some names as globals of its
+own modules; `install` puts ours in their place, in the worker processes that run that code.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seam:
+    upstream: str
+    """`module:name`, or `module:class.method`."""
+    how: Literal["subclassed", "replaced", "used"]
+    ours: str
+    """`module:name` of what takes its place or builds on it."""
+    reason: str
+    signature: str
+    """Parameter names of the callable or of the class's constructor, in order."""
+
+
+_ACTOR = (
+    "self pretrain_or_model attn_implementation param_dtype load_in_4bit lora_rank lora_alpha lora_dropout "
+    "target_modules ds_config device_map packing_samples temperature use_liger_kernel freeze_visual_encoder "
+    "experts_implementation kwargs"
+)
+_ACTOR_REASON = "loading, positions and media tensors depend on the architecture: the kit knows them"
+_MERGE_REASON = "upstream joins media tensors along dimension 0 for every architecture; the kit joins them"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        upstream="openrlhf.models:Actor",
+        how="subclassed",
+        ours="lmm_r1.models.actor:KitActor",
+        reason=_ACTOR_REASON,
+        signature=_ACTOR,
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:Actor",
+        how="replaced",
+        ours="lmm_r1.models.actor:KitActor",
+        reason=_ACTOR_REASON,
+        signature=_ACTOR,
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:Actor",
+        how="replaced",
+        ours="lmm_r1.models.actor:KitActor",
+        reason=_ACTOR_REASON,
+        signature=_ACTOR,
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:get_tokenizer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:load_processor",
+        reason="upstream runs a checkpoint's own code and takes every model with a vision_config for one family",
+        signature="pretrain model padding_side strategy use_fast",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer",
+        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
+        signature=(
+            "self strategy actor ema_model actor_optim actor_scheduler ema_beta micro_train_batch_size buffer_limit "
+            "buffer_cpu_offload eps_clip tokenizer dataloader_pin_memory vllm_engines kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer.broadcast_to_vllm",
+        reason="as above",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer._init_vllm_sync_group",
+        reason="there is no NCCL without CUDA",
+        signature="self backend",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:merge_mm_train_inputs",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:media_per_row",
+        reason=_MERGE_REASON,
+        signature="mm_train_inputs_list device",
+    ),
+    Seam(
+        upstream="openrlhf.utils.vlm_utils:merge_mm_train_inputs",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:media_per_row",
+        reason=_MERGE_REASON,
+        signature="mm_train_inputs_list device",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitPolicyActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the policy's process",
+        signature="self strategy pretrain max_steps vllm_engines",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:ReferenceModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitReferenceActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the reference model's process",
+        signature="self strategy pretrain",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RayActorGroup",
+        how="used",
+        ours="lmm_r1.trainer.run:train",
+        reason="placing and calling the model workers",
+        signature=(
+            "self num_nodes num_gpus_per_node ray_actor_type pg num_gpus_per_actor duplicate_actors resources "
+            "num_resources_per_node"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
+        how="subclassed",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="a prompt and its images are encoded once per group, and rewards are never lost",
+        signature="self args bundle_indices agent_func_path remote_rm_url mm_pad_token_ids kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight",
+        how="used",
+        ours="lmm_r1.rollout.engines:create_engines",
+        reason="the engine's side of OpenRLHF's weight broadcast on GPUs",
+        signature="self name dtype shape empty_cache",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.utils:get_bundle_indices",
+        how="used",
+        ours="lmm_r1.rollout.engines:create_engines",
+        reason="engines over several GPUs are placed as OpenRLHF places them",
+        signature="placement_group index length",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy",
+        reason="process groups and the optimizer on a machine without CUDA",
+        signature="self seed full_determinism max_norm micro_train_batch_size train_batch_size zero_stage args",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.get_ds_train_config",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.get_ds_train_config",
+        reason="DeepSpeed's own Adam for CPUs would have to be compiled",
+        signature="self optim_dict max_norm",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_distributed",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_distributed",
+        reason="upstream names cuda as the device of its mesh",
+        signature="self timeout",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
+        how="replaced",
+        ours="lmm_r1.cpu:prepare_training",
+        reason="upstream names cuda as the device of its mesh; replaced only where there is no CUDA",
+        signature="device_type mesh_shape mesh_dim_names backend_override",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer",
+        reason="our loop, which records metrics and rollouts and can be resumed at any step",
+        signature=(
+            "self strategy actor_model_group critic_model_group reward_model_group reference_model_group vllm_engines "
+            "tokenizer"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="log-probs, advantages, update and weight sync of one step",
+        signature="self rollout_samples global_step",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="wandb, TensorBoard and DeepSpeed checkpoints",
+        signature="self global_step logs_dict client_states",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",
+        how="used",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
+        reason="a response becomes OpenRLHF's Experience",
+        signature="self response generate_kwargs",
+    ),
+)
+
+
+def install(*, trust_remote_code: bool) -> None:
+    """Put our names in the place of those that upstream's worker code looks up; may be called again.
+
+    Only in processes that run policy, reference or training code. `init_device_mesh` is left to `cpu.prepare_training`.
+    """
+    actor = functools.partial(
+        resolve("lmm_r1.models.actor:KitActor"), trust_remote_code=trust_remote_code, ban_media_tokens=True
+    )
+    for seam in SEAMS:
+        if seam.how != "replaced" or seam.ours.startswith("lmm_r1.cpu:"):
+            continue
+        module, name = seam.upstream.split(":")
+        ours = actor if seam.ours.endswith(":KitActor") else resolve(seam.ours)
+        setattr(importlib.import_module(module), name, ours)
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """Return the object at `module:name` or `module:class.method`; a Ray actor class gives the class inside it."""
+    module, _, names = path.partition(":")
+    target: Any = importlib.import_module(module)
+    for name in names.split("."):
+        target = getattr(target, name)
+        if hasattr(target, "__ray_metadata__"):
+            target = target.__ray_metadata__.modified_class
+    return target

@@ -1,0 +1,57 @@
+"""The Ray actor around one vLLM engine: groups in, scored samples out, and its caches emptied with every update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+
+from lmm_r1.data.messages import Row
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.rollout.group import GroupRollout, GroupSettings
+from lmm_r1.rollout.scoring import make_scorer
+
+
+class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
+    """OpenRLHF's rollout actor with the prompt encoded once per group by the kit."""
+
+    async def __init__(
+        self,
+        *,
+        reward_endpoints: list[str],
+        reward_timeout_s: float,
+        reward_deadline_s: float,
+        **engine_arguments: Any,
+    ) -> None:
+        path, trust_remote_code = engine_arguments["model"], engine_arguments["trust_remote_code"]
+        kit = kit_of(path, trust_remote_code=trust_remote_code)
+        processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+        config = kit.load_config(path, trust_remote_code=trust_remote_code)
+        self.groups = GroupRollout(
+            kit=kit,
+            processor=processor,
+            banned_token_ids=kit.banned_token_ids(config, kit.tokenizer_of(processor)),
+            scorer=make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s),
+        )
+        await super().__init__(**engine_arguments)
+
+    async def generate_group(self, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
+        """Return the scored samples of one prompt; see `GroupRollout.run`."""
+        return await self.groups.run(self.llm, row, settings)
+
+    async def load_weights_from(self, folder: str) -> None:
+        """Load new weights from files (machines without CUDA)."""
+        await self.llm.collective_rpc("load_weights_from", args=(folder,))
+
+    async def reset_caches(self) -> None:
+        """Forget everything computed with the old weights: prefixes, image features, and processed images.
+
+        Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
+        """
+        await self.llm.reset_prefix_cache()
+        await self.llm.reset_encoder_cache()
+        await self.llm.reset_mm_cache()
+
+
+RolloutActor = ray.remote(KitRolloutActor)

@@ -1,0 +1,80 @@
+"""Starting the vLLM engines of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.utils import get_bundle_indices
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.rollout.engine_actor import RolloutActor
+
+ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# GPU share of an engine that lives with the models on one GPU.
+COLOCATED_SHARE = 0.2
+
+
+def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int) -> list[Any]:
+    """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
+    tensor_parallel = config.vllm.tensor_parallel_size
+    group = shared
+    if group is None:
+        bundles = [{"GPU": 1, "CPU": 1} for _ in range(config.vllm.num_engines * tensor_parallel)]
+        group = placement_group(bundles, strategy="PACK")
+        ray.get(group.ready())
+    share = COLOCATED_SHARE if shared is not None else 1
+    # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
+    actor_share = share if tensor_parallel == 1 else 0
+    arguments = _engine_arguments(config, share=share, max_images=max_images)
+    engines = []
+    for index in range(config.vllm.num_engines):
+        bundles = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
+        placement = PlacementGroupSchedulingStrategy(
+            placement_group=group,
+            placement_group_capture_child_tasks=True,
+            placement_group_bundle_index=bundles[0] if bundles else index,
+        )
+        options = {"num_cpus": actor_share, "num_gpus": actor_share, "scheduling_strategy": placement}
+        engines.append(
+            RolloutActor.options(**options).remote(
+                **arguments, bundle_indices=bundles, seed=config.train.seed + index
+            )
+        )
+    return engines
+
+
+def _engine_arguments(config: PPOConfig, *, share: float, max_images: int) -> dict[str, Any]:
+    path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
+    correction = config.algo.advantage.is_correction_level != "off"
+    on_gpu = cpu.has_cuda()
+    return {
+        "model": path,
+        "trust_remote_code": trust_remote_code,
+        "dtype": ENGINE_DTYPES[config.ds.param_dtype],
+        "max_model_len": config.data.max_len,
+        "enforce_eager": config.vllm.enforce_eager or not on_gpu,
+        "enable_prefix_caching": config.vllm.enable_prefix_caching,
+        "enable_sleep_mode": config.vllm.enable_sleep,
+        "gpu_memory_utilization": config.vllm.gpu_memory_utilization,
+        "tensor_parallel_size": config.vllm.tensor_parallel_size,
+        "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
+        "worker_extension_cls": (
+            "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
+            if on_gpu
+            else "lmm_r1.rollout.worker_extension.FileWeights"
+        ),
+        # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
+        "logprobs_mode": "processed_logprobs" if correction else "raw_logprobs",
+        "max_logprobs": 1,
+        "num_gpus": share,
+        "full_determinism": config.train.full_determinism_enable,
+        "reward_endpoints": config.reward.remote_url.split(","),
+        "reward_timeout_s": config.reward.timeout_s,
+        "reward_deadline_s": config.reward.deadline_s,
+        **kit_of(path, trust_remote_code=trust_remote_code).engine_arguments(max_images=max_images),
+    }

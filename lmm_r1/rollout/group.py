@@ -1,0 +1,133 @@
+"""One group: a prompt encoded once, its samples generated together, each scored as soon as it is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vllm.inputs import TokensPrompt
+
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Row, images_of, to_json
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.rollout.sampling import sampling_params
+from lmm_r1.rollout.scoring import Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """How the samples of a group are generated."""
+
+    n_samples: int
+    temperature: float
+    top_p: float
+    max_new_tokens: int | None
+    """None: whatever the prompt leaves of `max_len`."""
+    max_len: int
+    logprobs: bool
+    overlong_prompts: Literal["error", "skip"]
+
+
+@dataclass(kw_only=True)
+class _Sample:
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class GroupRollout:
+    """Generates and scores groups on one engine."""
+
+    def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], scorer: Scorer) -> None:
+        self.kit = kit
+        self.processor = processor
+        self.tokenizer = kit.tokenizer_of(processor)
+        self.banned_token_ids = banned_token_ids
+        self.scorer = scorer
+
+    async def run(self, engine: Any, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
+        """Return the group's samples as OpenRLHF's executors do, with one shared media object.
+
+        A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
+        Raises RewardUnavailable when a sample's reward cannot be had.
+        """
+        prompt = self._encode(row)
+        room = settings.max_len - len(prompt.token_ids)
+        if room < (settings.max_new_tokens or 1):
+            if settings.overlong_prompts == "skip":
+                return []
+            raise UserError(
+                f"{row.location}: the prompt takes {len(prompt.token_ids)} tokens, which with "
+                f"--rollout.max_new_tokens {settings.max_new_tokens or 1} is more than --data.max_len "
+                f"{settings.max_len}; raise it, or leave such rows out with --data.overlong_prompts skip"
+            )
+        tasks = [
+            asyncio.create_task(self._score(row, prompt, sample))
+            async for sample in self._samples(engine, prompt, settings, max_tokens=settings.max_new_tokens or room)
+        ]
+        return list(await asyncio.gather(*tasks))
+
+    def _encode(self, row: Row) -> EncodedPrompt:
+        images = [load_image(part, location=row.location) for part in images_of(row.messages)]
+        try:
+            return self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
+        except UserError as error:
+            raise UserError(f"{row.location}: {error}") from error
+
+    async def _samples(
+        self, engine: Any, prompt: EncodedPrompt, settings: GroupSettings, *, max_tokens: int
+    ) -> AsyncIterator[_Sample]:
+        """Yield each sample of the group when it is finished."""
+        request = TokensPrompt(prompt_token_ids=prompt.engine_token_ids)
+        if prompt.images:
+            request["multi_modal_data"] = {"image": prompt.images}
+        parameters = sampling_params(
+            n_samples=settings.n_samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=max_tokens,
+            banned_token_ids=self.banned_token_ids,
+            logprobs=settings.logprobs,
+        )
+        samples = [_Sample() for _ in range(settings.n_samples)]
+        async for output in engine.generate(request, parameters, request_id=uuid.uuid4().hex):
+            for part in output.outputs:
+                sample = samples[part.index]
+                sample.token_ids.extend(part.token_ids)
+                if part.logprobs is not None:
+                    pairs = zip(part.token_ids, part.logprobs, strict=True)
+                    sample.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
+                if part.finish_reason is not None:
+                    sample.finish_reason = part.finish_reason
+                    yield sample
+
+    async def _score(self, row: Row, prompt: EncodedPrompt, sample: _Sample) -> dict[str, Any]:
+        response_ids = sample.token_ids
+        ended = bool(response_ids) and response_ids[-1] == self.tokenizer.eos_token_id
+        response = self.tokenizer.decode(response_ids[:-1] if ended else response_ids, skip_special_tokens=False)
+        prompt_json = to_json(row.messages)
+        scored = await self.scorer.reward(
+            query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
+            prompt=prompt_json,
+            label=row.answer,
+            response=response,
+        )
+        length = len(prompt.token_ids)
+        return {
+            "row": row,
+            "prompt": prompt_json,
+            "label": row.answer,
+            "response": response,
+            "mm_train_inputs": prompt.media,
+            "observation_tokens": [*prompt.token_ids, *response_ids],
+            "action_ranges": [(length, length + len(response_ids))],
+            "rollout_log_probs": [0.0] * length + sample.log_probs if sample.log_probs else None,
+            "truncated": sample.finish_reason == "length",
+            "reward": scored.reward,
+            "scores": scored.score,
+            "extra_logs": scored.extra_logs,
+        }

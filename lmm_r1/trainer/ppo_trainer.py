@@ -1,0 +1,206 @@
+"""The reinforcement-learning loop: one controller that drives engines and model workers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from rich.console import Console
+
+from lmm_r1.config import PPOConfig
+from lmm_r1.data.messages import Row
+from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.errors import UserError
+from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
+from lmm_r1.trainer.strategy import KitStrategy
+
+logger = logging.getLogger(__name__)
+
+NEVER = float("inf")
+
+
+class KitPPOTrainer(BasePPOTrainer):
+    """OpenRLHF's step (experiences, update, weight sync) in a loop that can be stopped and taken up at any step."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        strategy: KitStrategy,
+        *,
+        actor_group: Any,
+        reference_group: Any | None,
+        engines: Sequence[Any],
+        tokenizer: Any,
+        prompts: PromptStream,
+        eval_rows: Sequence[Row],
+        folder: RunFolder,
+    ) -> None:
+        super().__init__(strategy, actor_group, None, None, reference_group, list(engines), tokenizer)
+        # OpenRLHF divides by these: -1 stands for never.
+        self.args.ckpt.save_steps = config.ckpt.save_steps if config.ckpt.save_steps > 0 else NEVER
+        self.args.eval.steps = config.eval.steps if config.eval.steps > 0 else NEVER
+        self.config = config
+        self.prompts = prompts
+        self.eval_rows = eval_rows
+        self.folder = folder
+        self.console = Console(highlight=False)
+        self.generator = KitSamplesGenerator(self.args, engines, group_settings(config))
+        self.total_steps = total_steps(config, num_rows=len(prompts.rows))
+        self.saved_step = 0
+
+    def fit(self) -> int:
+        """Train from the last saved step to the end of the data and return the number of steps.
+
+        When a step fails because of the outside world, what was learnt before it is saved first.
+        """
+        step = self._resume()
+        batch = self.config.rollout.batch_size
+        states = self._states(step)
+        while self.prompts.has(batch):
+            began = time.perf_counter()
+            try:
+                rollout = self.generator.rollout(self.prompts, count=batch)
+                if len(rollout.groups) < batch:
+                    continue
+                generated = time.perf_counter()
+                status, step = self.train_step(rollout.experiences, step)
+            except UserError:
+                self._save_before_stop(states)
+                raise
+            status["timing/generation"] = generated - began
+            status["timing/step_total"] = time.perf_counter() - began
+            self._record(step, status, rollout)
+            states = self._states(step)
+            # The copy keeps OpenRLHF's own entries (best metric and so on) out of ours.
+            self.save_logs_and_checkpoints(step, status, dict(states))
+            if step % self.args.ckpt.save_steps == 0:
+                self.saved_step = step
+            if self.eval_rows and step % self.args.eval.steps == 0:
+                self.save_best_checkpoint(self._evaluate(step), step, dict(states))
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker is not None:
+                tracker.close()
+        return step
+
+    def _resume(self) -> int:
+        """Return the step to go on from; on a resume also restore the data position and the engines' weights."""
+        if not self.config.ckpt.load_enable:
+            return 0
+        states = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))[0]
+        if not states:
+            return 0
+        self.restore_best_checkpoint_state(states)
+        self.prompts.load_state_dict(states["data_loader_state_dict"])
+        self.saved_step = states["global_step"]
+        self.broadcast_to_vllm()
+        self.console.print(f"{self.folder.name} resumed at step {self.saved_step}/{self.total_steps}")
+        return self.saved_step
+
+    def _states(self, step: int) -> dict[str, Any]:
+        return {"global_step": step, "data_loader_state_dict": self.prompts.state_dict()}
+
+    def _save_before_stop(self, states: dict[str, Any]) -> None:
+        step = states["global_step"]
+        if step == self.saved_step or self.config.ckpt.disable_ds:
+            return
+        ray.get(
+            self.actor_model_group.async_run_method(
+                method_name="save_checkpoint", tag=f"global_step{step}", client_states=states
+            )
+        )
+        self.console.print(f"saved step {step}; the same command with --ckpt.load_enable goes on from there")
+
+    def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
+        """Write the step's metrics and some of its rollouts, and print one line."""
+        samples = [sample for group in rollout.groups for sample in group]
+        parts = {name: fmean(sample["extra_logs"][name] for sample in samples) for name in samples[0]["extra_logs"]}
+        metrics = {
+            **{name: value for name, value in status.items() if name != "generated_samples"},
+            **parts,
+            "reward": fmean(sample["reward"] for sample in samples),
+            "truncated_rate": fmean(sample["truncated"] for sample in samples),
+            "overlong_prompts": rollout.overlong,
+            "filtered_groups": rollout.filtered,
+        }
+        self.folder.metrics(step, metrics)
+        self._record_rollouts(step, rollout)
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if name != "timed_out")
+        self.console.print(
+            f"{self.folder.name} step {step}/{self.total_steps}  reward {metrics['reward']:.3f}  {shown}  "
+            f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
+            + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
+        )
+
+    def _record_rollouts(self, step: int, rollout: Rollout) -> None:
+        """Write `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
+        count = self.config.logger.rollouts_per_step
+        for index in range(min(count, sum(map(len, rollout.groups)))):
+            group = rollout.groups[index % len(rollout.groups)]
+            sample = group[index // len(rollout.groups)]
+            start, end = sample["action_ranges"][0]
+            record = {
+                "step": step,
+                "group": index % len(rollout.groups),
+                "response": sample["response"],
+                "label": sample["label"],
+                "reward": sample["reward"],
+                "scores": sample["extra_logs"],
+                "response_tokens": end - start,
+                "truncated": sample["truncated"],
+            }
+            row: Row = sample["row"]
+            self.folder.rollout(record, messages=row.messages, location=row.location)
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Return and log pass@1 and pass@k per data source of `--eval.dataset`."""
+        count = self.config.eval.n_samples_per_prompt
+        groups = self.generator.evaluate(
+            self.eval_rows, temperature=self.config.eval.temperature, n_samples=count
+        )
+        by_source: dict[str, list[list[float]]] = defaultdict(list)
+        for group in groups:
+            if group:
+                by_source[group[0]["row"].datasource].append([sample["scores"] for sample in group])
+        logs = {}
+        for source, scores in by_source.items():
+            logs[f"eval_{source}_pass1"] = fmean(fmean(group) for group in scores)
+            logs[f"eval_{source}_pass{count}"] = fmean(max(group) for group in scores)
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker is not None:
+                tracker.log_eval(step, logs)
+        self.folder.metrics(step, logs)
+        self.console.print("  ".join(f"{name} {value:.3f}" for name, value in logs.items()))
+        return logs
+
+
+def group_settings(config: PPOConfig) -> GroupSettings:
+    """Return how the groups of a run are generated."""
+    return GroupSettings(
+        n_samples=config.rollout.n_samples_per_prompt,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_len=config.data.max_len,
+        logprobs=config.algo.advantage.is_correction_level != "off",
+        overlong_prompts=config.data.overlong_prompts,
+    )
+
+
+def total_steps(config: PPOConfig, *, num_rows: int) -> int:
+    """Return the rollout steps of a run in which no prompt is dropped."""
+    return num_rows // config.rollout.batch_size * config.train.num_episodes
+
+
+def optimizer_steps(config: PPOConfig, *, num_rows: int) -> int:
+    """Return the optimizer steps of a run, over which the learning rate is scheduled."""
+    samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
+    per_step = samples // config.train.batch_size * config.train.max_epochs
+    return total_steps(config, num_rows=num_rows) * per_step

@@ -1,0 +1,188 @@
+"""One reinforcement-learning stage, from the checked settings to the saved model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray.util.placement_group import PlacementGroup, placement_group
+from rich.console import Console
+
+from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig, to_openrlhf_args, to_yaml
+from lmm_r1.data.blending import blend, parse_dataset_spec
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.prompt_stream import PromptStream, check_prompts
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.rollout.engines import create_engines
+from lmm_r1.rollout.scoring import make_scorer
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
+from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
+from remote_rm.client import RewardUnavailable
+
+# GPU share of a model worker that lives with others on one GPU.
+COLOCATED_SHARE = 0.2
+
+
+def train(config: PPOConfig) -> None:
+    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+    path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
+    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    rows = _prompts(config, kit)
+    eval_rows = load_rows(config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
+    _check_rewards(config)
+    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
+    folder.open(to_yaml(config))
+
+    Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
+    _start_ray(config)
+    shared = _shared_gpus(config)
+    engines = create_engines(
+        config, shared=shared if config.train.colocate_all else None, max_images=_max_images(config, rows + eval_rows)
+    )
+    actor_group = _group(config, PolicyWorker, config.actor, shared)
+    reference_group = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
+
+    strategy = make_strategy(to_openrlhf_args(config))
+    trainer = KitPPOTrainer(
+        config,
+        strategy,
+        actor_group=actor_group,
+        reference_group=reference_group,
+        engines=engines,
+        tokenizer=kit.tokenizer_of(processor),
+        prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
+        eval_rows=eval_rows,
+        folder=folder,
+    )
+    steps = optimizer_steps(config, num_rows=len(rows))
+    refs = actor_group.async_init_model_from_pretrained(strategy, path, steps, engines)
+    if reference_group is not None:
+        refs += reference_group.async_init_model_from_pretrained(strategy, path)
+    ray.get(refs)
+    done = trainer.fit()
+    ray.get(actor_group.async_save_model())
+    folder.finish(steps=done)
+    ray.shutdown()
+
+
+def _prompts(config: PPOConfig, kit: LmmKit) -> list[Row]:
+    data = config.data
+    paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
+    row_lists = [
+        load_rows(
+            path,
+            split=data.prompt_split,
+            message_key=data.input_key,
+            answer_key=data.label_key,
+            image_key=data.image_key,
+        )
+        for path in paths
+    ]
+    rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
+    check_prompts(rows)
+    if len(rows) < config.rollout.batch_size:
+        raise UserError(
+            f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
+            f"--rollout.batch_size {config.rollout.batch_size}"
+        )
+    if not kit.takes_images:
+        for row in rows:
+            if images_of(row.messages):
+                raise UserError(
+                    f"{row.location}: the row has an image, but --actor.model_name_or_path "
+                    f"{config.actor.model_name_or_path} is a plain language model"
+                )
+    return rows
+
+
+def _max_images(config: PPOConfig, rows: list[Row]) -> int:
+    most = max(len(images_of(row.messages)) for row in rows)
+    limit = config.data.max_images_per_prompt
+    if limit and most > limit:
+        row = next(row for row in rows if len(images_of(row.messages)) > limit)
+        raise UserError(
+            f"{row.location}: {len(images_of(row.messages))} images, more than --data.max_images_per_prompt {limit}"
+        )
+    return limit or most
+
+
+def _check_rewards(config: PPOConfig) -> None:
+    """Raise UserError, before anything is started, when the reward source does not answer."""
+
+    async def check() -> None:
+        scorer = make_scorer(
+            config.reward.remote_url.split(","),
+            timeout_s=config.reward.timeout_s,
+            deadline_s=config.reward.deadline_s,
+        )
+        try:
+            await scorer.check_health()
+        finally:
+            await scorer.close()
+
+    try:
+        asyncio.run(check())
+    except RewardUnavailable as error:
+        raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
+
+
+def _start_ray(config: PPOConfig) -> None:
+    """Join the cluster of RAY_ADDRESS, or start one here, which then pretends to have GPUs where there are none."""
+    if not config.logger.worker_logs:
+        logging.getLogger("openrlhf").setLevel(logging.WARNING)
+    environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
+    arguments: dict[str, Any] = {
+        "runtime_env": {
+            "env_vars": {name: os.environ.get(name, value) for name, value in environment.items()},
+            "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker",
+        },
+        "log_to_driver": config.logger.worker_logs,
+        "logging_level": logging.WARNING,
+    }
+    if "RAY_ADDRESS" not in os.environ:
+        arguments["include_dashboard"] = False
+        if not cpu.has_cuda():
+            arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+    ray.init(**arguments)
+
+
+def _gpus(config: PPOConfig) -> int:
+    """Return how many GPUs the run's models and engines ask for."""
+    actor = config.actor.num_nodes * config.actor.num_gpus_per_node
+    if config.train.colocate_all:
+        return actor
+    engines = config.vllm.num_engines * config.vllm.tensor_parallel_size
+    has_reference = config.algo.kl.init_coef > 0 and not config.train.colocate_actor_ref
+    reference = config.ref.num_nodes * config.ref.num_gpus_per_node if has_reference else 0
+    return actor + engines + reference
+
+
+def _shared_gpus(config: PPOConfig) -> PlacementGroup | None:
+    if not (config.train.colocate_all or config.train.colocate_actor_ref):
+        return None
+    bundles = [{"GPU": 1, "CPU": 1} for _ in range(config.actor.num_nodes * config.actor.num_gpus_per_node)]
+    group = placement_group(bundles, strategy="PACK")
+    ray.get(group.ready())
+    return group
+
+
+def _group(config: PPOConfig, worker: Any, size: Any, shared: PlacementGroup | None) -> RayActorGroup:
+    return RayActorGroup(
+        size.num_nodes,
+        size.num_gpus_per_node,
+        worker,
+        pg=shared,
+        num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
+        duplicate_actors=config.ds.tensor_parallel_size,
+    )

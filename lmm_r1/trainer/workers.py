@@ -1,0 +1,89 @@
+"""The Ray workers that hold the models, and how new weights reach the engines."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from openrlhf.trainer.ray.launcher import ReferenceModelActor
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+
+from lmm_r1 import cpu, openrlhf_seams
+from lmm_r1.lmm_kits import Media, kit_of
+from lmm_r1.trainer.strategy import KitStrategy
+
+
+def load_processor(
+    pretrain: str, model: Any, padding_side: str = "left", strategy: KitStrategy | None = None, use_fast: bool = True
+) -> Any:
+    """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
+    trust_remote_code = strategy.args.train.trust_remote_code
+    kit = kit_of(pretrain, trust_remote_code=trust_remote_code)
+    return kit.load_processor(pretrain, trust_remote_code=trust_remote_code)
+
+
+def media_per_row(mm_train_inputs_list: Sequence[Any], device: Any) -> dict[str, list[Media | None]]:
+    """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes."""
+    rows: list[Media | None] = []
+    for item in mm_train_inputs_list:
+        rows.extend(item if isinstance(item, list) else [item])
+    return {"media": rows}
+
+
+class KitActorPPOTrainer(ActorPPOTrainer):
+    """OpenRLHF's policy update; weights go to the engines as files where there is no CUDA."""
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        if cpu.has_cuda():
+            super()._init_vllm_sync_group(backend)
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to all engines, then let them forget what they computed with the old ones."""
+        if cpu.has_cuda():
+            super().broadcast_to_vllm()
+        else:
+            self._send_files()
+        if dist.get_rank() == 0:
+            ray.get([engine.reset_caches.remote() for engine in self.vllm_engines])
+        dist.barrier()
+
+    def _send_files(self) -> None:
+        engine = self.actor.model
+        # ZeRO-3 gathers the shards on rank 0; the other stages hold all weights everywhere.
+        weights = engine._consolidated_16bit_state_dict() if self.args.ds.zero_stage == 3 else None
+        if dist.get_rank() != 0:
+            return
+        memory = Path("/dev/shm")
+        folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+        try:
+            engine.module.save_pretrained(folder, state_dict=weights)
+            ray.get([rollout.load_weights_from.remote(folder) for rollout in self.vllm_engines])
+        finally:
+            shutil.rmtree(folder)
+
+
+class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's policy worker with the names of `openrlhf_seams` installed."""
+
+    def init_model_from_pretrained(
+        self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
+    ) -> None:
+        openrlhf_seams.install(trust_remote_code=strategy.args.train.trust_remote_code)
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
+
+
+class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's reference worker with the names of `openrlhf_seams` installed."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        openrlhf_seams.install(trust_remote_code=strategy.args.train.trust_remote_code)
+        super().init_model_from_pretrained(strategy, pretrain)
+
+
+PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
+ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
