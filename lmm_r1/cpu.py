@@ -9,9 +9,12 @@ import importlib.util
 import os
 from pathlib import Path
 
-# `uni` runs vLLM's worker inside the engine process; the others keep vLLM and DeepSpeed to the CPU and to gloo.
+# Set in Ray's workers before they import anything, and in this process where the user has not set them.
 _ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
+    # Without it vLLM turns the `uni` executor into a worker process that the engine waits for in a spinning loop,
+    # which takes one of two cores away and imports vLLM once more.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # GiB for the KV cache: by default vLLM takes half of the machine's memory.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # `enforce_eager` leaves two sampler helpers to torch.compile: 20 s of C++ compilation in the first batch.

@@ -1,4 +1,4 @@
-"""Every OpenRLHF name that this project subclasses or replaces, why, and the signature it relies on.
+"""Every OpenRLHF name that this project subclasses, replaces or uses, why, and the signature it relies on.
 
 A contract test compares the signatures with the installed OpenRLHF. Upstream code finds some names as globals of its
 own modules; `install` puts ours in their place, in the worker processes that run that code.
@@ -40,6 +40,27 @@ SEAMS: tuple[Seam, ...] = (
         ours="lmm_r1.models.actor:KitActor",
         reason=_ACTOR_REASON,
         signature=_ACTOR,
+    ),
+    Seam(
+        upstream="openrlhf.models.utils:log_probs_from_logits",
+        how="used",
+        ours="lmm_r1.models.actor:KitActor.forward",
+        reason="log-probs of one kernel for policy and reference, chunked to save memory",
+        signature="logits labels temperature",
+    ),
+    Seam(
+        upstream="openrlhf.models.utils:compute_entropy",
+        how="used",
+        ours="lmm_r1.models.actor:KitActor.forward",
+        reason="the entropy that OpenRLHF's loss and logs take",
+        signature="logits",
+    ),
+    Seam(
+        upstream="openrlhf.models.utils:set_z3_leaf_modules",
+        how="used",
+        ours="lmm_r1.models.actor:KitActor",
+        reason="experts that a token does not reach must not stall ZeRO-3's prefetching",
+        signature="model detect_hybrid",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:Actor",
@@ -132,6 +153,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self args bundle_indices agent_func_path remote_rm_url mm_pad_token_ids kwargs",
     ),
     Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.get_num_unfinished_requests",
+        how="used",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator.generate",
+        reason="the next group goes to the engine with the least to do",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:batch_vllm_engine_call",
+        how="used",
+        ours="lmm_r1.trainer.samples:wake",
+        reason="engines that share GPUs with the models sleep while those train",
+        signature="engines method_name args rank_0_only kwargs",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight",
         how="used",
         ours="lmm_r1.rollout.engines:create_engines",
@@ -196,6 +231,38 @@ SEAMS: tuple[Seam, ...] = (
         ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
         reason="wandb, TensorBoard and DeepSpeed checkpoints",
         signature="self global_step logs_dict client_states",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.get_checkpoint_states",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="the step and the data position that a run goes on from",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.save_checkpoint",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="what was learnt is saved before an error of the outside world ends a run",
+        signature="self tag client_states metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:Experience",
+        how="used",
+        ours="lmm_r1.trainer.samples:Rollout",
+        reason="what OpenRLHF's training takes",
+        signature=(
+            "self sequences attention_mask action_mask action_log_probs base_action_log_probs rollout_log_probs values "
+            "returns advantages kl rewards scores response_length truncated total_length index prompts labels images "
+            "mm_train_inputs info"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator",
+        how="subclassed",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
+        reason="one call per group, so that a prompt is encoded once and its media tensors travel once",
+        signature="self strategy prompts_dataloader eval_dataloader tokenizer vllm_engines",
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",

@@ -68,7 +68,7 @@ def serve(verifier: Verifier, *, options: ServingOptions) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listener = bind(options.host, port=options.port)
     if options.port_file is not None:
-        options.port_file.unlink(missing_ok=True)
+        _clear(options.port_file)
     port = listener.getsockname()[1]
     app = create_app(verifier, workers=options.workers, item_timeout_seconds=options.item_timeout_seconds)
     config = uvicorn.Config(
@@ -94,7 +94,10 @@ def bind(host: str, *, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        sys.exit(f"reward server: error: --host {host} is no address of this machine ({error})")
+        sys.exit(
+            f"reward server: error: --host {host} is no address of this machine ({error}); choose another, "
+            "such as 127.0.0.1"
+        )
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -105,6 +108,17 @@ def bind(host: str, *, port: int) -> socket.socket:
             "stop what uses that port, choose another --port, or let --port 0 pick a free one"
         )
     return listener
+
+
+def _clear(port_file: Path) -> None:
+    """Remove the file of an earlier server; exits with code 1 and one sentence where none can be written."""
+    try:
+        port_file.parent.mkdir(parents=True, exist_ok=True)
+        port_file.unlink(missing_ok=True)
+    except OSError as error:
+        sys.exit(
+            f"reward server: error: --port-file {port_file} cannot be written ({error.strerror}); choose another place"
+        )
 
 
 def write_atomically(path: Path, *, text: str) -> None:

@@ -60,7 +60,8 @@ def user_errors(prog: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        # What a library said, as part of a message, may hold line breaks.
+        print(f"{prog}: error: {' '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

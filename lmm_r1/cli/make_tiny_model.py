@@ -1,4 +1,4 @@
-"""Make a small, randomly initialised checkpoint: `lmm-r1 make_tiny_model --arch qwen2_5_vl --output DIR`."""
+"""Make a small, randomly initialised checkpoint: `lmm-r1 make_tiny_model --arch KIT --output DIR`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
 
 PROG = "lmm-r1 make_tiny_model"
@@ -34,8 +35,11 @@ def main(argv: list[str] | None = None) -> None:
     with user_errors(PROG):
         if config.hidden_size % 64 or config.hidden_size <= 0 or config.layers <= 0:
             raise UserError(
-                f"--hidden-size {config.hidden_size} must be a positive multiple of 64, --layers {config.layers} positive"
+                f"--hidden_size {config.hidden_size} must be a positive multiple of 64, --layers {config.layers} positive"
             )
+        check_creatable(config.output, flag="--output")
+        if config.output.is_file():
+            raise UserError(f"--output {config.output} is a file; name a folder")
         if config.output.exists() and any(config.output.iterdir()):
             raise UserError(f"--output {config.output} exists and is not empty; choose another folder")
         build(config)

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.report import build_report, write_summary
-from lmm_r1.evaluation.report.atomic_file import write_atomically
 from lmm_r1.evaluation.report.number_text import NONE, duration, percent, points
 from lmm_r1.evaluation.report.page import DEFAULT_MAX_ROLLOUTS
 from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows

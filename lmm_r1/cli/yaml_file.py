@@ -32,7 +32,7 @@ def read_settings(path: Path, flags: Mapping[str, object]) -> dict[str, object]:
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
-        raise YamlError(f"--config {path}: {error.strerror}") from None
+        raise YamlError(f"--config {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
         raise YamlError(f"--config {path}: not a UTF-8 text file") from None
     except yaml.MarkedYAMLError as error:

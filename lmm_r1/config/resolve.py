@@ -21,7 +21,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
     _refuse_what_is_not_there_yet(config)
-    _require(config, "actor.model_name_or_path", example="Qwen/Qwen2.5-VL-3B-Instruct")
+    _require(config, "actor.model_name_or_path", example="path/or/hub-name")
     _require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
     settings: dict[str, object] = {"critic.model_name_or_path": None}
     if config.actor.eps_clip_low_high is None:
@@ -49,7 +49,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
     _refuse_what_is_not_there_yet(config)
-    _require(config, "model.model_name_or_path", example="Qwen/Qwen2.5-VL-3B-Instruct")
+    _require(config, "model.model_name_or_path", example="path/or/hub-name")
     _require(config, "data.dataset", example="datasets/rows.jsonl")
     if config.train.batch_size % config.train.micro_batch_size:
         raise UserError(

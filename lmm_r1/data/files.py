@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lmm_r1 import hub
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import Row, images_of, parse_row
 from lmm_r1.errors import UserError
@@ -32,7 +33,7 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
         yield from _read_dataset(path, split=split)
         return
     if not file.is_file():
-        raise UserError(f"no row file {path}; check the path in --data.prompt_dataset or --data.dataset")
+        raise UserError(f"no row file {path}; check the path")
     yield from _READERS[suffix](file)
 
 
@@ -66,7 +67,7 @@ def load_rows(
             check_image_exists(part, location=location)
         rows.append(row)
     if not rows:
-        raise UserError(f"{path} holds no rows")
+        raise UserError(f"{path} holds no rows; check the path")
     return rows
 
 
@@ -84,11 +85,13 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                record = json.loads(text)
+                record = json.loads(text.rstrip("\r\n"))
             except UnicodeDecodeError as error:
                 raise UserError(f"{location}: not UTF-8 text ({error})") from error
             except json.JSONDecodeError as error:
-                raise UserError(f"{location}: not valid JSON: {error.msg} at column {error.colno}") from error
+                raise UserError(
+                    f"{location}: not valid JSON: {error.msg} at column {error.colno}; correct or remove the line"
+                ) from error
             yield _checked(record, location=location), location, file.parent
 
 
@@ -145,16 +148,23 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
     name, _, subfolder = path.partition("@") if not Path(path).exists() else (path, "", "")
     folder = Path(name)
     if not folder.exists() and name.startswith(("/", ".", "~")):
-        raise UserError(f"no row file or folder {name}; check the path in --data.prompt_dataset or --data.dataset")
+        raise UserError(f"no row file or folder {name}; check the path")
     if folder.is_file():
         raise UserError(f"{name}: unknown kind of row file; known are {', '.join(_READERS)}")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             dataset = datasets.load_from_disk(name)
         else:
+            if not folder.exists():
+                hub.is_reachable()
             dataset = datasets.load_dataset(name, data_dir=subfolder or None)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise UserError(f"cannot load the dataset {path}: {error}") from error
+        if folder.exists():
+            raise UserError(f"{path}: this folder cannot be loaded as a dataset ({error}); check the path") from error
+        raise UserError(
+            f"{path}: no such file or folder, and no dataset of this name can be had from the hub ({error}); "
+            "check the path or the name"
+        ) from error
     if isinstance(dataset, datasets.DatasetDict):
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")

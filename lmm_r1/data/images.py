@@ -17,6 +17,9 @@ from lmm_r1.errors import UserError
 
 _TIMEOUT_SECONDS = 30.0
 _DOWNLOAD_ATTEMPTS = 3
+# What the last bytes of a complete file hold, by the format's name in Pillow.
+_ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
+_TAIL_BYTES = 16
 # What Pillow's decoders raise on damaged files besides OSError (which UnidentifiedImageError is).
 _DECODE_ERRORS = (
     OSError,
@@ -46,12 +49,20 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
 
 
 def check_image_exists(part: ImagePart, *, location: str) -> None:
-    """Raises UserError if a local file is missing or its header is no image's; other sources are not looked at."""
+    """Raises UserError if a local file is missing, is no image, or is a PNG or JPEG cut short.
+
+    Other sources are not looked at, and only a file without the usual ending is decoded.
+    """
     if kind_of(part.source) != "path":
         return
     try:
-        with Image.open(_path(part.source)):
-            pass
+        with _path(part.source).open("rb") as file:
+            file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
+            tail = file.read()
+            file.seek(0)
+            with Image.open(file) as image:
+                if _ENDINGS.get(image.format, b"") not in tail:
+                    image.load()
     except _DECODE_ERRORS as error:
         raise _image_error(part, location=location, error=error) from error
 
@@ -63,7 +74,9 @@ def _image_error(part: ImagePart, *, location: str, error: BaseException) -> Use
         )
     # strerror leaves out the path, which describe() gives already.
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return UserError(f"{location}: cannot read the image {describe(part.source)}: {reason}")
+    return UserError(
+        f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
+    )
 
 
 def _path(source: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
 
@@ -17,7 +18,8 @@ IMAGES_FOLDER = "images"
 
 
 def check_writable(output: Path, *, overwrite: bool) -> None:
-    """Raises UserError unless `output` is absent, an empty folder, or (with `overwrite`) a folder of rows."""
+    """Raises UserError unless `output` can be made and is absent, an empty folder, or (with `overwrite`) a folder of rows."""
+    check_creatable(output, flag="--output")
     if not output.exists():
         return
     if not output.is_dir():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Message, Row, images_of
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.row_checks import learnt_turns
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +41,11 @@ def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_
         raise UserError(f"{row.location}: {error}") from error
     if len(encoded.token_ids) > max_len:
         return None
-    spans = _assistant_spans(row, kit=kit, processor=processor, ids=encoded.engine_token_ids)
-    if not spans:
-        raise UserError(f"{row.location}: no assistant turn to learn from; SFT rows end with one")
+    turns = learnt_turns(row, every_turn=every_turn)
     learnt = [False] * len(encoded.token_ids)
     offsets = _expanded_offsets(encoded.token_ids, placeholders=kit.placeholder_ids(processor))
-    for start, end in spans if every_turn else spans[-1:]:
+    for turn in turns:
+        start, end = _span(row, turn=turn, kit=kit, processor=processor, ids=encoded.engine_token_ids)
         for index in range(start, end):
             learnt[offsets[index]] = True
     return SFTSample(token_ids=encoded.token_ids, learnt=learnt, media=encoded.media)
@@ -52,6 +53,8 @@ def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_
 
 def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
     """Pad samples on the right into one batch."""
+    import torch
+
     width = max(len(sample.token_ids) for sample in samples)
     sequences = torch.full((len(samples), width), pad_token_id)
     attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
@@ -74,29 +77,32 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int) -> li
 
     A function of the step alone, so that a resumed run sees the rows that it would have seen.
     """
+    import torch
+
     per_epoch = num_rows // batch_size
     epoch, position = divmod(step, per_epoch)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
     return order[position * batch_size : (position + 1) * batch_size].tolist()
 
 
-def _assistant_spans(row: Row, *, kit: LmmKit, processor: Any, ids: list[int]) -> list[tuple[int, int]]:
-    """Return [start, end) of each assistant turn in the ids with one placeholder per image, end token included."""
+def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -> tuple[int, int]:
+    """Return [start, end) of an assistant turn in the ids with one placeholder per image, end token included."""
+    before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
+    through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False)
+    # The last token of either may have grown together with the text behind it.
+    if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
+        raise UserError(
+            f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
+            "the tokens of that turn cannot be told apart; train one row per turn, or with another template"
+        )
+    start, end = len(before), len(through)
     eos = kit.tokenizer_of(processor).eos_token_id
-    spans = []
-    for index, message in enumerate(row.messages):
-        if message.role != "assistant":
-            continue
-        before: Sequence[Message] = row.messages[:index]
-        start = len(kit.render(processor, before, add_generation_prompt=True))
-        end = len(kit.render(processor, row.messages[: index + 1], add_generation_prompt=False))
-        # What the template puts behind the end token (a newline) is never sampled, so it is not learnt.
-        while end > start and ids[end - 1] != eos:
-            end -= 1
-        if end == start:
-            raise UserError(f"{row.location}: the chat template does not end an assistant turn with the end token")
-        spans.append((start, end))
-    return spans
+    # What the template puts behind the end token (a newline) is never sampled, so it is not learnt.
+    while end > start and ids[end - 1] != eos:
+        end -= 1
+    if end == start:
+        raise UserError(f"{row.location}: the chat template does not end an assistant turn with the end token")
+    return start, end
 
 
 def _expanded_offsets(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:

@@ -6,20 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.evaluation.generation import CheckpointEngine, GenerationSettings, Response
 from remote_rm import math_verifier
-
-
-def load_files(
-    files: Mapping[str, str], *, message_key: str | None, answer_key: str, max_rows: int | None
-) -> dict[str, list[Row]]:
-    """Read the row files under their names."""
-    return {
-        name: load_rows(path, message_key=message_key, answer_key=answer_key, max_rows=max_rows)
-        for name, path in files.items()
-    }
 
 
 def evaluate_checkpoint(
@@ -35,11 +24,12 @@ def evaluate_checkpoint(
     try:
         scores = {}
         for name, rows in files.items():
-            began = time.perf_counter()
+            began, total = time.perf_counter(), len(rows)
             responses = engine.respond(
-                rows, on_progress=lambda done, name=name, total=len(rows): report(f"{path}: {name} {done}/{total} rows")
+                rows,
+                on_progress=lambda done, name=name, total=total: report(f"{path}: {name} {done}/{total} rows"),
             )
-            scores[name] = {**summarize(responses), "rows": len(rows), "seconds": time.perf_counter() - began}
+            scores[name] = {**summarize(responses), "rows": total, "seconds": time.perf_counter() - began}
     finally:
         engine.close()
     return scores

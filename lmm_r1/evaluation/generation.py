@@ -12,6 +12,7 @@ from vllm.inputs import TokensPrompt
 
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.models.banned_tokens import BAN_BIAS
 
@@ -92,7 +93,15 @@ class CheckpointEngine:
 
     def _prompt(self, row: Row) -> TokensPrompt:
         images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-        encoded = self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
+        try:
+            encoded = self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
+        except UserError as error:
+            raise UserError(f"{row.location}: {error}") from error
+        if len(encoded.token_ids) >= self.settings.max_model_len:
+            raise UserError(
+                f"{row.location}: the prompt takes {len(encoded.token_ids)} tokens, which leaves no room for a response "
+                f"in --max_model_len {self.settings.max_model_len}; raise it"
+            )
         prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
         if encoded.images:
             prompt["multi_modal_data"] = {"image": encoded.images}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmm_r1.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from PIL import Image
@@ -106,17 +108,15 @@ def collapse_runs(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> 
     """Keep one of every run of equal placeholders: [1, 9, 9, 9, 2] -> [1, 9, 2] for placeholder 9."""
     return [
         token
-        for previous, token in zip([None, *token_ids[:-1]], token_ids, strict=True)
-        if token not in placeholders or token != previous
+        for index, token in enumerate(token_ids)
+        if token not in placeholders or index == 0 or token_ids[index - 1] != token
     ]
 
 
-def bounded_size(
-    *, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
+def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Return (height, width) as multiples of `factor` with an area inside the bounds and nearly the same aspect ratio.
 
-    The area wins over the aspect ratio; sides never fall below `factor`.
+    The area wins over the aspect ratio, and the upper bound over the lower; sides never fall below `factor`.
     """
     rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
     if rows * columns > max_pixels:
@@ -125,7 +125,32 @@ def bounded_size(
     elif rows * columns < min_pixels:
         scale = math.sqrt(min_pixels / (height * width))
         rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
+    # Where one side stands at its smallest, or both were rounded up, the longer one gives way.
+    if rows * columns > max_pixels:
+        shorter = min(rows, columns)
+        longer = max(factor, max_pixels // shorter // factor * factor)
+        rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
     return rows, columns
+
+
+def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Raise UserError where a checkpoint brings no vocabulary or no usable chat template.
+
+    Transformers lets both pass: an empty tokenizer is made, and a template is first looked at when it is used.
+    """
+    import jinja2
+
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"{path}: no tokenizer in this checkpoint; copy the original model's tokenizer files into it")
+    if processor.chat_template is None:
+        raise UserError(
+            f"{path}: no chat template in this checkpoint; copy the original model's chat_template.jinja (or the "
+            "tokenizer_config.json or chat_template.json that holds it) into it"
+        )
+    try:
+        processor.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    except jinja2.TemplateError as error:
+        raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
 
 
 def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 
+from lmm_r1 import hub
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import LmmKit
 
@@ -15,8 +16,8 @@ KITS: dict[str, str] = {
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
 }
 
-# Plain language models share one kit; a config with any of these sections is not one of them.
-_MEDIA_SECTIONS = ("vision_config", "audio_config", "img_processor", "audio_processor")
+# Plain language models share one kit; a config with a key that holds any of these words is not one of them.
+_MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
 
 
 def get_kit(model_type: str) -> LmmKit:
@@ -35,7 +36,7 @@ def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     model_type = config.get("model_type")
     if model_type in KITS:
         return get_kit(model_type)
-    media = [section for section in _MEDIA_SECTIONS if section in config]
+    media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
     if media or not _is_causal_lm(model_type, config, trust_remote_code=trust_remote_code):
         raise UserError(
             f"{model_path}: no kit for model_type '{model_type}'"
@@ -52,15 +53,25 @@ def _read_config(model_path: str) -> dict:
         if not file.is_file():
             raise UserError(f"{model_path}: no config.json in this folder; is it a Hugging Face checkpoint?")
         try:
-            return json.loads(file.read_text())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}: not valid JSON ({error})") from error
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file}: not valid JSON ({error}); copy the checkpoint again") from error
+        if not isinstance(config, dict):
+            raise UserError(f"{file}: a JSON object is needed, not {type(config).__name__}; copy the checkpoint again")
+        return config
+    if model_path.startswith(("/", ".", "~")):
+        raise UserError(f"{model_path}: no such folder; check the path")
     from transformers import PretrainedConfig
 
+    hub.is_reachable()
     try:
         return PretrainedConfig.get_config_dict(model_path)[0]
     except OSError as error:
-        raise UserError(f"{model_path}: neither a folder nor a model that can be fetched from the hub") from error
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{model_path}: no such folder, and no model of this name can be had from the hub ({reason}); "
+            "check the path or the name"
+        ) from error
 
 
 def _is_causal_lm(model_type: str | None, config: dict, *, trust_remote_code: bool) -> bool:

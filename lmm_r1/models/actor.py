@@ -43,7 +43,7 @@ class KitActor(Actor):
         ban_media_tokens: bool = False,
         **unused: Any,
     ) -> None:
-        assert not (load_in_4bit or lora_rank or use_liger_kernel or packing_samples), "refused by config.resolve"
+        assert not any((load_in_4bit, lora_rank, use_liger_kernel, packing_samples)), "refused by config.resolve"
         kit = kit_of(pretrain_or_model, trust_remote_code=trust_remote_code)
         # While this object lives, transformers loads straight into ZeRO-3 shards.
         sharded = ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
@@ -107,7 +107,7 @@ class KitActor(Actor):
         return (log_probs, output) if return_output else log_probs
 
     def _run(self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: list[Media]) -> Any:
-        rows = len(sequences)
+        rows, width = sequences.shape
         if not media and self.kit.filler_media is not None and dist.is_initialized() and dist.get_world_size() > 1:
             sequences, attention_mask, media = self._with_filler_row(sequences, attention_mask)
         merged = None
@@ -120,7 +120,7 @@ class KitActor(Actor):
             }
         inputs = self.kit.forward_inputs(self.model_config, sequences, attention_mask, merged)
         output = self.model(sequences, attention_mask=attention_mask, use_cache=False, **inputs)
-        output["logits"] = output["logits"][:rows]
+        output["logits"] = output["logits"][:rows, :width]
         return output
 
     def _with_filler_row(

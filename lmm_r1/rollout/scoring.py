@@ -55,14 +55,21 @@ def make_scorer(endpoints: Sequence[str], *, timeout_s: float, deadline_s: float
 
 def _load_function(path: str) -> Callable[..., Any]:
     if not Path(path).is_file():
-        raise UserError(f"--reward.remote_url {path}: no such file")
+        raise UserError(f"--reward.remote_url {path}: no such file; check the path")
     spec = importlib.util.spec_from_file_location("reward_function", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"--reward.remote_url {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
+        ) from error
     if not hasattr(module, "reward_func"):
-        raise UserError(f"--reward.remote_url {path}: the file defines no reward_func(queries, prompts, labels)")
+        raise UserError(
+            f"--reward.remote_url {path}: the file defines no reward_func(queries, prompts, labels); add one"
+        )
     return module.reward_func
 
 

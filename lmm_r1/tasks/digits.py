@@ -29,9 +29,9 @@ class DigitsTask:
     page: Page = field(default_factory=Page)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_digits <= self.max_digits <= self.page.cells**2:
+        if not 1 <= self.min_digits <= self.max_digits <= self.page.cells**2:
             raise ValueError(
-                f"{self.min_digits} to {self.max_digits} digits: two or more are needed, and no more than the page's "
+                f"{self.min_digits} to {self.max_digits} digits: at least one is needed, and no more than the page's "
                 f"{self.page.cells**2} cells"
             )
 

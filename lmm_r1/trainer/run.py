@@ -19,8 +19,10 @@ from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.prompt_stream import PromptStream, check_prompts
+from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.rollout.engines import create_engines
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
@@ -38,8 +40,12 @@ def train(config: PPOConfig) -> None:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     kit = kit_of(path, trust_remote_code=trust_remote_code)
     processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
-    rows = _prompts(config, kit)
-    eval_rows = load_rows(config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
+    check_weights(path)
+    rows = _prompts(config)
+    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
+    check_prompts(rows + eval_rows)
+    check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
+    max_images = _max_images(config, rows + eval_rows)
     _check_rewards(config)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     folder.open(to_yaml(config))
@@ -47,9 +53,7 @@ def train(config: PPOConfig) -> None:
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     shared = _shared_gpus(config)
-    engines = create_engines(
-        config, shared=shared if config.train.colocate_all else None, max_images=_max_images(config, rows + eval_rows)
-    )
+    engines = create_engines(config, shared=shared if config.train.colocate_all else None, max_images=max_images)
     actor_group = _group(config, PolicyWorker, config.actor, shared)
     reference_group = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
 
@@ -76,34 +80,24 @@ def train(config: PPOConfig) -> None:
     ray.shutdown()
 
 
-def _prompts(config: PPOConfig, kit: LmmKit) -> list[Row]:
+def _prompts(config: PPOConfig) -> list[Row]:
     data = config.data
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
-    row_lists = [
-        load_rows(
-            path,
-            split=data.prompt_split,
-            message_key=data.input_key,
-            answer_key=data.label_key,
-            image_key=data.image_key,
-        )
-        for path in paths
-    ]
+    row_lists = [_load(config, path, split=data.prompt_split) for path in paths]
     rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
-    check_prompts(rows)
     if len(rows) < config.rollout.batch_size:
         raise UserError(
             f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
-            f"--rollout.batch_size {config.rollout.batch_size}"
+            f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
-    if not kit.takes_images:
-        for row in rows:
-            if images_of(row.messages):
-                raise UserError(
-                    f"{row.location}: the row has an image, but --actor.model_name_or_path "
-                    f"{config.actor.model_name_or_path} is a plain language model"
-                )
     return rows
+
+
+def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
+    data = config.data
+    return load_rows(
+        path, split=split, message_key=data.input_key, answer_key=data.label_key, image_key=data.image_key
+    )
 
 
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
@@ -112,7 +106,8 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     if limit and most > limit:
         row = next(row for row in rows if len(images_of(row.messages)) > limit)
         raise UserError(
-            f"{row.location}: {len(images_of(row.messages))} images, more than --data.max_images_per_prompt {limit}"
+            f"{row.location}: {len(images_of(row.messages))} images, more than --data.max_images_per_prompt {limit}; "
+            "raise it, or set it to 0 to count them in the data"
         )
     return limit or most
 

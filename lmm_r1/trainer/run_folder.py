@@ -13,11 +13,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from lmm_r1.data.atomic_file import write_atomically, write_bytes_atomically
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message
 from lmm_r1.errors import UserError
 
 STAGE_FILE = "stage.json"
+METRICS_FILE = "metrics.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
 
 
 @dataclass(kw_only=True)
@@ -28,28 +31,35 @@ class RunFolder:
     name: str
     kind: str
     started: float = field(default_factory=time.time)
+    """When the stage started; `open` moves it back by the time that earlier sessions of the same stage took."""
 
     def open(self, settings_yaml: str) -> None:
-        """Create the folder and write the resolved settings; raises UserError when the stage is finished."""
+        """Create the folder, or take up the records of an interrupted stage, and write the resolved settings.
+
+        A line that a killed session left half-written is cut off, so that the next one does not run into it.
+        Raises UserError when the stage is finished.
+        """
         if (self.path / STAGE_FILE).exists():
             raise UserError(
                 f"--ckpt.output_dir {self.path}: this stage is finished ({STAGE_FILE} is there); "
                 "choose another folder or remove this one"
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "run_config.yaml", settings_yaml)
-        except OSError as error:
-            raise UserError(f"--ckpt.output_dir {self.path}: cannot be written ({error.strerror})") from error
+            write_atomically(self.path / "run_config.yaml", text=settings_yaml)
+        except UserError as error:
+            raise UserError(f"--ckpt.output_dir: {error}") from error
+        for file in (METRICS_FILE, ROLLOUTS_FILE):
+            _cut_torn_line(self.path / file)
+        self.started -= _last_seconds(self.path / METRICS_FILE)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics; values that are not numbers are left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-        self._append("metrics.jsonl", {"step": step, "seconds": round(time.time() - self.started, 3), **numbers})
+        self._append(METRICS_FILE, {"step": step, "seconds": round(time.time() - self.started, 3), **numbers})
 
     def rollout(self, record: Mapping[str, Any], *, messages: tuple[Message, ...], location: str) -> None:
         """Append one sampled response with its prompt; the prompt's images are kept once each under images/."""
-        self._append("rollouts.jsonl", {**record, "messages": [self._message(item, location) for item in messages]})
+        self._append(ROLLOUTS_FILE, {**record, "messages": [self._message(item, location) for item in messages]})
 
     def finish(self, *, steps: int) -> None:
         """Mark the stage as finished; nothing of it is written after this."""
@@ -62,7 +72,7 @@ class RunFolder:
             "started_at": _iso(self.started),
             "finished_at": _iso(now),
         }
-        write_atomically(self.path / STAGE_FILE, json.dumps(stage, indent=2) + "\n")
+        write_atomically(self.path / STAGE_FILE, text=json.dumps(stage, indent=2) + "\n")
 
     def _append(self, file: str, record: Mapping[str, Any]) -> None:
         with (self.path / file).open("a") as stream:
@@ -83,16 +93,29 @@ class RunFolder:
         name = f"images/{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.png"
         target = self.path / name
         if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(buffer.getvalue())
+            write_bytes_atomically(target, data=buffer.getvalue())
         return name
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a killed writer, never leaves half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+def _cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline of a file, if there is such a file."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    complete = content.rfind(b"\n") + 1
+    if complete < len(content):
+        os.truncate(path, complete)
+
+
+def _last_seconds(path: Path) -> float:
+    """Return the `seconds` of the last line of a metrics file, 0 where there is none."""
+    lines = path.read_text().strip().splitlines() if path.exists() else []
+    if not lines:
+        return 0.0
+    try:
+        return float(json.loads(lines[-1])["seconds"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: the last line holds no metrics ({lines[-1][:80]}); repair or delete it") from error
 
 
 def _iso(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from lmm_r1.config import SFTConfig, to_openrlhf_args, to_yaml
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
+from lmm_r1.data.row_checks import check_images_taken, learnt_turns
 from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, batch_indices, collate, encode_sample
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
@@ -30,13 +33,18 @@ logger = logging.getLogger(__name__)
 def train(config: SFTConfig) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="sft")
-    kit = kit_of(config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
-    processor = kit.load_processor(
-        config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code
-    )
+    path, trust_remote_code = config.model.model_name_or_path, config.train.trust_remote_code
+    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    check_weights(path)
     rows = _load_rows(config)
-    if len(rows) < config.train.batch_size:
-        raise UserError(f"--data.dataset has {len(rows)} rows, fewer than --train.batch_size {config.train.batch_size}")
+    check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
+    samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
+    fitting = next((sample for sample in samples if sample is not None), None)
+    if fitting is None:
+        raise UserError(
+            f"every row of --data.dataset {config.data.dataset} is longer than {_max_len(config)}; raise it"
+        )
     folder.open(to_yaml(config))
 
     default_to_one_process()
@@ -47,7 +55,7 @@ def train(config: SFTConfig) -> None:
     if config.train.max_steps > 0:
         steps = min(steps, config.train.max_steps)
     actor = _prepare_actor(config, args, strategy, steps=steps)
-    run = _SFTRun(config, strategy, actor, kit=kit, processor=processor, rows=rows, folder=folder)
+    run = _SFTRun(config, strategy, actor, kit=kit, processor=processor, rows=rows, folder=folder, fitting=fitting)
     run.fit(start=_resume(config, strategy, actor), steps=steps)
 
     strategy.save_model(actor, processor, config.ckpt.output_dir)
@@ -62,7 +70,24 @@ def _load_rows(config: SFTConfig) -> list[Row]:
         load_rows(path, split=config.data.dataset_split, message_key=config.data.input_key, answer_required=False)
         for path in paths
     ]
-    return blend(row_lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
+    rows = blend(row_lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
+    if len(rows) < config.train.batch_size:
+        raise UserError(
+            f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
+            f"--train.batch_size {config.train.batch_size}; lower it or add rows"
+        )
+    for row in rows:
+        learnt_turns(row, every_turn=config.data.multiturn)
+    return rows
+
+
+def _encode(row: Row, config: SFTConfig, *, kit: LmmKit, processor: Any) -> SFTSample | None:
+    data = config.data
+    return encode_sample(row, kit=kit, processor=processor, max_len=data.max_len, every_turn=data.multiturn)
+
+
+def _max_len(config: SFTConfig) -> str:
+    return f"--data.max_len {config.data.max_len}"
 
 
 def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
@@ -111,6 +136,7 @@ class _SFTRun:
         processor: Any,
         rows: list[Row],
         folder: RunFolder,
+        fitting: SFTSample,
     ) -> None:
         self.config = config
         self.strategy = strategy
@@ -119,6 +145,8 @@ class _SFTRun:
         self.processor = processor
         self.rows = rows
         self.folder = folder
+        # DeepSpeed counts micro-batches, so one without a row that fits is filled with a row that teaches nothing.
+        self.filler = replace(fitting, learnt=[False] * len(fitting.learnt))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
         self.skipped = 0
 
@@ -135,28 +163,19 @@ class _SFTRun:
             if save_steps > 0 and (step + 1) % save_steps == 0 and not self.config.ckpt.disable_ds:
                 self._save(step + 1)
         if self.skipped:
-            self.console.print(f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped")
+            self.console.print(f"{self.skipped} rows longer than {_max_len(self.config)} were skipped")
 
     def _micro_batches(self, step: int) -> list[SFTBatch]:
         """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
         train = self.config.train
         indices = batch_indices(num_rows=len(self.rows), batch_size=train.batch_size, seed=train.seed, step=step)
-        samples = [self._sample(self.rows[index]) for index in indices[dist.get_rank() :: dist.get_world_size()]]
+        rows = [self.rows[index] for index in indices[dist.get_rank() :: dist.get_world_size()]]
+        samples = [_encode(row, self.config, kit=self.kit, processor=self.processor) for row in rows]
+        self.skipped += samples.count(None)
         parts = [samples[i : i + train.micro_batch_size] for i in range(0, len(samples), train.micro_batch_size)]
-        kept = [[sample for sample in part if sample is not None] for part in parts]
-        self.skipped += sum(len(part) for part in parts) - sum(len(part) for part in kept)
-        if not all(kept):
-            raise UserError(
-                f"every row of a micro-batch is longer than --data.max_len {self.config.data.max_len}; raise it"
-            )
+        kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
         pad_token_id = self.kit.tokenizer_of(self.processor).pad_token_id
         return [collate(part, pad_token_id=pad_token_id) for part in kept]
-
-    def _sample(self, row: Row) -> SFTSample | None:
-        data = self.config.data
-        return encode_sample(
-            row, kit=self.kit, processor=self.processor, max_len=data.max_len, every_turn=data.multiturn
-        )
 
     def _update(self, batches: list[SFTBatch]) -> tuple[float, int]:
         """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number."""
@@ -171,7 +190,7 @@ class _SFTRun:
                 return_logprobs=True,
                 media=batch.media,
             )
-            loss = -(log_probs * batch.learnt.to(device)).sum() / tokens
+            loss = -(log_probs * batch.learnt.to(device)).sum() / tokens.clamp(min=1)
             # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum.
             self.strategy.backward(loss * len(batches) * dist.get_world_size(), self.actor, None)
             self.strategy.optimizer_step(None, self.actor, None)
@@ -191,6 +210,7 @@ class _SFTRun:
             "grad_norm": self.strategy.get_grad_norm(self.actor),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds,
+            "overlong_rows": self.skipped,
         }
         self.folder.metrics(step, values)
         if step % self.config.logger.logging_steps == 0 or step == steps:

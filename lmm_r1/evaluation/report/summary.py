@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lmm_r1.evaluation.report.atomic_file import write_atomically
+from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.evaluation.run_folder import Run, Stage
 
 

@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.base import EncodedPrompt, Media, chat_of, ids_beyond_tokenizer, text_positions
+from lmm_r1.lmm_kits.base import EncodedPrompt, Media, check_chat, ids_beyond_tokenizer, text_positions
 
 
 def load_config(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -37,8 +43,7 @@ def load_processor(path: str, *, trust_remote_code: bool) -> PreTrainedTokenizer
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: no tokenizer can be loaded from this checkpoint ({error})") from error
-    if tokenizer.chat_template is None:
-        raise UserError(f"{path}: the tokenizer has no chat template; add chat_template.jinja to the checkpoint")
+    check_chat(tokenizer, tokenizer=tokenizer, path=path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -66,9 +71,9 @@ def render(
     processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
 ) -> list[int]:
     """Return the ids of a conversation in the chat template's form."""
-    text = processor.apply_chat_template(
-        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-    )
+    # Chat templates of language models take text only; a list of text parts is joined as vLLM's server joins it.
+    chat = [{"role": turn.role, "content": "\n".join(part.text for part in turn.parts)} for turn in messages]
+    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
     return processor(text, add_special_tokens=False)["input_ids"]
 
 

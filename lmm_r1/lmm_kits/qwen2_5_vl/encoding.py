@@ -10,22 +10,30 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoProcessor,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.messages import Message, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
     bounded_size,
     chat_of,
+    check_chat,
     collapse_runs,
     ids_beyond_tokenizer,
     text_positions,
 )
 
+# Either name holds the image processor's settings; transformers 5 writes the first.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MEDIA_TOKENS = (
     "<|vision_start|>",
     "<|vision_end|>",
@@ -55,19 +63,26 @@ def load_model(
 
 
 def load_processor(path: str, *, trust_remote_code: bool) -> Qwen2_5_VLProcessor:
-    """Load processor and tokenizer; raises UserError when the checkpoint holds no image processor."""
+    """Load processor and tokenizer; raises UserError when the checkpoint lacks one of them or a chat template."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        raise UserError(
+            f"{path}: no image processor in this checkpoint; copy {' or '.join(PROCESSOR_FILES)} of the original model "
+            "into it"
+        )
     try:
         processor = AutoProcessor.from_pretrained(path)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"{path}: no image processor can be loaded from this checkpoint ({error}); copy preprocessor_config.json "
-            "or processor_config.json, the tokenizer files and the chat template of the original model into it"
+            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); copy "
+            f"{' or '.join(PROCESSOR_FILES)}, the tokenizer files and the chat template of the original model into it"
         ) from error
     if not isinstance(processor, Qwen2_5_VLProcessor):
         raise UserError(
-            f"{path}: this checkpoint has a tokenizer but no image processor; copy preprocessor_config.json "
-            "or processor_config.json of the original model into it"
+            f"{path}: this checkpoint has a tokenizer but no image processor; copy {' or '.join(PROCESSOR_FILES)} "
+            "of the original model into it"
         )
+    check_chat(processor, tokenizer=processor.tokenizer, path=path)
     return processor
 
 
@@ -82,7 +97,7 @@ def encode(
     images: Sequence[Image.Image],
     add_generation_prompt: bool,
 ) -> EncodedPrompt:
-    """Encode a conversation with its images; raises UserError when placeholders and images do not match."""
+    """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
     resized = [
         _within_bounds(processor, image, part.min_pixels, part.max_pixels)
         for image, part in zip(images, images_of(messages), strict=True)
@@ -91,7 +106,11 @@ def encode(
     if not resized:
         token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return EncodedPrompt(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
-    batch = processor(text=[text], images=resized, add_special_tokens=False, return_tensors="pt")
+    try:
+        batch = processor(text=[text], images=resized, add_special_tokens=False, return_tensors="pt")
+    except ValueError as error:
+        sizes = ", ".join(f"{image.width}x{image.height}" for image in resized)
+        raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
     token_ids = batch["input_ids"][0].tolist()
     return EncodedPrompt(
         token_ids=token_ids,
@@ -108,12 +127,18 @@ def render(processor: Qwen2_5_VLProcessor, messages: Sequence[Message], *, add_g
 
 
 def _render_text(processor: Qwen2_5_VLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    for message in messages:
+        for part in message.parts:
+            typed = [token for token in MEDIA_TOKENS if isinstance(part, TextPart) and token in part.text]
+            if typed:
+                raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
     text = processor.apply_chat_template(
         chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
-    if text.count(processor.image_token) != len(images_of(messages)) or processor.video_token in text:
+    written, given = text.count(processor.image_token), len(images_of(messages))
+    if written != given:
         raise UserError(
-            f"the text of a message itself holds a media token such as {processor.image_token}; take it out of the row"
+            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
         )
     return text
 
@@ -133,12 +158,13 @@ def _within_bounds(
         return image
     image_processor = processor.image_processor
     lowest, highest = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
+    highest = min(highest, max_pixels or highest)
     height, width = bounded_size(
         height=image.height,
         width=image.width,
         factor=image_processor.patch_size * image_processor.merge_size,
-        min_pixels=max(lowest, min_pixels or lowest),
-        max_pixels=min(highest, max_pixels or highest),
+        min_pixels=min(max(lowest, min_pixels or lowest), highest),
+        max_pixels=highest,
     )
     return image.resize((width, height), Image.Resampling.BICUBIC)
 

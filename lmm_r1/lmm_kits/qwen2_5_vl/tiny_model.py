@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
-from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from lmm_r1.lmm_kits.base import TinyModelSpec
 from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer

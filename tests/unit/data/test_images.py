@@ -142,5 +142,23 @@ def test_the_cheap_check_finds_missing_files_and_files_that_are_no_images(pictur
         check_image_exists(ImagePart(str(tmp_path)), location=LOCATION)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_the_cheap_check_finds_files_that_were_cut_short(kind, tmp_path):
+    rng = np.random.default_rng(0)
+    data = encoded(Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)), kind=kind)
+    file = tmp_path / "cut"
+    for length in [0, 1, 8, 20, len(data) // 2, len(data) - 100]:
+        file.write_bytes(data[:length])
+        with pytest.raises(UserError, match="rows.jsonl line 7: cannot read the image .*cut: .*; replace it or drop"):
+            check_image_exists(ImagePart(str(file)), location=LOCATION)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_the_cheap_check_takes_whole_files_whatever_follows_them(kind, picture, tmp_path):
+    for rest in (b"", b"\0" * 100):
+        (tmp_path / "whole").write_bytes(encoded(picture, kind=kind) + rest)
+        check_image_exists(ImagePart(str(tmp_path / "whole")), location=LOCATION)
+
+
 def test_the_cheap_check_fetches_nothing():
     check_image_exists(ImagePart("http://127.0.0.1:1/a.png"), location=LOCATION)

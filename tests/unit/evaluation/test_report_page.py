@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
+from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.report import build_report, summarize, write_summary
-from lmm_r1.evaluation.report.atomic_file import write_atomically
 from lmm_r1.evaluation.report.settings_text import without_secrets
 from lmm_r1.evaluation.report.stage_table import stage_rows
 from lmm_r1.evaluation.run_folder import read_run

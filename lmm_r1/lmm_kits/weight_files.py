@@ -1,0 +1,56 @@
+"""Whether the weight files of a checkpoint folder are all there and whole, told without loading them."""
+
+import json
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+
+# In the order in which transformers looks for them; an index names the files of a model in several parts.
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_LENGTH_BYTES = 8
+
+
+def check_weights(model_path: str) -> None:
+    """Raise UserError when weights of a checkpoint folder are missing or cut short; a hub name is not looked at."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        return
+    found = [folder / name for name in _NAMES if (folder / name).is_file()]
+    if not found:
+        raise UserError(f"{model_path}: no weights in this folder ({_NAMES[0]} or {_NAMES[1]}); copy them into it")
+    for file in _parts(found[0]):
+        if not file.is_file():
+            raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
+        if file.suffix == ".safetensors":
+            _check_length(file)
+
+
+def _parts(file: Path) -> list[Path]:
+    if file.suffix != ".json":
+        return [file]
+    try:
+        names = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not an index of weight files ({error}); copy it again") from error
+    return [file.parent / name for name in sorted(names)]
+
+
+def _check_length(file: Path) -> None:
+    """Compare a safetensors file's length with what its header promises: length of the header, header, tensors."""
+    length = file.stat().st_size
+    with file.open("rb") as stream:
+        header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        header = stream.read(header_length) if header_length <= length else b""
+    try:
+        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        end = max(entry["data_offsets"][1] for entry in tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{file}: the weight file is damaged (its header cannot be read); copy it again") from error
+    promised = _LENGTH_BYTES + header_length + end
+    if length != promised:
+        raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")

@@ -1,0 +1,51 @@
+"""What the tests of several folders share."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# The training stack is an extra: without it, what imports it cannot be collected.
+if importlib.util.find_spec("openrlhf") is None:
+    collect_ignore_glob = [
+        "unit/models/*",
+        "unit/trainer/*",
+        "unit/rollout/*",
+        "unit/lmm_kits/*",
+        "unit/test_cpu.py",
+        "contracts/test_kits.py",
+        "contracts/test_openrlhf_seams.py",
+        "integration/test_bad_input.py",
+        "integration/test_evaluate_errors.py",
+    ]
+# A name that is no folder must not be looked up over the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """Keeps what a command sets for the processes it starts from reaching other tests."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a kit's name to the folder of its tiny checkpoint, which is built once per test session."""
+    from helpers.tiny_models import build_checkpoint
+
+    from lmm_r1.lmm_kits import get_kit
+
+    folders: dict[str, Path] = {}
+
+    def checkpoint(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("tiny") / name
+            build_checkpoint(get_kit(name), folders[name])
+        return folders[name]
+
+    return checkpoint

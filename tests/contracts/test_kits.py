@@ -1,0 +1,481 @@
+"""What every kit must keep to, checked on its tiny checkpoint against Hugging Face's own processor and model."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.conversations import message, picture, row
+from helpers.tiny_models import encode, make_actor, pad
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+from lmm_r1.data.messages import ImagePart, Message, images_of
+from lmm_r1.data.sft_dataset import encode_sample
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
+from lmm_r1.models.actor import KitActor, freeze
+
+pytestmark = pytest.mark.contract
+
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+SMALL, WIDE, TALL = picture(56, 56), picture(140, 84), picture(84, 112)
+TEXTS = {
+    "one turn": [message("user", "What is 12 + 34?")],
+    "system prompt": [message("system", "Think first."), message("user", "What is 12 + 34?")],
+    "several turns": [
+        message("user", "What is 12 + 34?"),
+        message("assistant", "<think>easy</think><answer>46</answer>"),
+        message("user", "And 46 + 1?"),
+    ],
+}
+IMAGES = {
+    "one image": [message("user", "Which digit ", SMALL, " is this?")],
+    "three images of different sizes": [message("user", SMALL, WIDE, "Add them to", TALL, "please.")],
+    "image first": [message("user", WIDE, "Which digit is this?")],
+    "image last": [message("user", "Which digit is this?", TALL)],
+    "only an image": [message("user", WIDE)],
+    "images in several turns": [
+        message("system", "Think first."),
+        message("user", TALL, "Which digit?"),
+        message("assistant", "<think>easy</think><answer>4</answer>"),
+        message("user", "And this one?", SMALL),
+    ],
+}
+# Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
+# Qwen2.5-VL has one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2; sqrt(20000 / 9408) = 1.458, 5 x 6.
+BOUNDED_PLACEHOLDERS = {"qwen2_5_vl": (12, 4, 30)}
+CASES = [(name, case) for name in KITS for case in TEXTS] + [(name, case) for name in IMAGE_KITS for case in IMAGES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A kit with its tiny checkpoint."""
+
+    kit: LmmKit
+    folder: Path
+    processor: Any
+    actor: KitActor
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.kit.tokenizer_of(self.processor)
+
+
+@pytest.fixture(scope="module")
+def load(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Loaded]:
+    @cache
+    def loaded(name: str) -> Loaded:
+        kit, folder = get_kit(name), tiny_checkpoint(name)
+        processor = kit.load_processor(str(folder), trust_remote_code=False)
+        return Loaded(kit=kit, folder=folder, processor=processor, actor=make_actor(folder))
+
+    return loaded
+
+
+def conversation(case: str) -> list[Message]:
+    return (TEXTS | IMAGES)[case]
+
+
+def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor]:
+    """What Hugging Face's processor makes of the conversation, as its documentation has one call it."""
+    images = [part.source for part in images_of(messages)]
+    chat = []
+    for turn in messages:
+        parts = [
+            {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in turn.parts
+        ]
+        # A language model's template takes a string.
+        chat.append({"role": turn.role, "content": parts if loaded.kit.takes_images else turn.parts[0].text})
+    text = loaded.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    if not images:
+        return dict(loaded.tokenizer([text], add_special_tokens=False, return_tensors="pt"))
+    return dict(loaded.processor(text=[text], images=images, return_tensors="pt"))
+
+
+def test_a_kit_is_registered_under_its_model_type():
+    assert {name: get_kit(name).model_type for name in KITS} == {name: name for name in KITS}
+    assert set(BOUNDED_PLACEHOLDERS) == set(IMAGE_KITS)
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_ids_and_media_are_the_processors_own(load, name, case):
+    loaded, messages = load(name), conversation(case)
+    encoded = encode(loaded.kit, loaded.processor, messages)
+    expected = reference(loaded, messages)
+    assert encoded.token_ids == expected["input_ids"][0].tolist()
+    assert (encoded.media is not None) == bool(images_of(messages))
+    for key, value in (encoded.media or {}).items():
+        assert torch.equal(value, expected[key]), key
+    ids_and_masks = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
+    assert set(encoded.media or {}) == set(expected) - ids_and_masks
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_the_engine_gets_one_placeholder_per_image(load, name, case):
+    loaded, messages = load(name), conversation(case)
+    encoded = encode(loaded.kit, loaded.processor, messages)
+    placeholders = loaded.kit.placeholder_ids(loaded.processor)
+    assert sum(token in placeholders for token in encoded.engine_token_ids) == len(images_of(messages))
+    assert [t for t in encoded.engine_token_ids if t not in placeholders] == [
+        t for t in encoded.token_ids if t not in placeholders
+    ]
+    assert loaded.kit.render(loaded.processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
+    assert len(encoded.images) == len(images_of(messages))
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_pixel_bounds_of_an_image_change_its_patches_as_computed_by_hand(load, name):
+    loaded = load(name)
+    counts = []
+    for bounds in ({}, {"max_pixels": 5000}, {"min_pixels": 20000}):
+        part = ImagePart(picture(112, 84), **bounds)
+        encoded = encode(loaded.kit, loaded.processor, [message("user", part, "Which digit?")])
+        placeholders = loaded.kit.placeholder_ids(loaded.processor)
+        counts.append(sum(token in placeholders for token in encoded.token_ids))
+        (image,) = encoded.images
+        expected = reference(loaded, [message("user", image, "Which digit?")])
+        assert encoded.token_ids == expected["input_ids"][0].tolist(), "the engine would cut the image differently"
+    assert tuple(counts) == BOUNDED_PLACEHOLDERS[name]
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_bounds_beyond_the_processors_own_do_not_blow_an_image_up(load, name):
+    loaded = load(name)
+    part = ImagePart(picture(112, 84), min_pixels=10**12)
+    (image,) = encode(loaded.kit, loaded.processor, [message("user", part, "Which digit?")]).images
+    assert image.width * image.height < 10**8
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_an_image_that_the_processor_refuses_is_a_user_error_with_its_size(load, name):
+    loaded = load(name)
+    with pytest.raises(UserError, match="300x1"):
+        encode(loaded.kit, loaded.processor, [message("user", picture(300, 1), "Which digit?")])
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_a_media_token_typed_in_a_text_is_refused(load, name):
+    loaded = load(name)
+    config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
+    banned = loaded.kit.banned_token_ids(config, loaded.tokenizer)
+    tokens = loaded.tokenizer.convert_ids_to_tokens([token for token in banned if token < len(loaded.tokenizer)])
+    assert set(loaded.kit.placeholder_ids(loaded.processor)) <= set(banned)
+    for token in tokens:
+        for messages in ([message("user", f"What is {token}?")], [message("user", SMALL, f"What is {token}?")]):
+            with pytest.raises(UserError, match="media token"):
+                encode(loaded.kit, loaded.processor, messages)
+
+
+@pytest.mark.parametrize("name", [name for name in KITS if name not in IMAGE_KITS])
+def test_a_kit_without_an_image_tower_refuses_images(load, name):
+    with pytest.raises(UserError, match="cannot take the 1 image"):
+        encode(load(name).kit, load(name).processor, [message("user", SMALL, "Which digit?")])
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_several_text_parts_read_as_one_text_with_both(load, name):
+    loaded = load(name)
+    ids = encode(loaded.kit, loaded.processor, [message("user", "What is 12", "plus 34?")]).token_ids
+    text = loaded.tokenizer.decode(ids)
+    assert text.index("What is 12") < text.index("plus 34?")
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_kit_and_prompt_survive_pickling(load, name, case):
+    loaded = load(name)
+    assert pickle.loads(pickle.dumps(loaded.kit)) == loaded.kit
+    encoded = encode(loaded.kit, loaded.processor, conversation(case))
+    copy = pickle.loads(pickle.dumps(encoded))
+    assert (copy.token_ids, copy.engine_token_ids) == (encoded.token_ids, encoded.engine_token_ids)
+    assert copy.images == encoded.images
+    for key, value in (encoded.media or {}).items():
+        assert torch.equal(copy.media[key], value)
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name):
+    loaded = load(name)
+    config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
+    known = len(loaded.tokenizer)
+    config.get_text_config().vocab_size = known + 5
+    words = ("vision", "image", "video", "audio")
+    media = {
+        token
+        for token, added in loaded.tokenizer.added_tokens_decoder.items()
+        if any(word in added.content for word in words)
+    }
+    banned = loaded.kit.banned_token_ids(config, loaded.tokenizer)
+    assert set(banned) == media | set(range(known, known + 5))
+    assert len(set(banned)) == len(banned)
+    assert bool(media) == loaded.kit.takes_images
+    assert loaded.tokenizer.eos_token_id not in banned
+
+
+def mixed_rows(loaded: Loaded) -> list[tuple[list[int], dict | None]]:
+    """Prompts with and without images, each followed by a response of its own length."""
+    cases = ["system prompt", "one turn", "several turns"]
+    if loaded.kit.takes_images:
+        cases = ["one image", "one turn", "images in several turns", "three images of different sizes"]
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    for index, case in enumerate(cases):
+        encoded = encode(loaded.kit, loaded.processor, conversation(case))
+        response = torch.randint(0, 250, (3 + 2 * index,), generator=generator).tolist()
+        rows.append(([*encoded.token_ids, *response], encoded.media))
+    return rows
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", KITS)
+def test_a_padded_mixed_batch_gives_each_row_its_own_log_probs(load, name, side):
+    loaded = load(name)
+    rows = mixed_rows(loaded)
+    sequences, mask = pad([ids for ids, _ in rows], side=side)
+    with torch.no_grad():
+        batch = loaded.actor(
+            sequences, attention_mask=mask, return_logprobs=True, media=[media for _, media in rows]
+        )  # (B, T - 1)
+        for index, (ids, media) in enumerate(rows):
+            alone = loaded.actor(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                return_logprobs=True,
+                media=[media],
+            )[0]
+            first = 0 if side == "right" else sequences.shape[1] - len(ids)
+            torch.testing.assert_close(batch[index, first : first + len(ids) - 1], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", KITS)
+def test_positions_in_a_padded_batch_are_those_of_each_row_alone(load, name, side):
+    loaded = load(name)
+    config, rows = loaded.actor.model.config, mixed_rows(loaded)
+    media = [media for _, media in rows if media is not None]
+    sequences, mask = pad([ids for ids, _ in rows], side=side)
+    batch = loaded.kit.forward_inputs(config, sequences, mask, loaded.kit.merge_media(media) if media else None)
+    for index, (ids, own) in enumerate(rows):
+        alone = loaded.kit.forward_inputs(config, *pad([ids], side=side), own)["position_ids"][..., 0, :]
+        assert torch.equal(batch["position_ids"][..., index, :][..., mask[index].bool()], alone)
+
+
+def positions_seen(model: torch.nn.Module, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the model and return the position ids that its language model rotates by, and its logits."""
+    (rotary,) = (
+        module
+        for name, module in model.named_modules()
+        if name in ("model.rotary_emb", "model.language_model.rotary_emb")
+    )
+    seen = []
+    hook = rotary.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append([*args, *kwargs.values()][1]), with_kwargs=True
+    )
+    with torch.no_grad():
+        logits = model(**inputs, use_cache=False).logits
+    hook.remove()
+    return seen[0], logits
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_positions_are_those_that_the_model_works_out_itself(load, name, case):
+    loaded = load(name)
+    expected = reference(loaded, conversation(case))
+    encoded = encode(loaded.kit, loaded.processor, conversation(case))
+    model = loaded.actor.model
+    sequences, mask = pad([encoded.token_ids], side="right")
+    theirs, their_logits = positions_seen(model, **expected)
+    inputs = loaded.kit.forward_inputs(model.config, sequences, mask, encoded.media)
+    ours, our_logits = positions_seen(model, input_ids=sequences, attention_mask=mask, **inputs)
+    assert torch.equal(ours, theirs.expand_as(ours))
+    torch.testing.assert_close(our_logits, their_logits, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_the_filler_row_changes_no_log_prob_and_gives_the_vision_tower_a_gradient_of_zero(load, name, monkeypatch):
+    loaded = load(name)
+    texts = [encode(loaded.kit, loaded.processor, messages).token_ids for messages in TEXTS.values()]
+    sequences, mask = pad(texts, side="right")
+
+    def run() -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+        loaded.actor.zero_grad()
+        log_probs = loaded.actor(sequences, attention_mask=mask, return_logprobs=True) * mask[:, 1:]
+        log_probs.sum().backward()
+        return log_probs.detach(), {key: weight.grad for key, weight in loaded.actor.model.named_parameters()}
+
+    alone, gradients = run()
+    gradients = {key: None if grad is None else grad.clone() for key, grad in gradients.items()}
+    # As on two ranks, where the other one may hold images.
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    filled, filled_gradients = run()
+
+    torch.testing.assert_close(filled, alone, atol=1e-5, rtol=0)
+    towers = (*loaded.kit.vision_prefixes, *loaded.kit.projector_prefixes)
+    for key, gradient in filled_gradients.items():
+        if key.startswith(towers):
+            assert gradients[key] is None, key
+            assert gradient is not None, key
+            assert torch.count_nonzero(gradient) == 0, key
+        else:
+            torch.testing.assert_close(gradient, gradients[key], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_the_filler_image_fits_the_shortest_sequence(load, name, monkeypatch):
+    loaded = load(name)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with torch.no_grad():
+        log_probs = loaded.actor(torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long(), return_logprobs=True)
+    assert log_probs.shape == (1, 1)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_vision_and_projector_are_found_by_their_prefixes_and_nothing_else_is_outside_the_language_model(load, name):
+    loaded = load(name)
+    model = make_actor(loaded.folder).model
+    freeze(model, prefixes=(*loaded.kit.vision_prefixes, *loaded.kit.projector_prefixes))
+    frozen = {key for key, weight in model.named_parameters() if not weight.requires_grad}
+    for prefixes in (loaded.kit.vision_prefixes, loaded.kit.projector_prefixes):
+        for prefix in prefixes:
+            assert any(key.startswith(prefix) for key in frozen), prefix
+    language = {key for key, _ in model.named_parameters() if "language_model" in key or key.startswith("lm_head")}
+    assert frozen == {key for key, _ in model.named_parameters()} - language
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_saved_model_loads_again_with_the_same_logits_and_chat_template(load, name, tmp_path):
+    loaded = load(name)
+    messages = conversation("one image" if loaded.kit.takes_images else "several turns")
+    loaded.actor.model.save_pretrained(tmp_path)
+    loaded.kit.save_processor(loaded.processor, tmp_path)
+
+    assert kit_of(str(tmp_path)) is loaded.kit
+    again = Loaded(
+        kit=loaded.kit,
+        folder=tmp_path,
+        processor=loaded.kit.load_processor(str(tmp_path), trust_remote_code=False),
+        actor=make_actor(tmp_path),
+    )
+    outputs = []
+    for side in (loaded, again):
+        encoded = encode(side.kit, side.processor, messages)
+        sequences, mask = pad([encoded.token_ids], side="right")
+        with torch.no_grad():
+            outputs.append(side.actor(sequences, attention_mask=mask, media=[encoded.media])["logits"])
+    assert torch.equal(*outputs)
+    assert again.processor.chat_template == loaded.processor.chat_template
+    assert again.tokenizer.pad_token_id == loaded.tokenizer.pad_token_id
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_loaded_model_keeps_no_cache(load, name):
+    config = load(name).actor.model.config
+    assert config.use_cache is False
+    assert config.get_text_config().use_cache is False
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_checkpoint_without_its_processor_is_a_user_error(load, name, tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(load(name).folder / file, tmp_path)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        get_kit(name).load_processor(str(tmp_path), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_a_checkpoint_with_a_tokenizer_alone_is_a_user_error(load, name, tmp_path):
+    loaded = load(name)
+    shutil.copy(loaded.folder / "config.json", tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="image processor"):
+        loaded.kit.load_processor(str(tmp_path), trust_remote_code=False)
+
+
+def learnt_text(loaded: Loaded, messages: list[Message], *, every_turn: bool) -> str:
+    sample = encode_sample(
+        row(*messages), kit=loaded.kit, processor=loaded.processor, max_len=4096, every_turn=every_turn
+    )
+    pairs = zip(sample.token_ids, sample.learnt, strict=True)
+    return loaded.tokenizer.decode([token for token, learnt in pairs if learnt])
+
+
+@pytest.mark.parametrize("picture_in", [False, True])
+@pytest.mark.parametrize("name", KITS)
+def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone(load, name, picture_in):
+    loaded = load(name)
+    media = [WIDE] if picture_in and loaded.kit.takes_images else []
+    messages = [
+        message("system", "Think first."),
+        message("user", *media, "What is 12 + 34?"),
+        message("assistant", "<think>easy</think><answer>46</answer>"),
+        message("user", "And 46 + 1?", *media),
+        message("assistant", "<answer>47</answer>\n"),
+    ]
+    end = loaded.tokenizer.eos_token
+    last = f"<answer>47</answer>\n{end}"
+    assert learnt_text(loaded, messages, every_turn=False) == last
+    assert learnt_text(loaded, messages, every_turn=True) == f"<think>easy</think><answer>46</answer>{end}{last}"
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_an_unknown_model_type_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(UserError) as refused:
+        kit_of(write_config(tmp_path, {"model_type": "nonsense"}))
+    assert "'nonsense'" in str(refused.value)
+    assert all(name in str(refused.value) for name in KITS)
+    with pytest.raises(UserError, match=", ".join(sorted(KITS))):
+        get_kit("nonsense")
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(KITS)),
+)
+def test_a_multimodal_model_that_also_passes_for_a_language_model_is_refused(model_type, tmp_path):
+    config = CONFIG_MAPPING[model_type]()
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"no kit for model_type '{model_type}'"):
+        kit_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("section", ["vision_config", "visual", "img_processor", "audio_processor", "image_size"])
+def test_remote_code_with_a_media_section_is_refused_even_when_trusted(section, tmp_path):
+    config = {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
+    assert kit_of(write_config(tmp_path, config), trust_remote_code=True).model_type == "llm"
+    with pytest.raises(UserError, match="no kit for model_type 'mine'"):
+        kit_of(write_config(tmp_path, config), trust_remote_code=False)
+    with pytest.raises(UserError, match=section):
+        kit_of(write_config(tmp_path, config | {section: {}}), trust_remote_code=True)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "phi3", "gemma3_text"])
+def test_a_plain_language_model_gets_the_shared_kit(model_type, tmp_path):
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    assert kit_of(str(tmp_path)).model_type == "llm"
+
+
+def test_a_folder_that_is_no_checkpoint_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="no config.json"):
+        kit_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="config.json: not valid JSON"):
+        kit_of(str(tmp_path))
+    for path in ("no/such-model", str(tmp_path / "no" / "such" / "folder")):
+        with pytest.raises(UserError, match="no such folder"):
+            kit_of(path)

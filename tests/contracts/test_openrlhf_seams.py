@@ -1,0 +1,198 @@
+"""Every OpenRLHF name that is subclassed, replaced or used is there as expected, and none is used beside the list."""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import openrlhf
+import pytest
+
+import lmm_r1
+from lmm_r1 import openrlhf_seams
+from lmm_r1.models.actor import KitActor
+from lmm_r1.openrlhf_seams import SEAMS, Seam, resolve
+
+pytestmark = pytest.mark.contract
+
+PACKAGE = Path(lmm_r1.__file__).parent
+SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
+SUBCLASSED = [seam for seam in SEAMS if seam.how == "subclassed"]
+
+
+def title(seam: Seam) -> str:
+    return f"{seam.how} {seam.upstream.removeprefix('openrlhf.')}"
+
+
+def parameters(target: object) -> list[str]:
+    """Parameter names of a callable; of a class, those of its constructor with self. Ray adds one to its actors'."""
+    signature = inspect.signature(target.__init__ if inspect.isclass(target) else target)
+    return [name for name in signature.parameters if name != "_ray_trace_ctx"]
+
+
+def test_a_name_is_listed_once():
+    assert len({seam.upstream for seam in SEAMS}) == len(SEAMS)
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=title)
+def test_the_upstream_name_is_there_with_the_signature_relied_on(seam):
+    assert seam.upstream.startswith("openrlhf.")
+    assert parameters(resolve(seam.upstream)) == seam.signature.split()
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=title)
+def test_ours_is_there_and_has_a_reason(seam):
+    assert seam.ours.startswith("lmm_r1.")
+    assert callable(resolve(seam.ours))
+    assert seam.reason.strip()
+
+
+@pytest.mark.parametrize("seam", SUBCLASSED, ids=title)
+def test_a_subclassed_name_is_subclassed(seam):
+    upstream, ours = resolve(seam.upstream), resolve(seam.ours)
+    if inspect.isclass(upstream):
+        assert issubclass(ours, upstream)
+        assert ours is not upstream
+        return
+    (their_class, name), (our_class, our_name) = (path.rsplit(".", 1) for path in (seam.upstream, seam.ours))
+    assert issubclass(resolve(our_class), resolve(their_class))
+    assert our_name == name
+    assert name in vars(resolve(our_class))
+    assert parameters(ours) == parameters(upstream)
+
+
+def names_read_in_functions(tree: ast.AST) -> set[str]:
+    """Names that functions read without having bound them: globals of the module at the time of the call."""
+    read = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = list(ast.walk(function))
+            bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+            bound |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+            bound |= {
+                alias.asname or alias.name
+                for node in nodes
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+            }
+            read |= {node.id for node in nodes if isinstance(node, ast.Name)} - bound
+    return read
+
+
+def imported_in_functions(tree: ast.AST) -> set[str]:
+    """`module:name` of what functions import when they are called."""
+    return {
+        f"{node.module}:{alias.name}"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("seam", REPLACED, ids=title)
+def test_upstream_looks_a_replaced_name_up_where_it_is_replaced(seam):
+    module_name, name = seam.upstream.split(":")
+    module = importlib.import_module(module_name)
+    assert hasattr(module, name)
+    if name in names_read_in_functions(ast.parse(inspect.getsource(module))):
+        return
+    theirs = Path(openrlhf.__path__[0]).rglob("*.py")
+    assert any(seam.upstream in imported_in_functions(ast.parse(path.read_text())) for path in theirs)
+
+
+@pytest.mark.parametrize("seam", [s for s in REPLACED if not s.ours.startswith("lmm_r1.cpu:")], ids=title)
+def test_what_takes_the_place_can_be_called_as_upstream_calls_the_name(seam):
+    ours = inspect.signature(resolve(seam.ours))
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in ours.parameters.values())
+    assert takes_any or list(ours.parameters) == [name for name in seam.signature.split() if name != "self"]
+
+
+def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
+    places = [(importlib.import_module(module), name) for module, name in (s.upstream.split(":") for s in REPLACED)]
+    for module, name in places:
+        # So that the originals come back after the test.
+        monkeypatch.setattr(module, name, getattr(module, name))
+    mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
+
+    for _ in range(2):
+        openrlhf_seams.install(trust_remote_code=False)
+        for seam in REPLACED:
+            now = resolve(seam.upstream)
+            if seam.ours.startswith("lmm_r1.cpu:"):
+                assert now is mesh, "left to cpu.prepare_training"
+            elif seam.ours.endswith(":KitActor"):
+                assert now.func is KitActor
+                assert now.keywords == {"trust_remote_code": False, "ban_media_tokens": True}
+            else:
+                assert now is resolve(seam.ours)
+
+
+def openrlhf_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield (`module:name`, local name) of every import from OpenRLHF, wherever it stands; a module alone has no name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "openrlhf":
+            for alias in node.names:
+                yield f"{node.module}:{alias.name}", alias.asname or alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "openrlhf":
+                    yield f"{alias.name}:", alias.asname or "openrlhf"
+
+
+def is_listed(path: str) -> bool:
+    return any(seam.upstream == path or seam.upstream.startswith(f"{path}.") for seam in SEAMS)
+
+
+@pytest.mark.parametrize("source", [name for name, tree in SOURCES.items() if any(openrlhf_imports(tree))])
+def test_every_name_taken_from_openrlhf_is_listed(source):
+    for path, _ in openrlhf_imports(SOURCES[source]):
+        if path.endswith(":"):
+            # A module as a whole is imported only where one of its names is replaced.
+            assert source == "cpu.py"
+            assert any(seam.upstream.startswith(path) and seam.how == "replaced" for seam in SEAMS)
+        else:
+            assert is_listed(path), f"lmm_r1/{source} takes {path}, which openrlhf_seams.SEAMS does not list"
+
+
+def test_every_openrlhf_name_in_a_string_is_listed():
+    for source, tree in SOURCES.items():
+        if source == "openrlhf_seams.py":
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("openrlhf."):
+                module, _, name = node.value.rpartition(".")
+                assert is_listed(f"{module}:{name}"), f"lmm_r1/{source}: {node.value}"
+
+
+def writes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield (object, attribute) of every assignment to an attribute, deletion of one, and call of setattr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield node.value, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+            yield node.args[0], ast.unparse(node.args[1])
+
+
+def root_name(expression: ast.expr) -> str:
+    while isinstance(expression, ast.Attribute):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ast.unparse(expression)
+
+
+def test_openrlhf_is_changed_in_no_other_place():
+    found = {}
+    for source, tree in SOURCES.items():
+        local_names = {name for _, name in openrlhf_imports(tree)}
+        for target, attribute in writes(tree):
+            if root_name(target) in local_names or "openrlhf" in ast.unparse(target):
+                found.setdefault(source, []).append(attribute)
+            elif root_name(target).startswith("importlib."):
+                found.setdefault(source, []).append(attribute)
+    # DeepSpeed's build_shm_op is no name of OpenRLHF's; the seams' own module writes `name` of the list.
+    assert found == {"cpu.py": ["build_shm_op", "init_device_mesh"], "openrlhf_seams.py": ["name"]}
+    (seam,) = (seam for seam in REPLACED if seam.ours.startswith("lmm_r1.cpu:"))
+    assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"

@@ -1,0 +1,77 @@
+"""A kit whose tokens are characters, so that ids can be worked out by hand; it loads no model."""
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.base import collapse_runs
+
+END, PLACEHOLDER, AFTER_IMAGE = 1, 2, 3
+PATCHES = 3
+NEWLINE = 10
+IMAGE = Image.new("RGB", (4, 4))
+
+
+class CharacterTokenizer:
+    """Characters are ids; the rest are three special tokens."""
+
+    eos_token_id = END
+    pad_token_id = 0
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        special = {END: "<end>", PLACEHOLDER: "<image>", AFTER_IMAGE: "</image>"}
+        return "".join(special.get(token, chr(token)) for token in token_ids)
+
+
+class CharacterKit:
+    """A turn is the first letter of its role, its characters, END and a newline; an image is three placeholders.
+
+    What `GroupRollout` and `encode_sample` ask of an LmmKit, and how often they ask for the encoding.
+    """
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    def tokenizer_of(self, processor: object) -> CharacterTokenizer:
+        return CharacterTokenizer()
+
+    def placeholder_ids(self, processor: object) -> frozenset[int]:
+        return frozenset({PLACEHOLDER})
+
+    def encode(
+        self,
+        processor: object,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+    ) -> EncodedPrompt:
+        self.encoded += 1
+        if any(image.width < 2 for image in images):
+            raise UserError("an image is too small")
+        ids = self._ids(messages, patches=PATCHES, add_generation_prompt=add_generation_prompt)
+        return EncodedPrompt(
+            token_ids=ids,
+            engine_token_ids=collapse_runs(ids, placeholders=frozenset({PLACEHOLDER})),
+            images=list(images),
+            media={"pixels": len(images)} if images else None,
+        )
+
+    def render(self, processor: object, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+        return self._ids(messages, patches=1, add_generation_prompt=add_generation_prompt)
+
+    def _ids(self, messages: Sequence[Message], *, patches: int, add_generation_prompt: bool) -> list[int]:
+        ids = []
+        for message in messages:
+            ids.append(ord(message.role[0]))
+            for part in message.parts:
+                if isinstance(part, ImagePart):
+                    ids += [PLACEHOLDER] * patches + [AFTER_IMAGE]
+                else:
+                    ids += map(ord, part.text)
+            ids += [END, NEWLINE]
+        return [*ids, ord("a")] if add_generation_prompt else ids

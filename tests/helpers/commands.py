@@ -1,0 +1,63 @@
+"""Commands with bad input: run in this process, or as a process of their own, down to the one sentence they end with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+QUESTION = {"messages": [{"role": "user", "content": "What is 1+1?"}], "answer": "2"}
+ANSWERED = {"messages": [*QUESTION["messages"], {"role": "assistant", "content": "<answer>2</answer>"}], "answer": "2"}
+
+
+def with_image(source: str, *, base: dict = QUESTION) -> dict:
+    """A row whose question holds an image."""
+    content = [{"type": "image", "image": source}, {"type": "text", "text": "What is 1+1?"}]
+    return {**base, "messages": [{"role": "user", "content": content}, *base["messages"][1:]]}
+
+
+def write_rows(folder: Path, *rows: dict | str) -> Path:
+    """rows.jsonl with one line per row; a text is written as it is."""
+    file = folder / "rows.jsonl"
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return file
+
+
+def flags(values: dict[str, object]) -> list[str]:
+    """`{"train.seed": 1}` as `["--train.seed", "1"]`."""
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+
+
+def error_of(command: str, argv: Sequence[str], *, capfd: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The sentence with which `lmm-r1 COMMAND` ends in this process; fails if anything else reaches stderr."""
+    main = import_module(f"lmm_r1.cli.{command}").main
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == code
+    assert not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+    return one_sentence(capfd.readouterr().err, prefix=f"lmm-r1 {command}: error: ")
+
+
+def error_of_process(module: str, argv: Sequence[str], *, cwd: Path, prefix: str, env: dict[str, str]) -> str:
+    """The sentence with which `python -m MODULE` ends with code 1 in a process of its own."""
+    command = [sys.executable, "-m", module, *argv]
+    ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    return one_sentence(ended.stderr, prefix=prefix)
+
+
+def one_sentence(said: str, *, prefix: str) -> str:
+    """What stderr holds behind the prefix; fails unless it is one line."""
+    assert said.startswith(prefix), said
+    assert said.endswith("\n"), said
+    assert said.count("\n") == 1, said
+    return said.removeprefix(prefix).rstrip("\n")
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file below a folder with its content, and every folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -1,0 +1,501 @@
+"""Bad input to the real commands: one sentence on stderr, an exit code, no Ray started and nothing written."""
+
+import http.server
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import huggingface_hub
+import numpy as np
+import pytest
+import ray
+from helpers.commands import (
+    ANSWERED,
+    QUESTION,
+    error_of,
+    error_of_process,
+    flags,
+    tree,
+    with_image,
+    write_rows,
+)
+from PIL import Image
+
+from lmm_r1 import hub
+
+ROOT = Path(__file__).resolve().parents[2]
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
+NOWHERE = "http://127.0.0.1:9/get_reward"
+
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tiny_checkpoint: Callable[[str], Path]) -> dict[str, Path]:
+    """A small checkpoint of each kind: `image` takes images, `text` does not."""
+    return {"image": tiny_checkpoint("qwen2_5_vl"), "text": tiny_checkpoint("llm")}
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Libraries that may ask the hub, and a hub that does not answer."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    hub.is_reachable.cache_clear()
+    yield
+    hub.is_reachable.cache_clear()
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of a command, in which two good rows and a reward function lie."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path, QUESTION, QUESTION)
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setattr(ray, "init", _refuse_to_start)
+    return tmp_path
+
+
+def _refuse_to_start(**arguments: object) -> NoReturn:
+    raise AssertionError(f"Ray was started with {arguments}")
+
+
+def encoded(kind: str) -> bytes:
+    """A noisy image, so that most of the file is pixels."""
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def ppo(model: Path | str, **changes: object) -> list[str]:
+    values: dict[str, object] = {
+        "actor.model_name_or_path": model,
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "reward.py",
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "train.batch_size": 4,
+        "ckpt.output_dir": "out",
+    }
+    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def sft(model: Path | str, **changes: object) -> list[str]:
+    values: dict[str, object] = {
+        "model.model_name_or_path": model,
+        "data.dataset": "rows.jsonl",
+        "train.batch_size": 2,
+        "train.micro_batch_size": 1,
+        "train.max_epochs": 1,
+        "ckpt.output_dir": "out",
+        "ckpt.path": "checkpoints",
+        "ds.param_dtype": "fp32",
+    }
+    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+# Lines of rows.jsonl for train_ppo_ray, and what the sentence must hold: where, what is wrong, what to do.
+BAD_ROWS = {
+    "missing image": (
+        [QUESTION, with_image("no.png")],
+        ["rows.jsonl line 2: no image file", "no.png; relative paths"],
+    ),
+    "cut PNG": ([QUESTION, with_image("cut.png")], ["rows.jsonl line 2: cannot read", "cut.png: ", "; replace it"]),
+    "cut JPEG": ([QUESTION, with_image("cut.jpg")], ["rows.jsonl line 2: cannot read", "cut.jpg: ", "; replace it"]),
+    "no answer": (
+        [QUESTION, {"messages": QUESTION["messages"]}],
+        ['rows.jsonl line 2: the answer "answer" is missing (found: messages); fill it in', "--data.label_key"],
+    ),
+    "malformed line": (
+        [QUESTION, '{"messages": ['],
+        ["rows.jsonl line 2: not valid JSON: Expecting value at column 15; correct or remove the line"],
+    ),
+    "unknown role": (
+        [{**QUESTION, "messages": [{"role": "robot", "content": "?"}]}],
+        ["rows.jsonl line 1: message 1 has the role 'robot'; known roles are system, user, assistant, tool"],
+    ),
+    "answer in the prompt": (
+        [QUESTION, ANSWERED],
+        ["rows.jsonl line 2: a prompt for RL must not end with an assistant turn; such rows are for train_sft"],
+    ),
+    "too few rows": (
+        [QUESTION],
+        ["--data.prompt_dataset rows.jsonl gives 1 prompts, fewer than --rollout.batch_size 2; lower it or add rows"],
+    ),
+    "no rows": ([], ["rows.jsonl holds no rows"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_stops_rl_before_it_starts(case, tiny_models, work, capfd):
+    rows, parts = BAD_ROWS[case]
+    for name, kind in (("cut.png", "PNG"), ("cut.jpg", "JPEG")):
+        data = encoded(kind)
+        (work / name).write_bytes(data[: len(data) // 2])
+    write_rows(work, *rows)
+    before = tree(work)
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
+    assert [part for part in parts if part not in sentence] == []
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([ANSWERED, with_image("no.png", base=ANSWERED)], "line 2: no image file"),
+        ([ANSWERED, with_image("cut.png", base=ANSWERED)], "cut.png: image file is truncated; replace it or drop"),
+        ([ANSWERED, "{]"], "line 2: not valid JSON"),
+        ([ANSWERED], "--data.dataset rows.jsonl gives 1 rows, fewer than --train.batch_size 2; lower it or add rows"),
+        ([ANSWERED, QUESTION], "line 2: an assistant turn must follow a prompt; SFT rows end with one"),
+    ],
+)
+def test_a_bad_row_stops_sft_before_it_starts(rows, sentence, tiny_models, work, capfd):
+    (work / "cut.png").write_bytes(encoded("PNG")[:-500])
+    write_rows(work, *rows)
+    before = tree(work)
+    assert sentence in error_of("train_sft", sft(tiny_models["image"]), capfd=capfd)
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(("command", "argv"), [("train_ppo_ray", ppo), ("train_sft", sft)])
+def test_images_are_never_dropped_for_a_plain_language_model(command, argv, tiny_models, work, capfd):
+    (work / "a.png").write_bytes(encoded("PNG"))
+    base = QUESTION if command == "train_ppo_ray" else ANSWERED
+    write_rows(work, base, with_image("a.png", base=base))
+    before = tree(work)
+    sentence = error_of(command, argv(tiny_models["text"]), capfd=capfd)
+    assert sentence.startswith("rows.jsonl line 2: the row has an image, but --")
+    assert f"model_name_or_path {tiny_models['text']} is a plain language model; give a multimodal" in sentence
+    assert tree(work) == before
+
+
+def test_rows_to_evaluate_on_are_checked_before_rl_starts(tiny_models, work, capfd):
+    (work / "held_out").mkdir()
+    write_rows(work / "held_out", QUESTION, ANSWERED)
+    argv = ppo(tiny_models["image"], eval__dataset="held_out/rows.jsonl")
+    sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with an assistant turn"
+    assert error_of("train_ppo_ray", argv, capfd=capfd).startswith(sentence)
+
+
+def test_more_images_than_allowed_stop_rl_before_it_starts(tiny_models, work, capfd):
+    (work / "a.png").write_bytes(encoded("PNG"))
+    row = with_image("a.png")
+    row["messages"][0]["content"] *= 2
+    write_rows(work, QUESTION, row)
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], data__max_images_per_prompt=1), capfd=capfd)
+    assert sentence.startswith("rows.jsonl line 2: 2 images, more than --data.max_images_per_prompt 1; raise it")
+
+
+def rewrite_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def overwrite(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+# What is done to a good checkpoint, and what the sentence about it must hold beside the folder's name.
+BAD_MODELS = {
+    "unknown model_type": (
+        lambda folder: rewrite_config(folder, model_type="martian_vl"),
+        ["no kit for model_type 'martian_vl'", "known: ", "qwen2_5_vl"],
+    ),
+    "no image processor": (
+        remove("processor_config.json"),
+        ["no image processor in this checkpoint; copy processor_config.json or preprocessor_config.json of the orig"],
+    ),
+    "damaged image processor": (
+        overwrite("processor_config.json", "{"),
+        ["cannot be loaded", "; copy processor_conf"],
+    ),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), ["no tokenizer in this checkpoint; copy the"]),
+    "no chat template": (remove("chat_template.jinja"), ["no chat template in this checkpoint; copy the original"]),
+    "damaged chat template": (
+        overwrite("chat_template.jinja", "{% if %}"),
+        ["the chat template of", "is broken", "; "],
+    ),
+    "no config": (remove("config.json"), ["no config.json in this folder; is it a Hugging Face checkpoint?"]),
+    "damaged config": (overwrite("config.json", '{"model_type": '), ["config.json: not valid JSON (", "; copy the"]),
+    "config of another kind": (overwrite("config.json", "[]"), ["config.json: a JSON object is needed, not list"]),
+    "no weights": (remove("model.safetensors"), ["no weights in this folder (model.safetensors or ", "; copy them"]),
+    "cut weights": (cut_weights, ["model.safetensors: the weight file has ", " bytes instead of ", "; copy it again"]),
+}
+
+
+@pytest.mark.parametrize(("command", "argv"), [("train_ppo_ray", ppo), ("train_sft", sft)])
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_damaged_checkpoint_stops_training_before_it_starts(case, command, argv, tiny_models, work, capfd):
+    damage, parts = BAD_MODELS[case]
+    shutil.copytree(tiny_models["image"], work / "model")
+    damage(work / "model")
+    before = tree(work)
+    sentence = error_of(command, argv("model"), capfd=capfd)
+    assert sentence.startswith("model")
+    assert [part for part in parts if part not in sentence] == []
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize("model", ["runs/cold_start", "no-such-model"])
+@pytest.mark.usefixtures("no_network")
+def test_a_model_that_is_nowhere_is_told_at_once_without_network(model, work, capfd):
+    started = time.monotonic()
+    for command, argv in (("train_ppo_ray", ppo), ("train_sft", sft)):
+        sentence = error_of(command, argv(model), capfd=capfd)
+        assert sentence.startswith(f"{model}: no such folder, and no model of this name can be had from the hub (")
+        assert sentence.endswith("; check the path or the name")
+    assert time.monotonic() - started < 20  # the imports; the hub's retries would take 35 s each
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "./model"])
+def test_a_path_that_leads_nowhere_is_not_asked_of_the_hub(model, work, capfd):
+    assert error_of("train_ppo_ray", ppo(model), capfd=capfd) == f"{model}: no such folder; check the path"
+    assert error_of("train_sft", sft(model), capfd=capfd) == f"{model}: no such folder; check the path"
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ("data/rows", "data/rows: no such file or folder, and no dataset of this name can be had from the hub ("),
+        ("data/rows.jsonl", "no row file data/rows.jsonl; check the path"),
+        ("/nowhere/rows", "no row file or folder /nowhere/rows; check the path"),
+        (
+            "rows.jsonl,",
+            "--data.prompt_dataset 'rows.jsonl,' has an empty entry; give paths separated by single commas",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("no_network")
+def test_rows_that_are_nowhere_are_told_at_once_without_network(rows, sentence, tiny_models, work, capfd):
+    argv = ppo(tiny_models["image"], data__prompt_dataset=rows)
+    assert error_of("train_ppo_ray", argv, capfd=capfd).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (None, ["bad.py: no such file; check the path"]),
+        ("def reward_func(:", ["bad.py: the file cannot be imported (SyntaxError: ", "line 1", "; correct it"]),
+        ("import no_such_module", ["(ModuleNotFoundError: No module named 'no_such_module'); correct it"]),
+        ("x = 1", ["bad.py: the file defines no reward_func(queries, prompts, labels)"]),
+    ],
+)
+def test_a_reward_function_that_cannot_be_had_is_told_before_ray_starts(content, parts, tiny_models, work, capfd):
+    if content is not None:
+        (work / "bad.py").write_text(content)
+    before = tree(work)
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], reward__remote_url="bad.py"), capfd=capfd)
+    assert sentence.startswith("--reward.remote_url bad.py: ")
+    assert [part for part in parts if part not in sentence] == []
+    assert set(tree(work)) - set(before) <= {"__pycache__"}
+
+
+def test_a_reward_server_that_is_down_is_told_before_ray_starts(tiny_models, work, capfd):
+    before = tree(work)
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], reward__remote_url=NOWHERE), capfd=capfd)
+    assert sentence.startswith(f"--reward.remote_url {NOWHERE}: no reward server listens at {NOWHERE} (")
+    assert sentence.endswith(
+        "start one with `python -m remote_rm.math_verifier --port PORT` and give its address, ending in /get_reward"
+    )
+    assert tree(work) == before
+
+
+def test_an_address_that_is_none_is_told_before_ray_starts(tiny_models, work, capfd):
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], reward__remote_url="127.0.0.1:5000"), capfd=capfd)
+    assert sentence == (
+        "--reward.remote_url: '127.0.0.1:5000' is no address of a reward server: expected http://HOST:PORT/get_reward"
+    )
+
+
+def test_the_port_of_another_server_is_told_before_ray_starts(tiny_models, work, capfd):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}/get_reward"
+        sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], reward__remote_url=url), capfd=capfd)
+        other.shutdown()
+    assert f"{url} is no reward server: something else listens there and answered 501; check the port" in sentence
+
+
+@pytest.mark.parametrize(("command", "argv"), [("train_ppo_ray", ppo), ("train_sft", sft)])
+def test_a_finished_stage_is_never_overwritten(command, argv, tiny_models, work, capfd):
+    write_rows(work, *[QUESTION if command == "train_ppo_ray" else ANSWERED] * 2)
+    (work / "out").mkdir()
+    (work / "out" / "stage.json").write_text("{}")
+    before = tree(work)
+    sentence = error_of(command, argv(tiny_models["image"]), capfd=capfd)
+    assert sentence == (
+        "--ckpt.output_dir out: this stage is finished (stage.json is there); choose another folder or remove this one"
+    )
+    assert {name: data for name, data in tree(work).items() if "__pycache__" not in name} == before
+
+
+@pytest.mark.parametrize(("command", "argv"), [("train_ppo_ray", ppo), ("train_sft", sft)])
+def test_a_run_folder_that_cannot_be_made_is_told_before_training_starts(command, argv, tiny_models, work, capfd):
+    write_rows(work, *[QUESTION if command == "train_ppo_ray" else ANSWERED] * 2)
+    sentence = error_of(command, argv(tiny_models["image"], ckpt__output_dir="file/run"), capfd=capfd)
+    assert sentence.startswith("--ckpt.output_dir")
+    assert "file/run" in sentence
+    assert "cannot be written" in sentence
+
+
+def test_rows_that_are_all_longer_than_the_budget_are_refused_before_sft_starts(tiny_models, work, capfd):
+    (work / "a.png").write_bytes(encoded("PNG"))
+    write_rows(work, ANSWERED, with_image("a.png", base=ANSWERED))
+    before = tree(work)
+    sentence = error_of("train_sft", sft(tiny_models["image"], data__max_len=5), capfd=capfd)
+    assert sentence == "every row of --data.dataset rows.jsonl is longer than --data.max_len 5; raise it"
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "--config stage.yaml: No such file or directory"),
+        ("train: [\n", "stage.yaml:2: not valid YAML: "),
+        ("train:\n  sed: 1\n", "stage.yaml:2: unknown key train.sed; did you mean train.seed?"),
+        ("train:\n  seed: x\n", "stage.yaml:2: train.seed must be a whole number, not 'x'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft"])
+def test_a_bad_settings_file_is_told_with_its_line(command, content, sentence, work, capfd):
+    if content is not None:
+        (work / "stage.yaml").write_text(content)
+    before = tree(work)
+    assert error_of(command, ["--config", "stage.yaml"], capfd=capfd, code=2).startswith(sentence)
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["digit"], "unknown task 'digit'; known tasks are digits"),
+        (["digits", "--rows", "0"], "--rows 0: one row or more is needed"),
+        (["digits", "--output", "file"], "--output file is a file; name a folder"),
+        (["digits", "--output", "file/rows"], "--output file/rows: cannot be written, as "),
+        (["digits", "--output", "."], "--output . is not empty; name another folder or add --overwrite"),
+    ],
+)
+def test_make_task_writes_nothing_on_bad_input(argv, sentence, work, capfd):
+    before = tree(work)
+    argv = argv if "--output" in argv else [*argv, "--output", "out"]
+    assert error_of("make_task", argv, capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--arch", "martian_vl"], "no kit for model_type 'martian_vl'; known: "),
+        (["--arch", "llm", "--hidden_size", "65"], "--hidden_size 65 must be a positive multiple of 64"),
+        (["--arch", "llm", "--output", "file"], "--output file is a file; name a folder"),
+        (["--arch", "llm", "--output", "file/model"], "--output file/model: cannot be written, as "),
+        (["--arch", "llm", "--output", "."], "--output . exists and is not empty; choose another folder"),
+    ],
+)
+def test_make_tiny_model_writes_nothing_on_bad_input(argv, sentence, work, capfd):
+    before = tree(work)
+    argv = argv if "--output" in argv else [*argv, "--output", "out"]
+    assert error_of("make_tiny_model", argv, capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
+def process_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_an_image_row_longer_than_the_budget_is_skipped_and_counted_in_sft(tiny_models, work):
+    Image.new("RGB", (560, 560)).save(work / "large.png")  # 20 x 20 placeholders
+    write_rows(work, ANSWERED, with_image("large.png", base=ANSWERED))
+    argv = sft(tiny_models["image"], data__max_len=300)
+    command = [sys.executable, "-m", "lmm_r1.cli.train_sft", *argv]
+    ended = subprocess.run(command, cwd=work, env=process_environment(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 rows longer than --data.max_len 300 were skipped" in ended.stdout
+    metrics = json.loads((work / "out" / "metrics.jsonl").read_text())
+    assert (metrics["step"], metrics["overlong_rows"]) == (1, 1.0)
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_says_no_more_than_the_sentence_in_rl(tiny_models, work):
+    argv = ppo(tiny_models["image"], reward__remote_url=NOWHERE)
+    sentence = error_of_process(
+        "lmm_r1.cli.train_ppo_ray", argv, cwd=work, prefix="lmm-r1 train_ppo_ray: error: ", env=process_environment()
+    )
+    assert "no reward server listens at" in sentence
+    assert not (work / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_says_no_more_than_the_sentence_in_sft(tiny_models, work):
+    write_rows(work, ANSWERED, with_image("no.png", base=ANSWERED))
+    sentence = error_of_process(
+        "lmm_r1.cli.train_sft",
+        sft(tiny_models["image"]),
+        cwd=work,
+        prefix="lmm-r1 train_sft: error: ",
+        env=process_environment(),
+    )
+    assert sentence.startswith("rows.jsonl line 2: no image file")
+    assert not (work / "out").exists()
+
+
+def test_a_reward_server_on_a_port_in_use_ends_with_one_sentence(work):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sentence = reward_server_error(work, "--port", str(port), "--port-file", "port")
+    assert sentence.startswith(f"cannot listen on 127.0.0.1:{port} (Address already in use); stop what uses that port")
+    assert not (work / "port").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is no address of this machine ("),
+        (["--port-file", "file/port"], "--port-file file/port cannot be written ("),
+    ],
+)
+def test_a_reward_server_that_cannot_start_ends_with_one_sentence(argv, sentence, work):
+    before = tree(work)
+    assert reward_server_error(work, "--port", "0", *argv).startswith(sentence)
+    assert tree(work) == before
+
+
+def reward_server_error(folder: Path, *argv: str) -> str:
+    return error_of_process(
+        "remote_rm.math_verifier", argv, cwd=folder, prefix="reward server: error: ", env=process_environment()
+    )

@@ -1,0 +1,112 @@
+"""Bad input to `lmm-r1 evaluate`: one sentence, an exit code, nothing written, and told before an engine is loaded."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.commands import QUESTION, error_of, flags, tree, with_image, write_rows
+from PIL import Image
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Callable[[str], Path]) -> Path:
+    """The current folder of the command, with checkpoints `image` and `text`, and rows with and without images."""
+    monkeypatch.chdir(tmp_path)
+    for name, kit in (("image", "qwen2_5_vl"), ("text", "llm")):
+        shutil.copytree(tiny_checkpoint(kit), tmp_path / name)
+    Image.new("RGB", (56, 56)).save(tmp_path / "a.png")
+    for name, row in (("text", QUESTION), ("image", with_image("../a.png"))):
+        (tmp_path / f"{name}_rows").mkdir()
+        write_rows(tmp_path / f"{name}_rows", QUESTION, row)
+    (tmp_path / "file").write_text("not a folder")
+    return tmp_path
+
+
+def evaluate(**changes: object) -> list[str]:
+    values = {"checkpoints": "m=image", "files": "f=text_rows", "output": "out/evaluation.json", "dtype": "float32"}
+    return flags(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"checkpoints": "image"}, "--checkpoints image: write NAME=PATH"),
+        ({"files": "=text_rows"}, "--files =text_rows: write NAME=PATH"),
+        ({"files": "f=nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
+        (
+            {"checkpoints": "m=nowhere/model"},
+            "nowhere/model: no such folder, and no model of this name can be had from",
+        ),
+        ({"checkpoints": "m=text_rows"}, "text_rows: no config.json in this folder; is it a Hugging Face checkpoint?"),
+        (
+            {"checkpoints": "m=text", "files": "f=image_rows"},
+            "image_rows/rows.jsonl line 2: the row has an image, but",
+        ),
+        ({"output": "file/evaluation.json"}, "--output file/evaluation.json: cannot be written, as "),
+        ({"output": "image"}, "--output image is a folder; name a file"),
+        ({"n_samples": 0}, "--n_samples 0: must be 1 or more"),
+        ({"max_rows": 0}, "--max_rows 0: must be 1 or more"),
+        ({"temperature": -1}, "--temperature -1.0: must be 0 or more"),
+        ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
+    before = tree(work)
+    assert error_of("evaluate", evaluate(**changes), capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("damaged", "sentence"),
+    [
+        ("processor_config.json", "image: no image processor in this checkpoint; copy processor_config.json or"),
+        ("model.safetensors", "image: no weights in this folder (model.safetensors or "),
+    ],
+)
+def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, sentence, work, capfd):
+    (work / "image" / damaged).unlink()
+    before = tree(work)
+    argv = [*evaluate(checkpoints="first=text"), "--checkpoints", "first=text", "last=image"]
+    assert error_of("evaluate", argv, capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
+def test_a_name_given_twice_is_refused(work, capfd):
+    argv = [*evaluate(), "--files", "f=text_rows", "f=image_rows"]
+    assert error_of("evaluate", argv, capfd=capfd) == "--files f=image_rows: the name f is given twice; choose another"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"messages": [', "text_rows/rows.jsonl line 1: not valid JSON: "),
+        ({"messages": QUESTION["messages"]}, 'text_rows/rows.jsonl line 1: the answer "answer" is missing'),
+        (with_image("no.png"), "text_rows/rows.jsonl line 1: no image file "),
+    ],
+)
+def test_a_bad_row_is_told_with_its_line(line, sentence, work, capfd):
+    write_rows(work / "text_rows", line)
+    before = tree(work)
+    assert error_of("evaluate", evaluate(), capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
+@pytest.mark.slow
+def test_a_prompt_longer_than_the_budget_is_refused_and_never_cut(work):
+    command = [sys.executable, "-m", "lmm_r1.cli.evaluate", *evaluate(files="f=image_rows", max_model_len=32)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    sentence = ended.stderr.splitlines()[-1]
+    assert sentence.startswith("lmm-r1 evaluate: error: image_rows/rows.jsonl line 2: the prompt takes ")
+    assert sentence.endswith(" tokens, which leaves no room for a response in --max_model_len 32; raise it")
+    assert "Traceback" not in ended.stderr
+    assert not (work / "out").exists()

@@ -1,0 +1,139 @@
+import pytest
+import torch
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
+from helpers.conversations import message, row
+from PIL import Image
+
+from lmm_r1.data.sft_dataset import SFTSample, batch_indices, collate, encode_sample
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def encode(*messages, max_len=100, every_turn=False, kit=None):
+    return encode_sample(
+        row(*messages), kit=kit or CharacterKit(), processor=None, max_len=max_len, every_turn=every_turn
+    )
+
+
+def learnt_positions(sample):
+    return [index for index, learnt in enumerate(sample.learnt) if learnt]
+
+
+def test_the_content_of_the_assistants_turn_and_its_end_token_are_learnt():
+    sample = encode(message("user", "hi"), message("assistant", "ok"))
+    assert sample.token_ids == [*b"uhi", END, NEWLINE, *b"aok", END, NEWLINE]
+    assert learnt_positions(sample) == [6, 7, 8]
+    assert sample.media is None
+
+
+def test_positions_behind_an_image_count_all_of_its_placeholders():
+    sample = encode(message("user", IMAGE, "x", IMAGE), message("assistant", "y"))
+    image = [PLACEHOLDER] * 3 + [AFTER_IMAGE]
+    assert sample.token_ids == [ord("u"), *image, ord("x"), *image, END, NEWLINE, *b"ay", END, NEWLINE]
+    assert learnt_positions(sample) == [13, 14]
+    assert sample.media == {"pixels": 2}
+
+
+def test_every_assistant_turn_is_learnt_only_when_asked_for():
+    turns = [message("user", "a"), message("assistant", "b"), message("user", IMAGE), message("assistant", "cd")]
+    # 0 u a END \n  4 a b END \n  8 u <image x 3> </image> END \n  15 a c d END \n
+    assert learnt_positions(encode(*turns, every_turn=True)) == [5, 6, 16, 17, 18]
+    assert learnt_positions(encode(*turns)) == [16, 17, 18]
+
+
+def test_a_sample_longer_than_the_limit_is_left_out_and_never_cut():
+    turns = (message("user", "hi"), message("assistant", "ok"))
+    assert len(encode(*turns, max_len=10).token_ids) == 10
+    assert encode(*turns, max_len=9) is None
+
+
+@pytest.mark.parametrize(
+    ("turns", "every_turn"),
+    [
+        ([message("user", "hi")], False),
+        ([message("assistant", "hi")], False),
+        ([message("assistant", "hi"), message("user", "a"), message("assistant", "b")], True),
+    ],
+)
+def test_a_row_without_a_prompt_and_a_response_is_refused_with_its_place(turns, every_turn):
+    with pytest.raises(UserError, match="rows.jsonl, line 1: an assistant turn must follow a prompt"):
+        encode(*turns, every_turn=every_turn)
+
+
+def test_a_greeting_in_front_does_no_harm_where_only_the_last_turn_is_learnt():
+    sample = encode(message("assistant", "hi"), message("user", "a"), message("assistant", "b"))
+    assert [sample.token_ids[index] for index in learnt_positions(sample)] == [ord("b"), END]
+
+
+def test_what_the_kit_refuses_is_told_with_the_rows_place():
+    with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
+        encode(message("user", Image.new("RGB", (1, 1))), message("assistant", "ok"))
+
+
+class EndlessKit(CharacterKit):
+    """Its template ends no turn."""
+
+    def _ids(self, messages, **settings):
+        return [token for token in super()._ids(messages, **settings) if token != END]
+
+
+class ForgetfulKit(CharacterKit):
+    """Its template writes an assistant turn in full only while it is the last one, as some do with reasoning."""
+
+    def _ids(self, messages, **settings):
+        last = len(messages) - 1
+        shown = [
+            message("assistant", "-") if turn.role == "assistant" and index < last else turn
+            for index, turn in enumerate(messages)
+        ]
+        return super()._ids(shown, **settings)
+
+
+def test_a_template_without_an_end_token_is_refused():
+    with pytest.raises(UserError, match="does not end an assistant turn with the end token"):
+        encode(message("user", "hi"), message("assistant", "ok"), kit=EndlessKit())
+
+
+def test_a_template_that_rewrites_earlier_turns_can_teach_the_last_turn_only():
+    turns = [message("user", "a"), message("assistant", "long"), message("user", "b"), message("assistant", "c")]
+    sample = encode(*turns, kit=ForgetfulKit())
+    assert [sample.token_ids[index] for index in learnt_positions(sample)] == [ord("c"), END]
+    with pytest.raises(UserError, match="the messages up to 2 differently when more follow"):
+        encode(*turns, kit=ForgetfulKit(), every_turn=True)
+
+
+def test_collation_pads_on_the_right_and_marks_the_token_before_each_learnt_one():
+    media = {"pixels": 1}
+    batch = collate(
+        [
+            SFTSample(token_ids=[5, 6, 7], learnt=[False, True, True], media=None),
+            SFTSample(token_ids=[8, 9, 10, 11, 12], learnt=[False, False, False, False, True], media=media),
+        ],
+        pad_token_id=99,
+    )
+    assert batch.sequences.tolist() == [[5, 6, 7, 99, 99], [8, 9, 10, 11, 12]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert batch.learnt.int().tolist() == [[1, 1, 0, 0], [0, 0, 0, 1]]
+    assert batch.learnt.dtype is torch.bool
+    assert batch.media == [None, media]
+
+
+def epoch(number, *, seed=7):
+    steps = range(3 * number, 3 * number + 3)
+    return [index for step in steps for index in batch_indices(num_rows=10, batch_size=3, seed=seed, step=step)]
+
+
+def test_an_epoch_shows_each_row_at_most_once_in_an_order_of_its_own():
+    first, second = epoch(0), epoch(1)
+    for order in (first, second):
+        assert len(set(order)) == len(order) == 9
+        assert set(order) < set(range(10))
+    assert first != second
+    assert first != epoch(0, seed=8)
+
+
+def test_the_rows_of_a_step_depend_on_the_step_alone():
+    assert epoch(2) == epoch(2)
+    full = [index for step in range(2) for index in batch_indices(num_rows=6, batch_size=3, seed=0, step=step)]
+    assert sorted(full) == list(range(6))

@@ -1,0 +1,40 @@
+import pytest
+
+from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+
+pytestmark = pytest.mark.unit
+
+CORPUS = ("What is 12 + 34?", "The answer is 46.", "What is the answer?")
+
+
+def trained():
+    return train_tokenizer(
+        CORPUS,
+        vocab_size=280,
+        special_tokens=("<|pad|>", "<|end|>"),
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template="{{ messages }}",
+    )
+
+
+def test_special_tokens_follow_the_ordinary_ones():
+    tokenizer = trained()
+    assert 256 + 2 < len(tokenizer) <= 280 + 2
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (len(tokenizer) - 2, len(tokenizer) - 1)
+    assert tokenizer("12<|end|>", add_special_tokens=False)["input_ids"][-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("text", ["What is 46 + 1?", "naïve 数学 \U0001f600\t\n  x", " leading and trailing "])
+def test_any_text_comes_back_as_it_was(text):
+    tokenizer = trained()
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_every_digit_is_a_token_of_its_own():
+    tokenizer = trained()
+    assert len(tokenizer("2024", add_special_tokens=False)["input_ids"]) == 4
+
+
+def test_training_twice_gives_the_same_tokenizer():
+    assert trained().get_vocab() == trained().get_vocab()

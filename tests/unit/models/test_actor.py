@@ -1,0 +1,113 @@
+"""The actor's arithmetic on a tiny language model; what depends on the kit is in tests/contracts/test_kits.py."""
+
+import pytest
+import torch
+from helpers.tiny_models import make_actor, pad
+
+from lmm_r1.errors import UserError
+from lmm_r1.models.actor import KitActor, freeze, resolve_attention
+
+pytestmark = pytest.mark.unit
+
+ROWS = ([7, 9, 11, 13, 15], [8, 10, 12])
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint):
+    return tiny_checkpoint("llm")
+
+
+@pytest.fixture(scope="module")
+def actor(folder) -> KitActor:
+    return make_actor(folder)
+
+
+def expected_log_probs(actor: KitActor, ids: list[int], *, temperature: float = 1.0) -> list[float]:
+    """log_softmax of the model's own logits, looked up token by token."""
+    with torch.no_grad():
+        logits = actor.model(torch.tensor([ids])).logits[0] / temperature
+    table = torch.log_softmax(logits, dim=-1)
+    return [table[position, token].item() for position, token in enumerate(ids[1:])]
+
+
+def test_log_probs_are_those_of_the_next_tokens(actor):
+    sequences, mask = pad(ROWS, side="right")
+    with torch.no_grad():
+        log_probs = actor(sequences, attention_mask=mask, return_logprobs=True)
+    assert log_probs.shape == (2, 4)
+    for index, ids in enumerate(ROWS):
+        assert log_probs[index, : len(ids) - 1].tolist() == pytest.approx(expected_log_probs(actor, ids), abs=1e-5)
+
+
+def test_an_action_mask_gives_log_probs_of_the_response_alone(actor):
+    sequences, mask = pad(ROWS, side="right")
+    action_mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    with torch.no_grad():
+        log_probs = actor(sequences, action_mask, attention_mask=mask)
+    first, second = (expected_log_probs(actor, ids) for ids in ROWS)
+    assert log_probs[0].tolist() == pytest.approx([0.0, first[2], first[3]], abs=1e-5)
+    assert log_probs[1].tolist() == pytest.approx([second[1], 0.0, 0.0], abs=1e-5)
+
+
+def test_the_temperature_divides_the_logits(folder, actor):
+    sequences, mask = pad(ROWS[:1], side="right")
+    with torch.no_grad():
+        warm = make_actor(folder, temperature=2.0)(sequences, attention_mask=mask, return_logprobs=True)
+    assert warm[0].tolist() == pytest.approx(expected_log_probs(actor, ROWS[0], temperature=2.0), abs=1e-5)
+
+
+def test_banned_tokens_are_banned_before_the_temperature_as_the_engine_bans_them(folder):
+    plain, banning = make_actor(folder), make_actor(folder, ban_media_tokens=True, temperature=2.0)
+    assert banning.banned_token_ids.tolist() == [], "its tokenizer knows every id of this small vocabulary"
+    banning.banned_token_ids = torch.tensor([3, 5])
+    sequences, mask = pad(ROWS[:1], side="right")
+    with torch.no_grad():
+        logits = banning(sequences, attention_mask=mask)["logits"]
+        expected = plain(sequences, attention_mask=mask)["logits"]
+    expected[..., [3, 5]] -= 100.0
+    torch.testing.assert_close(logits, expected / 2.0)
+
+
+def test_the_entropy_is_that_of_the_distribution_of_each_next_token(actor):
+    sequences, mask = pad(ROWS, side="right")
+    # OpenRLHF's entropy is compiled, which takes a C++ compiler half a minute.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        log_probs, output = actor(
+            sequences, torch.ones(2, 4), attention_mask=mask, return_output=True, return_entropy=True
+        )
+    assert log_probs.shape == output.entropy.shape == (2, 4)
+    table = torch.log_softmax(output["logits"][0, 0], dim=-1)
+    assert output.entropy[0, 0].item() == pytest.approx(-(table.exp() * table).sum().item(), abs=1e-4)
+
+
+def test_logits_are_fp32_whatever_the_weights_are(folder):
+    actor = KitActor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
+    sequences, mask = pad(ROWS, side="right")
+    assert next(actor.parameters()).dtype is torch.bfloat16
+    assert actor(sequences, attention_mask=mask)["logits"].dtype is torch.float32
+
+
+def test_a_language_model_has_no_vision_tower_to_freeze(folder):
+    with pytest.raises(UserError, match="--actor.freeze_visual_encoder: this model has no vision tower"):
+        make_actor(folder, freeze_visual_encoder=True)
+
+
+def test_freezing_stops_gradients_under_the_prefixes_alone():
+    model = torch.nn.ModuleDict({"vision": torch.nn.Linear(2, 2), "text": torch.nn.Linear(2, 2)})
+    freeze(model, prefixes=("vision.",))
+    assert {name: weight.requires_grad for name, weight in model.named_parameters()} == {
+        "vision.weight": False,
+        "vision.bias": False,
+        "text.weight": True,
+        "text.bias": True,
+    }
+    for prefixes in ((), ("audio.",)):
+        with pytest.raises(UserError, match="no vision tower"):
+            freeze(model, prefixes=prefixes)
+
+
+def test_attention_is_what_was_asked_for_and_auto_runs_without_a_gpu(monkeypatch):
+    assert resolve_attention("eager") == "eager"
+    assert resolve_attention("flash_attention_2") == "flash_attention_2"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_attention("auto") == "sdpa"

@@ -1,0 +1,183 @@
+"""A group on a hand-written engine that streams as vLLM does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
+from helpers.conversations import message, row
+from PIL import Image
+
+from lmm_r1.errors import UserError
+from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.rollout.group import GroupRollout, GroupSettings
+from remote_rm.client import ItemReward, RewardUnavailable
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = GroupSettings(
+    n_samples=2,
+    temperature=0.7,
+    top_p=0.9,
+    max_new_tokens=4,
+    max_len=32,
+    logprobs=True,
+    overlong_prompts="error",
+)
+PROMPT = row(message("user", "1+1?"), answer="2")
+PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
+
+
+def delta(index: int, token_ids: Sequence[int], *, finish: str | None = None) -> SimpleNamespace:
+    """A piece of one sample; the log-prob of a token is minus its id."""
+    logprobs = [{token: SimpleNamespace(logprob=-float(token))} for token in token_ids]
+    return SimpleNamespace(index=index, token_ids=list(token_ids), logprobs=logprobs, finish_reason=finish)
+
+
+class StreamingEngine:
+    """Streams the given pieces, and waits where an event stands among them."""
+
+    def __init__(self, pieces: Sequence[SimpleNamespace | asyncio.Event]) -> None:
+        self.pieces = pieces
+        self.requests: list[tuple[Any, Any]] = []
+
+    async def generate(self, request: Any, parameters: Any, *, request_id: str) -> AsyncIterator[SimpleNamespace]:
+        self.requests.append((request, parameters))
+        for piece in self.pieces:
+            if isinstance(piece, asyncio.Event):
+                await piece.wait()
+            else:
+                yield SimpleNamespace(outputs=[piece])
+
+
+class RecordingScorer:
+    """Rewards 1 where the response is the label; sets an event at the first request."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.asked = asyncio.Event()
+
+    async def reward(self, **request: Any) -> ItemReward:
+        self.requests.append(request)
+        self.asked.set()
+        right = float(request["response"] == request["label"])
+        return ItemReward(reward=2 * right, score=right, extra_logs={"accuracy": right})
+
+
+class FailingScorer(RecordingScorer):
+    async def reward(self, **request: Any) -> ItemReward:
+        raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
+
+
+TWO_SAMPLES = (
+    delta(0, b"2"),
+    delta(1, b"3"),
+    delta(1, b"45", finish="length"),
+    delta(0, [END], finish="stop"),
+)
+
+
+def run(
+    prompt=PROMPT, *, pieces=TWO_SAMPLES, settings=SETTINGS, scorer=None, kit=None, banned=()
+) -> tuple[list[dict[str, Any]], StreamingEngine, GroupRollout]:
+    engine = StreamingEngine(pieces)
+    rollout = GroupRollout(
+        kit=kit or CharacterKit(), processor=None, banned_token_ids=banned, scorer=scorer or RecordingScorer()
+    )
+    return asyncio.run(asyncio.wait_for(rollout.run(engine, prompt, settings), timeout=10)), engine, rollout
+
+
+def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
+    samples, engine, rollout = run(row(message("user", IMAGE, "?"), answer="2"), banned=(PLACEHOLDER, AFTER_IMAGE))
+    assert rollout.kit.encoded == 1
+    ((request, parameters),) = engine.requests
+    assert request["prompt_token_ids"] == [ord("u"), PLACEHOLDER, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
+    (image,) = request["multi_modal_data"]["image"]
+    assert image.tobytes() == IMAGE.tobytes()
+    assert (parameters.n, parameters.max_tokens, parameters.temperature, parameters.top_p) == (2, 4, 0.7, 0.9)
+    assert parameters.logit_bias == {PLACEHOLDER: BAN_BIAS, AFTER_IMAGE: BAN_BIAS}
+    expanded = [ord("u"), *[PLACEHOLDER] * 3, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
+    for sample in samples:
+        assert sample["observation_tokens"][: len(expanded)] == expanded
+        assert sample["action_ranges"][0][0] == len(expanded)
+    assert samples[0]["mm_train_inputs"] is samples[1]["mm_train_inputs"], "one object travels once"
+
+
+def test_a_text_prompt_has_no_media():
+    samples, engine, _ = run()
+    assert "multi_modal_data" not in engine.requests[0][0]
+    assert all(sample["mm_train_inputs"] is None for sample in samples)
+
+
+def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
+    samples, _, _ = run()
+    by_response = {sample["response"]: sample for sample in samples}
+    right, wrong = by_response["2"], by_response["345"]
+    assert right["observation_tokens"] == [*PROMPT_IDS, *b"2", END]
+    assert right["action_ranges"] == [(8, 10)]
+    assert right["rollout_log_probs"] == [0.0] * 8 + [-50.0, -1.0]
+    assert (right["reward"], right["scores"], right["extra_logs"]) == (2.0, 1.0, {"accuracy": 1.0})
+    assert right["truncated"] is False
+    assert wrong["observation_tokens"] == [*PROMPT_IDS, *b"345"]
+    assert wrong["rollout_log_probs"] == [0.0] * 8 + [-51.0, -52.0, -53.0]
+    assert (wrong["reward"], wrong["truncated"]) == (0.0, True)
+    assert right["label"] == wrong["label"] == "2"
+    assert right["row"] is PROMPT
+
+
+def test_log_probs_are_left_out_where_they_were_not_asked_for():
+    pieces = [SimpleNamespace(**{**vars(piece), "logprobs": None}) for piece in TWO_SAMPLES]
+    samples, engine, _ = run(pieces=pieces, settings=replace(SETTINGS, logprobs=False))
+    assert engine.requests[0][1].logprobs is None
+    assert all(sample["rollout_log_probs"] is None for sample in samples)
+
+
+def test_a_reward_request_holds_prompt_response_and_label():
+    scorer = RecordingScorer()
+    run(scorer=scorer)
+    request = next(request for request in scorer.requests if request["response"] == "2")
+    assert request == {
+        "query": "u1+1?<end>\na2<end>",
+        "prompt": '[{"role":"user","content":"1+1?"}]',
+        "label": "2",
+        "response": "2",
+    }
+
+
+def test_a_finished_sample_is_scored_while_the_others_are_generated():
+    scorer = RecordingScorer()
+    # The engine goes on only when the first sample's reward has been asked for.
+    pieces = [delta(0, b"2", finish="stop"), scorer.asked, delta(1, b"3", finish="stop")]
+    samples, _, _ = run(pieces=pieces, scorer=scorer)
+    assert [sample["response"] for sample in samples] == ["2", "3"]
+
+
+def test_a_reward_that_cannot_be_had_stops_the_group():
+    with pytest.raises(RewardUnavailable, match="does not answer"):
+        run(scorer=FailingScorer())
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():
+    # 8 prompt tokens and 4 new ones need 12.
+    assert len(run(settings=replace(SETTINGS, max_len=12))[0]) == 2
+    tight = replace(SETTINGS, max_len=11)
+    with pytest.raises(UserError, match=r"rows.jsonl, line 1: the prompt takes 8 tokens.*--data.max_len 11"):
+        run(settings=tight)
+    samples, engine, _ = run(settings=replace(tight, overlong_prompts="skip"))
+    assert samples == []
+    assert engine.requests == []
+
+
+def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
+    settings = replace(SETTINGS, max_new_tokens=None, max_len=20)
+    assert run(settings=settings)[1].requests[0][1].max_tokens == 12
+    with pytest.raises(UserError, match="--data.max_len 8"):
+        run(settings=replace(settings, max_len=8))
+
+
+def test_what_the_kit_refuses_is_told_with_the_rows_place():
+    with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
+        run(row(message("user", Image.new("RGB", (1, 1)))))

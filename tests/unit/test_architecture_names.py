@@ -1,0 +1,46 @@
+"""Whatever depends on an architecture stands in its kit: no other module knows one by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import lmm_r1
+from lmm_r1.lmm_kits import KITS
+
+pytestmark = pytest.mark.unit
+
+PACKAGE = Path(lmm_r1.__file__).parent
+KIT_NAMES = set(KITS) - {"llm"}
+# Short names are looked for as words: "variables" holds one of them, and "graphics" another.
+ANYWHERE = ("qwen", "gemma", "llama", "janus", "internvl", *KIT_NAMES)
+AS_WORDS = ("phi", "aria")
+NAMES = re.compile(
+    "|".join([*map(re.escape, ANYWHERE), *(f"(?<![a-z]){name}(?![a-z])" for name in AS_WORDS)]), re.IGNORECASE
+)
+MODULES = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "lmm_kits" not in path.parents]
+
+
+def test_no_module_outside_the_kits_names_an_architecture():
+    named = [
+        f"lmm_r1/{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in MODULES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if NAMES.search(line)
+    ]
+    assert named == []
+
+
+def test_every_kit_lies_in_a_folder_of_its_name():
+    assert set(KITS.values()) == {f"lmm_r1.lmm_kits.{name}" for name in KITS}
+    assert all((PACKAGE / "lmm_kits" / name / "__init__.py").is_file() for name in KITS)
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen2.5-VL", "TinyGemma3", "phi3_v", "Phi-4", "rhymes/Aria", "InternVL3"])
+def test_the_search_finds_names_as_they_are_written(text):
+    assert NAMES.search(text)
+
+
+@pytest.mark.parametrize("text", ["environment variables", "graphics", "philosophy"])
+def test_the_search_leaves_other_words_alone(text):
+    assert not NAMES.search(text)

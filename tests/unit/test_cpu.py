@@ -1,0 +1,73 @@
+"""What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
+
+import os
+
+import pytest
+import torch
+
+from lmm_r1 import cpu
+
+pytestmark = pytest.mark.unit
+
+CUDA_CALLS = ("current_device", "set_device", "synchronize", "current_stream")
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without CUDA whose `torch.cuda` is put back after the test."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in CUDA_CALLS:
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_the_current_device_serves_as_a_device_and_behind_cuda():
+    cpu.prepare_worker()
+    device = torch.cuda.current_device()
+    assert torch.zeros(1).to(device).device == torch.device("cpu")
+    assert torch.zeros(1, device=device).device == torch.device("cpu")
+    assert torch.device(f"cuda:{device}") == torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_the_other_calls_into_cuda_do_nothing():
+    cpu.prepare_worker()
+    assert torch.cuda.set_device(3) is None
+    assert torch.cuda.synchronize() is None
+    assert torch.cuda.synchronize(0) is None
+    assert torch.cuda.current_stream() is None
+
+
+def test_with_cuda_nothing_is_touched(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = {name: getattr(torch.cuda, name) for name in CUDA_CALLS}
+    cpu.prepare_worker()
+    cpu.prepare_process()
+    cpu.prepare_training()
+    assert {name: getattr(torch.cuda, name) for name in CUDA_CALLS} == before
+    assert cpu.worker_environment() == {}
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_workers_get_an_environment_of_their_own():
+    environment = cpu.worker_environment()
+    assert environment["DS_ACCELERATOR"] == "cpu"
+    assert all(isinstance(value, str) for value in environment.values())
+    environment.clear()
+    assert cpu.worker_environment() != {}
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_what_the_user_has_set_stays(monkeypatch):
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "7"}
+    monkeypatch.setattr(os, "environ", environment)
+    cpu.prepare_process()
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert environment.keys() == cpu.worker_environment().keys()
+
+
+def test_torchvision_can_be_imported():
+    import torchvision
+
+    resized = torchvision.transforms.functional.resize(torch.zeros(3, 4, 4), [2, 2], antialias=True)
+    assert resized.shape == (3, 2, 2)

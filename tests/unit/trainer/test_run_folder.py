@@ -1,0 +1,125 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from helpers.conversations import message, picture
+from PIL import Image
+
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.run_folder import RunFolder
+
+pytestmark = pytest.mark.unit
+
+RECORD = {"step": 1, "group": 0, "response": "46", "label": "46", "reward": 1.0}
+
+
+def opened(path: Path) -> RunFolder:
+    folder = RunFolder(path=path, name="fre", kind="rl")
+    folder.open("train:\n  seed: 1\n")
+    return folder
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_new_folder_holds_the_settings(tmp_path):
+    opened(tmp_path / "runs" / "fre")
+    files = {file.name for file in (tmp_path / "runs" / "fre").iterdir()}
+    assert files == {"run_config.yaml"}
+    assert (tmp_path / "runs" / "fre" / "run_config.yaml").read_text() == "train:\n  seed: 1\n"
+
+
+def test_metrics_are_one_line_a_step_and_hold_numbers_only(tmp_path):
+    folder = opened(tmp_path)
+    folder.metrics(1, {"reward": 0.5, "tokens": 12, "tensor": [1, 2], "name": "x"})
+    folder.metrics(2, {"reward": 1.0})
+    first, second = lines(tmp_path / "metrics.jsonl")
+    seconds = first.pop("seconds")
+    assert first == {"step": 1, "reward": 0.5, "tokens": 12.0}
+    assert second["step"] == 2
+    assert 0 <= seconds <= second["seconds"] < 60
+
+
+def test_a_rollout_is_kept_with_its_prompt_and_each_image_once(tmp_path):
+    folder = opened(tmp_path)
+    turns = (message("system", "Think."), message("user", picture(8, 6), "And", picture(8, 6), picture(6, 8)))
+    folder.rollout(RECORD, messages=turns, location="rows.jsonl, line 1")
+    folder.rollout({**RECORD, "step": 2}, messages=turns, location="rows.jsonl, line 1")
+
+    first, second = lines(tmp_path / "rollouts.jsonl")
+    system, user = first.pop("messages")
+    assert first == RECORD
+    assert second["step"] == 2
+    assert system == {"role": "system", "content": [{"type": "text", "text": "Think."}]}
+    assert [part["type"] for part in user["content"]] == ["image", "text", "image", "image"]
+    places = [part["image"] for part in user["content"] if part["type"] == "image"]
+    assert places[0] == places[1] != places[2]
+    assert sorted(f"images/{file.name}" for file in (tmp_path / "images").iterdir()) == sorted({places[0], places[2]})
+    assert Image.open(tmp_path / places[0]).tobytes() == picture(8, 6).tobytes()
+
+
+def test_a_finished_stage_says_so_at_the_very_end(tmp_path):
+    folder = opened(tmp_path)
+    assert not (tmp_path / "stage.json").exists()
+    folder.started -= 100
+    folder.finish(steps=7)
+    stage = json.loads((tmp_path / "stage.json").read_text())
+    assert (stage["name"], stage["kind"], stage["steps"]) == ("fre", "rl", 7)
+    assert stage["seconds"] == pytest.approx(100, abs=5)
+    assert stage["started_at"] < stage["finished_at"]
+    assert stage["finished_at"].endswith("+00:00")
+
+
+def test_a_finished_stage_is_not_written_again(tmp_path):
+    opened(tmp_path).finish(steps=1)
+    before = (tmp_path / "run_config.yaml").stat().st_mtime_ns
+    with pytest.raises(UserError, match="this stage is finished"):
+        opened(tmp_path)
+    assert (tmp_path / "run_config.yaml").stat().st_mtime_ns == before
+
+
+def test_a_resumed_stage_cuts_a_torn_line_and_counts_its_seconds_on(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "seconds": 40.0}\n{"step": 2, "seconds": 90.5}\n{"step": 3, "se'
+    )
+    (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"response": "caf')
+    folder = opened(tmp_path)
+    assert (tmp_path / "rollouts.jsonl").read_text() == '{"step": 1}\n'
+
+    folder.metrics(3, {"reward": 1.0})
+    folder.rollout(RECORD, messages=(message("user", "hi"),), location="rows.jsonl, line 1")
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert lines(tmp_path / "metrics.jsonl")[-1]["seconds"] == pytest.approx(90.5, abs=5)
+    assert len(lines(tmp_path / "rollouts.jsonl")) == 2
+    folder.finish(steps=3)
+    assert json.loads((tmp_path / "stage.json").read_text())["seconds"] == pytest.approx(90.5, abs=5)
+
+
+def test_a_stage_killed_in_its_first_line_starts_from_zero(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1')
+    folder = opened(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert folder.started == pytest.approx(time.time(), abs=5)
+
+
+@pytest.mark.parametrize("line", ['{"step": 3}', "[1]", "seconds: 3", '{"step": 1, "seconds": null}'])
+def test_a_last_line_that_holds_no_metrics_is_a_user_error(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "seconds": 40.0}}\n{line}\n')
+    with pytest.raises(UserError, match="metrics.jsonl: the last line holds no metrics"):
+        opened(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_a_user_error_with_the_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--ckpt.output_dir"):
+        opened(tmp_path / "file" / "runs")
+
+
+def test_half_an_image_is_never_left_under_its_name(tmp_path):
+    folder = opened(tmp_path)
+    (tmp_path / "images").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        folder.rollout(RECORD, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1")
+    assert not (tmp_path / "rollouts.jsonl").exists()

@@ -1,0 +1,98 @@
+"""One supervised update: the loss is the mean over all learnt tokens, however they fall into micro-batches."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.character_kit import CharacterKit
+from helpers.conversations import message, row
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import SFTConfig
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, collate
+from lmm_r1.trainer.sft import _SFTRun
+
+pytestmark = pytest.mark.unit
+
+
+class AccumulatingStrategy:
+    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+
+    def __init__(self, *, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self.steps = 0
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
+        (loss / self.micro_batches).backward()
+
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+        self.steps += 1
+
+
+class TableActor:
+    """A model whose log-prob of a token is its entry in a table, whatever came before."""
+
+    def __init__(self) -> None:
+        self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
+
+    def __call__(self, sequences: torch.Tensor, **arguments: object) -> torch.Tensor:
+        assert arguments["return_logprobs"]
+        return self.table[sequences[:, 1:]]
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process alone, on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("current_device", "set_device", "synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    cpu.prepare_worker()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
+    samples = [SFTSample(token_ids=ids, learnt=list(map(bool, learnt)), media=None) for ids, learnt in rows]
+    return collate(samples, pad_token_id=0)
+
+
+def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: int) -> _SFTRun:
+    config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    fitting = SFTSample(token_ids=[1, 1], learnt=[False, True], media=None)
+    return _SFTRun(
+        config, strategy, actor, kit=CharacterKit(), processor=None, rows=list(rows), folder=None, fitting=fitting
+    )
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_loss_is_the_mean_over_all_learnt_tokens_of_the_update():
+    batches = [
+        batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])),  # learnt: 2, 3 and 1
+        batch(([3, 3, 3, 2], [0, 0, 0, 1])),  # learnt: 2
+    ]
+    strategy, actor = AccumulatingStrategy(micro_batches=2), TableActor()
+    loss, tokens = sft_run(strategy, actor)._update(batches)
+
+    assert tokens == 4
+    assert loss == pytest.approx((2 + 4 + 1 + 2) / 4)
+    assert strategy.steps == 2
+    # The gradient of a token mean: each learnt token counts a quarter, in whichever micro-batch it stands.
+    assert actor.table.grad.tolist() == pytest.approx([0, -1 / 4, -2 / 4, -1 / 4])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
+    rows = [row(message("user", text), message("assistant", "b")) for text in ("a", "a" * 50, "a", "a" * 50)]
+    flags = {"train__batch_size": 4, "train__micro_batch_size": 1, "data__max_len": 20}
+    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(), rows=rows, **flags)
+    batches = run._micro_batches(0)
+
+    # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
+    assert sorted(int(batch.learnt.sum()) for batch in batches) == [0, 0, 2, 2]
+    assert run.skipped == 2

@@ -1,0 +1,58 @@
+"""How many steps a run has, and what its groups are generated with."""
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.ppo_trainer import group_settings, optimizer_steps, total_steps
+
+pytestmark = pytest.mark.unit
+
+
+def config(**changes: object) -> PPOConfig:
+    return dotted.replace(PPOConfig(), {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_steps_are_counted_per_episode_without_its_short_last_batch():
+    settings = config(rollout__batch_size=32, train__num_episodes=3)
+    assert total_steps(settings, num_rows=100) == 9  # 3 full batches of 32 in each of 3 episodes
+    assert total_steps(settings, num_rows=96) == 9
+    assert total_steps(settings, num_rows=95) == 6
+
+
+def test_a_step_updates_once_per_training_batch_and_inner_epoch():
+    settings = config(
+        rollout__batch_size=32,
+        rollout__n_samples_per_prompt=8,
+        train__batch_size=100,
+        train__max_epochs=2,
+        train__num_episodes=3,
+    )
+    assert optimizer_steps(settings, num_rows=100) == 9 * 2 * 2  # 256 samples hold 2 full batches of 100
+
+
+def test_groups_are_generated_as_the_flags_say():
+    settings = config(
+        rollout__n_samples_per_prompt=8,
+        rollout__temperature=0.7,
+        rollout__top_p=0.9,
+        rollout__max_new_tokens=64,
+        data__max_len=512,
+        data__overlong_prompts="skip",
+    )
+    expected = GroupSettings(
+        n_samples=8,
+        temperature=0.7,
+        top_p=0.9,
+        max_new_tokens=64,
+        max_len=512,
+        logprobs=False,
+        overlong_prompts="skip",
+    )
+    assert group_settings(settings) == expected
+
+
+@pytest.mark.parametrize(("level", "logprobs"), [("off", False), ("token", True), ("seq", True)])
+def test_log_probs_of_the_rollout_are_asked_for_where_they_correct_the_loss(level, logprobs):
+    assert group_settings(config(algo__advantage__is_correction_level=level)).logprobs is logprobs
