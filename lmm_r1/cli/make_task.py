@@ -1,7 +1,7 @@
 """`lmm-r1 make_task digits --modality image --rows 1000 --output data/digits`: row files of a procedural task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -9,7 +9,7 @@ from tyro.conf import Positional
 from lmm_r1.cli import arguments
 from lmm_r1.data.row_folder import check_writable, write_row_folder
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.base import Modality, Split
+from lmm_r1.tasks.base import Modality, Split, Task
 from lmm_r1.tasks.registry import get_task
 
 PROG = "lmm-r1 make_task"
@@ -31,6 +31,12 @@ class MakeTaskConfig:
     """The same seed gives the same files, byte for byte."""
     solutions: bool = False
     """Append a worked solution to each row as assistant turn: the files that train_sft reads for the cold start."""
+    slips: float | None = None
+    """Share of the solutions that hold one slip, as from a careless teacher; None is none."""
+    min_digits: int | None = None
+    """Fewest digits in a row; None is the task's 2. Rows with one digit help a cold start to read."""
+    max_digits: int | None = None
+    """Most digits in a row; None is the task's 3."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
 
@@ -48,13 +54,23 @@ def run(config: MakeTaskConfig) -> None:
     """Raises UserError if a value is wrong or the folder is taken."""
     if config.rows < 1:
         raise UserError(f"--rows {config.rows}: one row or more is needed")
-    task = get_task(config.task)
+    task = _with_digits(get_task(config.task), config)
     check_writable(config.output, overwrite=config.overwrite)
     rows = task.generate(split=config.split, modality=config.modality, rows=config.rows, seed=config.seed)
     records = (row.record(solution=config.solutions) for row in rows)
     count = write_row_folder(records, output=config.output, overwrite=config.overwrite)
     kind = "rows with solutions" if config.solutions else "rows"
     print(f"wrote {count} {kind} of {config.task} ({config.modality}, {config.split}) to {config.output}")
+
+
+def _with_digits(task: Task, config: MakeTaskConfig) -> Task:
+    asked = {"slips": config.slips, "min_digits": config.min_digits, "max_digits": config.max_digits}
+    given = {name: value for name, value in asked.items() if value is not None}
+    try:
+        return replace(task, **given)
+    except ValueError as error:
+        flags = " ".join(f"--{name} {value}" for name, value in given.items())
+        raise UserError(f"{flags}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def build(config: TinyModelConfig) -> None:
     """Build the checkpoint in a temporary folder beside `output`, then put it in place."""
+    from lmm_r1 import cpu
+
+    cpu.prepare_process()
     import shutil
     import tempfile
 

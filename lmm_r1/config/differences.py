@@ -39,6 +39,12 @@ DIFFERENCES = (
         command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
     ),
     Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
+    Difference(
+        command="train_sft",
+        flag="data.multiturn",
+        theirs=False,
+        reason="rows are conversations, and the loss covers every assistant turn",
+    ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
 )
 

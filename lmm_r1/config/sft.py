@@ -60,8 +60,8 @@ class SFTDataConfig(DataConfig):
     """Rows used at most."""
     output_key: str | None = None
     """Column with the response; None takes the last message."""
-    multiturn: bool = False
-    """Learn every turn of the assistant, not only the last one."""
+    multiturn: bool = True
+    """Learn every turn of the assistant; --data.no_multiturn learns the last one only."""
     input_template: str | None = "User: {}\nAssistant: "
     """Text around a plain-text prompt, with {} in its place; rows of messages go through the chat template instead."""
     tokenizer_chat_template: str | None = None

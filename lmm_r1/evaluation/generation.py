@@ -72,7 +72,7 @@ class CheckpointEngine:
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=settings.max_new_tokens,
-            seed=settings.seed,
+            # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
             skip_special_tokens=False,
             logit_bias=dict.fromkeys(self.banned, BAN_BIAS),
         )

@@ -41,9 +41,7 @@ def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_imag
         )
         options = {"num_cpus": actor_share, "num_gpus": actor_share, "scheduling_strategy": placement}
         engines.append(
-            RolloutActor.options(**options).remote(
-                **arguments, bundle_indices=bundles, seed=config.train.seed + index
-            )
+            RolloutActor.options(**options).remote(**arguments, bundle_indices=bundles, seed=config.train.seed + index)
         )
     return engines
 

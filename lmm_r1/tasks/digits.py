@@ -16,14 +16,16 @@ DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "e
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsTask:
-    """Rows over 2 to 4 digits. Train and test share neither (question, digits in order) nor, in images, a scan.
+    """Rows over 2 or 3 digits. Train and test share neither (question, digits in order) nor, in images, a scan.
 
-    An order counts as a combination of its own: `3 + 7` may be in train and `7 + 3` in test. Sums of up to four digits
-    have only 990 unordered combinations, too few to hold some out and still train on each total.
+    An order counts as a combination of its own: `3 + 7` may be in train and `7 + 3` in test. Sums of up to three
+    digits have only 275 unordered combinations, too few to hold some out and still train on each total.
     """
 
     min_digits: int = 2
-    max_digits: int = 4
+    max_digits: int = 3
+    slips: float = 0.0
+    """How many of the solutions end with a slip: a total off by one, or a list with one digit off by one."""
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
@@ -46,8 +48,13 @@ class DigitsTask:
                 messages=[{"role": "user", "content": write(question, digits, split=split, rng=rng)}],
                 answer=answer_of(question, digits),
                 datasource=f"digits_{kind}_{question}",
-                solution=solution_of(question, digits),
+                solution=self._solution(question, digits, rng=rng),
             )
+
+    def _solution(self, question: Question, digits: tuple[int, ...], *, rng: random.Random) -> str:
+        if rng.random() >= self.slips:
+            return solution_of(question, digits)
+        return solution_of(question, digits, slip=rng.choice((-1, 1)))
 
     def _draw(self, *, split: Split, rng: random.Random) -> tuple[Question, tuple[int, ...]]:
         """A question and digits in order that belong to `split`."""
@@ -60,7 +67,8 @@ class DigitsTask:
 
     def _as_text(self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> str:
         names = [DIGIT_WORDS[digit] if rng.random() < self.spelled_share else str(digit) for digit in digits]
-        return _TEXT_PROMPTS[question].format(f"{', '.join(names[:-1])} and {names[-1]}")
+        listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+        return _TEXT_PROMPTS[question].format(listed)
 
     def _as_image(
         self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random
@@ -83,17 +91,26 @@ def answer_of(question: Question, digits: tuple[int, ...]) -> str:
     return str(sum(digits)) if question == "sum" else ", ".join(map(str, sorted(digits)))
 
 
-def solution_of(question: Question, digits: tuple[int, ...]) -> str:
-    """`<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>`: the digits as read, then one step after another."""
+def solution_of(question: Question, digits: tuple[int, ...], *, slip: int = 0) -> str:
+    """`<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>`: the digits as read, then one step after another.
+
+    `slip` (1 or -1) is added to the last number that is worked out, and to the answer.
+    """
     steps = [_spaced(digits)]
     if question == "sum":
         total = digits[0]
-        for digit in digits[1:]:
+        for digit in digits[1:-1]:
             steps.append(f"{total}+{digit}={total + digit}")
             total += digit
+        answer = str(sum(digits) + slip)
+        if len(digits) > 1:
+            steps.append(f"{total}+{digits[-1]}={answer}")
     else:
-        steps.append(_spaced(sorted(digits)))
-    return f"<think>{'. '.join(steps)}.</think><answer>{answer_of(question, digits)}</answer>"
+        *smaller, largest = sorted(digits)
+        listed = [*smaller, abs(largest + slip)]
+        steps.append(_spaced(listed))
+        answer = ", ".join(map(str, listed))
+    return f"<think>{'. '.join(steps)}.</think><answer>{answer}</answer>"
 
 
 def _spaced(digits: tuple[int, ...] | list[int]) -> str:

@@ -9,18 +9,21 @@ from PIL import Image
 from lmm_r1.tasks.base import Split
 from lmm_r1.tasks.held_out import split_of
 
-PAPER = 255
+# Chalk on a grey board: the board is close to the mean that image processors subtract, so that an empty cell gives
+# features near zero and a small vision tower learns the digits several times sooner than from black on white.
+BOARD = 122
+CHALK = 255
 SCAN_PX = 8
 _MOST_INK = 16.0
 
 
 @functools.lru_cache(maxsize=1)
 def _bundled() -> tuple[tuple[int, Image.Image], ...]:
-    """(digit, scan) for every scan in scikit-learn's order; scans are grey, black ink on white paper."""
+    """(digit, scan) for every scan in scikit-learn's order; scans are grey, chalk on a board."""
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
-    pixels = (PAPER * (1 - bundle.images / _MOST_INK)).round().astype("uint8")  # (1797, 8, 8)
+    pixels = (BOARD + (CHALK - BOARD) * bundle.images / _MOST_INK).round().astype("uint8")  # (1797, 8, 8)
     return tuple((int(digit), Image.fromarray(scan)) for digit, scan in zip(bundle.target, pixels, strict=True))
 
 
@@ -35,7 +38,7 @@ def scan_indices(split: Split) -> tuple[tuple[int, ...], ...]:
 
 
 def scan(index: int) -> Image.Image:
-    """The scan at `index` of scikit-learn's bundle: 8x8 pixels, grey, black on white."""
+    """The scan at `index` of scikit-learn's bundle: 8x8 pixels, grey, chalk on a board."""
     return _bundled()[index][1]
 
 
@@ -92,7 +95,7 @@ class Page:
 
     def draw(self, placements: list[Placement]) -> Image.Image:
         """The page in grey, `side_px` square, with each scan enlarged to its size."""
-        page = Image.new("L", (self.side_px, self.side_px), PAPER)
+        page = Image.new("L", (self.side_px, self.side_px), BOARD)
         for placement in placements:
             enlarged = scan(placement.scan_index).resize((placement.size, placement.size), Image.Resampling.BICUBIC)
             page.paste(enlarged, (placement.left, placement.top))

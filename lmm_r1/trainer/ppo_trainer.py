@@ -162,9 +162,7 @@ class KitPPOTrainer(BasePPOTrainer):
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`."""
         count = self.config.eval.n_samples_per_prompt
-        groups = self.generator.evaluate(
-            self.eval_rows, temperature=self.config.eval.temperature, n_samples=count
-        )
+        groups = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
             if group:

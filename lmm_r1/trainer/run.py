@@ -135,7 +135,11 @@ def _check_rewards(config: PPOConfig) -> None:
 def _start_ray(config: PPOConfig) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here, which then pretends to have GPUs where there are none."""
     if not config.logger.worker_logs:
-        logging.getLogger("openrlhf").setLevel(logging.WARNING)
+        # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
+        for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
+            logging.getLogger(name).setLevel(logging.WARNING)
+    # Otherwise Ray warns that it will leave this alone in future.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
     arguments: dict[str, Any] = {
         "runtime_env": {

@@ -44,9 +44,9 @@ COMMAND_LINES = {
         --data.prompt_dataset prompts.jsonl --data.input_key messages --data.label_key answer --data.apply_chat_template
         --actor.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2 --actor.freeze_visual_encoder
         --algo.advantage.is_correction_level token --algo.advantage.is_correction_threshold 2 --vllm.sync_with_ray
-        --actor.muon.no_nesterov --actor.optim muon --ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj
+        --actor.muon.no_nesterov --actor.optim muon --ds.lora.target_modules q_proj v_proj
         --eval.dataset test.jsonl --eval.steps 10 --ckpt.load_enable --logger.wandb.run_name mine""",
-        """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --train.agent_func_path agent.py
+        """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --reward.remote_url http://a/get_reward
         --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
         --vllm.enable_sleep --actor.eps_clip 0.3 --logger.wandb.run_name mine --ds.attn_implementation eager
         --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer""",

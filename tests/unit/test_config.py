@@ -55,8 +55,10 @@ def test_vllm_gets_as_many_prompts_as_a_step_has():
     assert resolve(ppo(rollout__vllm_generate_batch_size=16)).rollout.vllm_generate_batch_size == 16
 
 
-def test_an_agent_takes_the_place_of_the_reward_service():
-    assert resolve(ppo(train__agent_func_path="agent.py", reward__remote_url=None)).reward.remote_url == "agent"
+def test_agents_and_reward_models_are_refused_as_not_available():
+    for flag, path in (("train__agent_func_path", "agent.py"), ("reward__model_name_or_path", "rm")):
+        with pytest.raises(UserError, match=f"{path} is not available in this version"):
+            resolve(ppo(**{flag: path}))
 
 
 def test_engines_that_share_no_gpu_do_not_sleep(caplog):
@@ -126,10 +128,6 @@ def test_resolving_twice_changes_nothing():
             "--train.batch_size 10 must be a multiple of --train.micro_batch_size 4 x 1 actor processes",
         ),
         ({"train__batch_size": 512}, "--train.batch_size 512 is more than the 256 samples of a rollout"),
-        (
-            {"eval__dataset": "test.jsonl", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
-            "--eval.dataset needs --reward.remote_url or --train.agent_func_path",
-        ),
     ],
 )
 def test_a_contradiction_is_refused_with_flags_and_values(changes, message):

@@ -1,0 +1,127 @@
+"""Seconds from the command to the first optimizer step of an RL stage, and where they go; JSON on the last line.
+
+python benchmarks/startup.py [--output benchmarks/results/startup.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+LIMIT_SECONDS = 300
+ROWS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder))
+    line = json.dumps(result)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(line)
+
+
+def measure(folder: Path) -> dict:
+    """Run one step on a tiny model with images and return its timeline and the CPU time of each process."""
+    module = [sys.executable, "-m"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    tiny = [*module, "lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(folder / "tiny")]
+    subprocess.run(tiny, check=True, **quiet)
+    task = [*module, "lmm_r1.cli.make_task", "digits", "--modality", "mixed", "--rows", str(ROWS)]
+    subprocess.run([*task, "--output", str(folder / "rows")], check=True, **quiet)
+    port_file = folder / "port"
+    server = subprocess.Popen(
+        [*module, "remote_rm.math_verifier", "--port", "0", "--port-file", str(port_file)], **quiet
+    )
+    try:
+        while not port_file.exists():
+            time.sleep(0.1)
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}/get_reward"
+        return run_stage(folder, url)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def run_stage(folder: Path, url: str) -> dict:
+    """Start the stage, watch its processes until the first line of metrics, and return what was seen."""
+    run = folder / "run"
+    flags = {
+        "--actor.model_name_or_path": folder / "tiny",
+        "--data.prompt_dataset": folder / "rows",
+        "--reward.remote_url": url,
+        "--ckpt.output_dir": run,
+        "--ckpt.path": run / "checkpoints",
+        "--rollout.batch_size": ROWS,
+        "--rollout.n_samples_per_prompt": 2,
+        "--rollout.max_new_tokens": 16,
+        "--rollout.micro_batch_size": 16,
+        "--train.batch_size": 16,
+        "--train.micro_batch_size": 16,
+        "--data.max_len": 160,
+        "--actor.num_gpus_per_node": 1,
+        "--ref.num_gpus_per_node": 1,
+        "--algo.kl.init_coef": 0,
+        "--ds.param_dtype": "fp32",
+    }
+    command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", "--vllm.enforce_eager"]
+    for flag, value in flags.items():
+        command += [flag, str(value)]
+    log = (folder / "log").open("w")
+    began = time.time()
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    seen: dict[int, dict] = {}
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists():
+        if process.poll() is not None or time.time() - began > LIMIT_SECONDS:
+            raise SystemExit(f"the stage ended without a step:\n{(folder / 'log').read_text()}")
+        watch(process.pid, seen, began)
+        time.sleep(0.25)
+    total = metrics.stat().st_mtime - began
+    first = json.loads(metrics.read_text().splitlines()[0])
+    process.wait()
+    return {
+        "benchmark": "startup",
+        "machine": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
+        "seconds_to_first_step": round(total, 1),
+        "phases": {
+            "imports_and_checks": round((run / "run_config.yaml").stat().st_mtime - began, 1),
+            "first_rollout_done": round(total - first["timing/step_total"] + first["timing/generation"], 1),
+            **{name: round(value, 2) for name, value in first.items() if name.startswith("timing/")},
+        },
+        "processes": sorted(seen.values(), key=lambda entry: -entry["cpu_seconds"])[:12],
+    }
+
+
+def watch(pid: int, seen: dict[int, dict], began: float) -> None:
+    """Update what is known of the process and all its descendants."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        try:
+            times = process.cpu_times()
+            name = " ".join(process.cmdline()[:3])[-60:] or process.name()
+        except psutil.Error:
+            continue
+        entry = seen.setdefault(process.pid, {"started_after": round(process.create_time() - began, 1)})
+        entry["name"] = name
+        entry["cpu_seconds"] = round(times.user + times.system, 1)
+
+
+if __name__ == "__main__":
+    main()
