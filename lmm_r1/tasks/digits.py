@@ -25,7 +25,7 @@ class DigitsTask:
     min_digits: int = 2
     max_digits: int = 3
     slips: float = 0.0
-    """How many of the solutions end with a slip: a total off by one, or a list with one digit off by one."""
+    """How many of the solutions end with a slip: the last number that is worked out is off by one. 0 to 1."""
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
@@ -36,6 +36,9 @@ class DigitsTask:
                 f"{self.min_digits} to {self.max_digits} digits: at least one is needed, and no more than the page's "
                 f"{self.page.cells**2} cells"
             )
+
+        if not 0 <= self.slips <= 1:
+            raise ValueError(f"slips {self.slips} is a share: it must be from 0 to 1")
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from a random stream of its own; `mixed` alternates text and image rows."""
@@ -52,7 +55,8 @@ class DigitsTask:
             )
 
     def _solution(self, question: Question, digits: tuple[int, ...], *, rng: random.Random) -> str:
-        if rng.random() >= self.slips:
+        # A single digit is only read: a slip there would teach to misread.
+        if len(digits) == 1 or rng.random() >= self.slips:
             return solution_of(question, digits)
         return solution_of(question, digits, slip=rng.choice((-1, 1)))
 

@@ -1,6 +1,7 @@
 """Every shipped script is clean shell and prints commands that this version accepts; every shipped YAML resolves."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.evaluate import EvaluateConfig
+from lmm_r1.cli.make_task import MakeTaskConfig
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 
 pytestmark = pytest.mark.contract
@@ -18,9 +21,15 @@ SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 STAGES = SCRIPTS / "lmm_r1"
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
-CONFIGS = sorted(SCRIPTS.rglob("*.yaml"))
+# The demo makes its model and its rows before anything is printed, so it has no dry run.
+DRY_RUNNABLE = [path for path in LAUNCHED if path.name != "demo.sh"]
+EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
+TRAINING_CONFIGS = sorted(set(SCRIPTS.rglob("*.yaml")) - set(EVALUATION_CONFIGS))
 TRAINERS = {"lmm_r1.cli.train_ppo_ray": PPOConfig, "lmm_r1.cli.train_sft": SFTConfig}
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+DEMO = STAGES / "configs" / "demo"
 
 
 def relative(path: Path) -> str:
@@ -64,7 +73,7 @@ def test_a_script_stops_at_the_first_error_and_says_how_it_is_started(script):
     assert f"bash examples/scripts/{relative(script)}" in text.split("set -euo")[0]
 
 
-@pytest.mark.parametrize("script", LAUNCHED, ids=relative)
+@pytest.mark.parametrize("script", DRY_RUNNABLE, ids=relative)
 def test_a_script_prints_training_commands_that_parse_and_resolve(script, tmp_path):
     commands = printed_commands(script, "--train.seed", "7", folder=tmp_path, SFT_DATA="sft.jsonl")
     configs = [trainer_config(command) for command in commands if TRAINERS.keys() & set(command)]
@@ -111,9 +120,11 @@ def test_the_curriculum_hands_each_stages_model_to_the_next(tmp_path):
         SFT_DATA="sft.jsonl",
         FRE_DATA="text.jsonl",
         MGT_DATA="image.jsonl",
-        SFT_CONFIG=str(STAGES / "configs/demo/cold_start.yaml"),
-        FRE_CONFIG=str(STAGES / "configs/demo/fre.yaml"),
-        MGT_CONFIG=str(STAGES / "configs/demo/mgt.yaml"),
+        SFT_CONFIG=str(DEMO / "cold_start.yaml"),
+        FRE_CONFIG=str(DEMO / "fre.yaml"),
+        MGT_CONFIG=str(DEMO / "mgt.yaml"),
+        EVAL_CONFIG=str(DEMO / "evaluate.yaml"),
+        SEED="3",
         EVAL_TEXT="test_text.jsonl",
         EVAL_IMAGE="test_image.jsonl",
     )
@@ -122,13 +133,15 @@ def test_the_curriculum_hands_each_stages_model_to_the_next(tmp_path):
     assert (fre.actor.model_name_or_path, fre.data.prompt_dataset) == (cold_start.ckpt.output_dir, "text.jsonl")
     assert (mgt.actor.model_name_or_path, mgt.data.prompt_dataset) == (fre.ckpt.output_dir, "image.jsonl")
     assert [config.logger.stage_name for config in (cold_start, fre, mgt)] == ["cold_start", "fre", "mgt"]
+    assert [config.train.seed for config in (cold_start, fre, mgt)] == [3, 3, 3]
     evaluate, report = commands[3:]
     checkpoints = [f"{config.logger.stage_name}={config.ckpt.output_dir}" for config in (cold_start, fre, mgt)]
-    assert evaluate[1:7] == ["-m", "lmm_r1.cli.evaluate", "--checkpoints", *checkpoints]
-    assert evaluate[7:] == [
-        *("--files", "text=test_text.jsonl", "image=test_image.jsonl"),
-        *("--output", "runs/demo/evaluation.json"),
-    ]
+    assert evaluate[1:3] == ["-m", "lmm_r1.cli.evaluate"]
+    settings = parse(EvaluateConfig, evaluate[3:], prog="p", description="")
+    assert settings.checkpoints == tuple(checkpoints)
+    assert settings.files == ("text=test_text.jsonl", "image=test_image.jsonl")
+    assert settings.output == Path("runs/demo/evaluation.json")
+    assert (settings.n_samples, settings.temperature, settings.max_new_tokens) == (2, 1.0, 40)
     assert report[1:5] == ["-m", "lmm_r1.cli.report", "runs/demo", "--seconds"]
 
 
@@ -147,11 +160,37 @@ def test_the_curriculum_starts_the_cold_start_on_several_gpus_with_a_launcher(tm
     assert commands[0][1:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=relative)
-def test_a_shipped_yaml_parses_and_resolves(path):
+@pytest.mark.parametrize("path", TRAINING_CONFIGS, ids=relative)
+def test_a_shipped_yaml_of_a_stage_parses_and_resolves(path):
     supervised = path.stem == "cold_start"
     config = parse(SFTConfig if supervised else PPOConfig, ["--config", str(path)], prog="p", description="")
     model = "model.model_name_or_path" if supervised else "actor.model_name_or_path"
     data = "data.dataset" if supervised else "data.prompt_dataset"
     inputs = {model: "m", data: "d"} | ({} if supervised else {"reward.remote_url": "http://host/get_reward"})
     assert resolve(dotted.replace(config, inputs)) is not None
+
+
+@pytest.mark.parametrize("path", EVALUATION_CONFIGS, ids=relative)
+def test_a_shipped_evaluation_yaml_parses_and_leaves_room_for_a_prompt(path):
+    argv = ["--config", str(path), "--checkpoints", "a=b", "--files", "c=d", "--output", "e.json"]
+    config = parse(EvaluateConfig, argv, prog="p", description="")
+    assert config.n_samples == 1 or config.temperature > 0
+    assert config.max_new_tokens < config.max_model_len
+
+
+def test_the_demo_hands_the_curriculum_files_that_are_shipped():
+    text = (SCRIPTS / "demo.sh").read_text(encoding="utf-8")
+    named = re.findall(r"_CONFIG=\$here/(\S+)", text)
+    assert {SCRIPTS / name for name in named} == set(DEMO.iterdir())
+
+
+def test_the_demo_makes_rows_with_flags_that_parse():
+    text = (SCRIPTS / "demo.sh").read_text(encoding="utf-8")
+    lines = [line.split()[1:] for line in text.splitlines() if line.startswith("rows ")]
+    made = {
+        name: parse(MakeTaskConfig, ["digits", "--output", name, *flags], prog="p", description="")
+        for name, *flags in lines
+    }
+    assert {name for name, config in made.items() if config.split == "test"} == {"text_test", "image_test"}
+    assert {name for name, config in made.items() if config.solutions} == {"text_solutions", "image_solutions"}
+    assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()

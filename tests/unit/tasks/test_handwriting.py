@@ -20,12 +20,13 @@ def test_every_scan_is_in_exactly_one_split_under_its_digit():
     assert 308 <= sum(map(len, test)) <= 410
 
 
-def test_a_scan_is_black_ink_on_white_paper():
+def test_a_scan_is_chalk_on_a_grey_board():
     raw = load_digits().images[0]
     pixels = np.asarray(scan(0)).astype(int)
-    assert (pixels[raw == 0] == 255).all()
-    assert (pixels[raw == 16] == 0).all()
-    assert (pixels[raw == 8] == 128).all()
+    assert (pixels[raw == 0] == 122).all()
+    assert (pixels[raw == 16] == 255).all()
+    # Half the chalk: 122 + 133 / 2 = 188.5, rounded to the even 188.
+    assert (pixels[raw == 8] == 188).all()
 
 
 def test_digits_stand_in_reading_order_inside_cells_of_their_own():
@@ -34,7 +35,7 @@ def test_digits_stand_in_reading_order_inside_cells_of_their_own():
     target = load_digits().target
     sizes, shifts, cells_used = set(), set(), set()
     for _ in range(500):
-        digits = tuple(rng.randrange(10) for _ in range(rng.randint(2, 4)))
+        digits = tuple(rng.randrange(10) for _ in range(rng.randint(1, 4)))
         placements = page.place(digits, split="train", rng=rng)
         assert tuple(int(target[placement.scan_index]) for placement in placements) == digits
         cells = [placement.top // 28 * 3 + placement.left // 28 for placement in placements]
@@ -50,16 +51,16 @@ def test_digits_stand_in_reading_order_inside_cells_of_their_own():
     assert cells_used == set(range(9))
 
 
-def test_a_drawn_page_holds_the_enlarged_scan_and_blank_paper_elsewhere():
+def test_a_drawn_page_holds_the_enlarged_scan_and_blank_board_elsewhere():
     page = Page()
     index = scan_indices("test")[3][0]
     drawn = np.asarray(page.draw([Placement(scan_index=index, left=30, top=57, size=24)]))
     assert drawn.shape == (84, 84)
     assert np.array_equal(drawn[57:81, 30:54], np.asarray(scan(index).resize((24, 24), 3)))
     drawn = drawn.copy()
-    assert drawn[57:81, 30:54].min() < 64
-    drawn[57:81, 30:54] = 255
-    assert (drawn == 255).all()
+    assert drawn[57:81, 30:54].max() > 220
+    drawn[57:81, 30:54] = 122
+    assert (drawn == 122).all()
 
 
 def test_a_page_whose_digits_do_not_fit_its_cells_is_refused():
