@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ def serve(verifier: Verifier, *, options: ServingOptions) -> None:
         timeout_graceful_shutdown=ceil(options.item_timeout_seconds) + GRACE_SECONDS,
     )
     url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
+    # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     server = AnnouncingServer(config, url=url, port=port, port_file=options.port_file)
     try:
         server.run(sockets=[listener])

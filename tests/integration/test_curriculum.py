@@ -113,10 +113,7 @@ def test_two_stages_of_two_steps_survive_a_kill_and_leave_a_report(inputs):
     assert resumed.count(1) == 1, f"step 1 was saved, so it must not be done again: {resumed}"
     rollouts = [json.loads(line) for line in (root / "mgt/rollouts.jsonl").read_text().splitlines()]
     images = [
-        part["image"]
-        for rollout in rollouts
-        for part in rollout["messages"][0]["content"]
-        if part["type"] == "image"
+        part["image"] for rollout in rollouts for part in rollout["messages"][0]["content"] if part["type"] == "image"
     ]
     assert images
     assert all((root / "mgt" / image).is_file() for image in images)

@@ -92,6 +92,18 @@ def test_the_same_command_again_skips_the_finished_stages(tmp_path):
     ]
 
 
+def group_ends(group: int) -> bool:
+    """Whether the process group empties soon; the pool's fork server ends just after the service that it served."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_a_stopped_stage_leaves_neither_training_nor_reward_service_behind(tmp_path):
     script = subprocess.Popen(
         ["bash", str(STAGES / "train_fre_text.sh")],
@@ -104,8 +116,7 @@ def test_a_stopped_stage_leaves_neither_training_nor_reward_service_behind(tmp_p
         script.send_signal(signal.SIGTERM)
         assert script.wait(timeout=WAIT_S) == 143
         assert is_gone(url.replace("get_reward", "health"))
-        with pytest.raises(ProcessLookupError):
-            os.killpg(script.pid, 0)
+        assert group_ends(script.pid), "a process of the script is still running"
     finally:
         script.kill()
 
