@@ -6,6 +6,7 @@ when a worker starts, and the training strategy calls `prepare_training` before 
 
 import importlib
 import importlib.util
+import logging
 import os
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
     for name, value in worker_environment().items():
         os.environ.setdefault(name, value)
+    # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel that nothing here uses.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     prepare_worker()
 
 

@@ -195,6 +195,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self optim_dict max_norm",
     ),
     Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._ds_init_train_model",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy._ds_init_train_model",
+        reason="--adam.vision_lr is read where a model's settings come in",
+        signature="self model cfg",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._get_model_parameters",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy._get_model_parameters",
+        reason="the vision tower's parameters get groups of their own for --adam.vision_lr",
+        signature="self model optim weight_decay",
+    ),
+    Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_distributed",
         how="subclassed",
         ours="lmm_r1.trainer.strategy:KitStrategy.setup_distributed",

@@ -39,6 +39,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     _check_gpus(resolved)
     _check_batches(resolved)
     _check_kl(resolved)
+    _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     return resolved
 
 
@@ -56,6 +57,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
+    _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     return dotted.replace(config, _input_template(config))
 
 
@@ -81,6 +83,17 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
         case values:
             given = " ".join(map(str, values))
             raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+
+
+def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
+    if vision_lr is None:
+        return
+    if vision_lr < 0:
+        raise UserError(f"--{prefix}adam.vision_lr {vision_lr:g} must not be negative")
+    if optim != "adam":
+        raise UserError(
+            f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
+        )
 
 
 def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:

@@ -56,6 +56,8 @@ class SFTDataConfig(DataConfig):
     """Share of each dataset, separated by commas."""
     dataset_split: str = "train"
     """Split of the dataset."""
+    keep_order: bool = False
+    """Take rows in the order of the files, easy ones first for example, instead of shuffling them every epoch."""
     max_samples: int = 1_000_000
     """Rows used at most."""
     output_key: str | None = None

@@ -20,6 +20,8 @@ class MuonConfig:
 class AdamConfig:
     lr: float = 1e-6
     """Peak learning rate of AdamW, or of what Muon leaves to AdamW."""
+    vision_lr: float | None = None
+    """Peak learning rate of the vision tower and its projector; None is the same as the rest."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two running means."""
     eps: float = 1e-8

@@ -72,15 +72,18 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
     )
 
 
-def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the row indices of update `step` (from 0): a new permutation per epoch, the last short batch dropped.
+def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
+    """Return the row indices of update `step` (from 0), the last short batch of each epoch dropped.
 
-    A function of the step alone, so that a resumed run sees the rows that it would have seen.
+    Each epoch is a new permutation, or with `keep_order` the rows as they stand. A function of the step alone, so
+    that a resumed run sees the rows that it would have seen.
     """
     import torch
 
     per_epoch = num_rows // batch_size
     epoch, position = divmod(step, per_epoch)
+    if keep_order:
+        return list(range(position * batch_size, (position + 1) * batch_size))
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
     return order[position * batch_size : (position + 1) * batch_size].tolist()
 

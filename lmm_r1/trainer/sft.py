@@ -168,7 +168,13 @@ class _SFTRun:
     def _micro_batches(self, step: int) -> list[SFTBatch]:
         """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
         train = self.config.train
-        indices = batch_indices(num_rows=len(self.rows), batch_size=train.batch_size, seed=train.seed, step=step)
+        indices = batch_indices(
+            num_rows=len(self.rows),
+            batch_size=train.batch_size,
+            seed=train.seed,
+            step=step,
+            keep_order=self.config.data.keep_order,
+        )
         rows = [self.rows[index] for index in indices[dist.get_rank() :: dist.get_world_size()]]
         samples = [_encode(row, self.config, kit=self.kit, processor=self.processor) for row in rows]
         self.skipped += samples.count(None)

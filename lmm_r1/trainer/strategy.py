@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence, Set
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1 import cpu
+from lmm_r1.errors import UserError
 
 
 class KitStrategy(DeepspeedStrategy):
     """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
+
+    _vision_lr: float | None = None
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
         cpu.prepare_training()
@@ -25,6 +29,32 @@ class KitStrategy(DeepspeedStrategy):
             # DeepSpeed's fused Adam for CPUs is compiled on first use; PyTorch's needs no compiler.
             optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
         return super().get_ds_train_config(optim_dict, max_norm=max_norm)
+
+    def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
+        self._vision_lr = cfg["adam"].get("vision_lr")
+        return super()._ds_init_train_model(model, cfg)
+
+    def _get_model_parameters(self, model: Any, *, optim: str | None = None, weight_decay: float = 0.0) -> Any:
+        raw_model, groups = super()._get_model_parameters(model, optim=optim, weight_decay=weight_decay)
+        if self._vision_lr is None:
+            return raw_model, groups
+        assert optim == "adam", "refused by config.resolve"
+        prefixes = (*model.kit.vision_prefixes, *model.kit.projector_prefixes)
+        vision = {id(value) for name, value in raw_model.named_parameters() if prefixes and name.startswith(prefixes)}
+        if not vision:
+            raise UserError(f"--adam.vision_lr {self._vision_lr}: this model has no vision tower; leave it out")
+        return raw_model, split_groups(groups, members=vision, lr=self._vision_lr)
+
+
+def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: float) -> list[dict[str, Any]]:
+    """Return the optimizer's groups with the parameters whose ids are `members` in groups of their own at `lr`."""
+    split = []
+    for group in groups:
+        inside = [value for value in group["params"] if id(value) in members]
+        outside = [value for value in group["params"] if id(value) not in members]
+        split += [{**group, "params": outside}] if outside else []
+        split += [{**group, "params": inside, "lr": lr}] if inside else []
+    return split
 
 
 def make_strategy(args: SimpleNamespace) -> KitStrategy:

@@ -127,6 +127,11 @@ def test_resolving_twice_changes_nothing():
             {"train__batch_size": 10, "train__micro_batch_size": 4},
             "--train.batch_size 10 must be a multiple of --train.micro_batch_size 4 x 1 actor processes",
         ),
+        (
+            {"actor__optim": "muon", "actor__adam__vision_lr": 1e-6},
+            "--actor.adam.vision_lr 1e-06 needs --actor.optim adam",
+        ),
+        ({"actor__adam__vision_lr": -1.0}, "--actor.adam.vision_lr -1 must not be negative"),
         ({"train__batch_size": 512}, "--train.batch_size 512 is more than the 256 samples of a rollout"),
     ],
 )
@@ -164,6 +169,8 @@ def test_supervised_settings_are_checked_too():
         resolve(SFTConfig())
     with pytest.raises(UserError, match="--train.batch_size 10 must be a multiple of --train.micro_batch_size 8"):
         resolve(sft(train__batch_size=10))
+    with pytest.raises(UserError, match="--adam.vision_lr 0.5 needs --optim adam"):
+        resolve(sft(optim="muon", adam__vision_lr=0.5))
 
 
 @pytest.mark.parametrize("config", [ppo(), sft()], ids=["train_ppo_ray", "train_sft"])

@@ -121,7 +121,11 @@ def test_collation_pads_on_the_right_and_marks_the_token_before_each_learnt_one(
 
 def epoch(number, *, seed=7):
     steps = range(3 * number, 3 * number + 3)
-    return [index for step in steps for index in batch_indices(num_rows=10, batch_size=3, seed=seed, step=step)]
+    return [
+        index
+        for step in steps
+        for index in batch_indices(num_rows=10, batch_size=3, seed=seed, step=step, keep_order=False)
+    ]
 
 
 def test_an_epoch_shows_each_row_at_most_once_in_an_order_of_its_own():
@@ -133,7 +137,16 @@ def test_an_epoch_shows_each_row_at_most_once_in_an_order_of_its_own():
     assert first != epoch(0, seed=8)
 
 
+def test_kept_order_is_that_of_the_files_in_every_epoch():
+    steps = [batch_indices(num_rows=7, batch_size=3, seed=7, step=step, keep_order=True) for step in range(3)]
+    assert steps == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+
+
 def test_the_rows_of_a_step_depend_on_the_step_alone():
     assert epoch(2) == epoch(2)
-    full = [index for step in range(2) for index in batch_indices(num_rows=6, batch_size=3, seed=0, step=step)]
+    full = [
+        index
+        for step in range(2)
+        for index in batch_indices(num_rows=6, batch_size=3, seed=0, step=step, keep_order=False)
+    ]
     assert sorted(full) == list(range(6))
