@@ -153,6 +153,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self args bundle_indices agent_func_path remote_rm_url mm_pad_token_ids kwargs",
     ),
     Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor._configure_device_env",
+        how="used",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="an engine in the actor's own process starts from the same environment as upstream's",
+        signature="self backend bundle_indices num_gpus",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor._configure_vllm_env",
+        how="used",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="as above",
+        signature="self version vllm full_determinism",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.get_num_unfinished_requests",
         how="used",
         ours="lmm_r1.trainer.samples:KitSamplesGenerator.generate",

@@ -7,9 +7,11 @@ from typing import Any
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
+from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.rollout.group import GroupRollout, GroupSettings
+from lmm_r1.rollout.in_process_engine import InProcessEngine
 from lmm_r1.rollout.scoring import make_scorer
 
 
@@ -34,7 +36,20 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             banned_token_ids=kit.banned_token_ids(config, kit.tokenizer_of(processor)),
             scorer=make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s),
         )
-        await super().__init__(**engine_arguments)
+        if cpu.has_cuda():
+            await super().__init__(**engine_arguments)
+        else:
+            self._start_in_process(**engine_arguments)
+
+    def _start_in_process(
+        self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
+    ) -> None:
+        import vllm
+        from packaging import version
+
+        self._configure_device_env(arguments["distributed_executor_backend"], bundle_indices, num_gpus)
+        self._configure_vllm_env(version, vllm, full_determinism)
+        self.llm = InProcessEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
 
     async def generate_group(self, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
