@@ -20,15 +20,16 @@ rows() {
 
 echo "demo: seed $SEED, into $ROOT"
 [[ -d $ROOT/tiny ]] || "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch "$ARCH" --seed "$SEED" --output "$ROOT/tiny"
-rows text_solutions --modality text --split train --rows 4000 --solutions --slips 0.4
-rows image_solutions --modality image --split train --rows 4000 --solutions --slips 0.4 --min-digits 1
-rows text_prompts --modality text --split train --rows 2000
-rows image_prompts --modality image --split train --rows 2000
+# The cold start sees images of one digit first, then of two and three: without that it learns to read much later.
+rows first_solutions --modality mixed --split train --rows 4800 --solutions --min-digits 2 --max-image-digits 1
+rows then_solutions --modality mixed --split train --rows 8000 --solutions --min-digits 2
+rows text_prompts --modality text --split train --rows 1000
+rows image_prompts --modality image --split train --rows 1000
 rows text_test --modality text --split test --rows 200
 rows image_test --modality image --split test --rows 200
 
 export PYTHON ROOT SEED MODEL=$ROOT/tiny NUM_GPUS=
-export SFT_DATA=$data/text_solutions,$data/image_solutions FRE_DATA=$data/text_prompts MGT_DATA=$data/image_prompts
+export SFT_DATA=$data/first_solutions,$data/then_solutions FRE_DATA=$data/text_prompts MGT_DATA=$data/image_prompts
 export EVAL_TEXT=$data/text_test EVAL_IMAGE=$data/image_test
 export SFT_CONFIG=$here/lmm_r1/configs/demo/cold_start.yaml
 export FRE_CONFIG=$here/lmm_r1/configs/demo/fre.yaml

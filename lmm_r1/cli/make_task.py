@@ -13,6 +13,8 @@ from lmm_r1.tasks.base import Modality, Split, Task
 from lmm_r1.tasks.registry import get_task
 
 PROG = "lmm-r1 make_task"
+# Flags that replace a setting of the task, which has the default.
+SETTINGS = ("min_digits", "max_digits", "max_image_digits", "image_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class MakeTaskConfig:
     output: Path
     """Folder to write: rows.jsonl, and images/ where rows have images."""
     modality: Modality = "text"
-    """Rows of text, rows with images, or both in turn."""
+    """Rows of text, rows with images, or both mixed."""
     split: Split = "train"
     """Which side of the task's fixed line between train and test the rows come from."""
     rows: int = 1000
@@ -31,12 +33,14 @@ class MakeTaskConfig:
     """The same seed gives the same files, byte for byte."""
     solutions: bool = False
     """Append a worked solution to each row as assistant turn: the files that train_sft reads for the cold start."""
-    slips: float | None = None
-    """Share of the solutions that hold one slip, as from a careless teacher; None is none."""
     min_digits: int | None = None
-    """Fewest digits in a row; None is the task's 2. Rows with one digit help a cold start to read."""
+    """Fewest digits in a row; None is the task's 3."""
     max_digits: int | None = None
     """Most digits in a row; None is the task's 3."""
+    max_image_digits: int | None = None
+    """Most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
+    image_share: float | None = None
+    """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
 
@@ -54,7 +58,7 @@ def run(config: MakeTaskConfig) -> None:
     """Raises UserError if a value is wrong or the folder is taken."""
     if config.rows < 1:
         raise UserError(f"--rows {config.rows}: one row or more is needed")
-    task = _with_digits(get_task(config.task), config)
+    task = _with_settings(get_task(config.task), config)
     check_writable(config.output, overwrite=config.overwrite)
     rows = task.generate(split=config.split, modality=config.modality, rows=config.rows, seed=config.seed)
     records = (row.record(solution=config.solutions) for row in rows)
@@ -63,8 +67,8 @@ def run(config: MakeTaskConfig) -> None:
     print(f"wrote {count} {kind} of {config.task} ({config.modality}, {config.split}) to {config.output}")
 
 
-def _with_digits(task: Task, config: MakeTaskConfig) -> Task:
-    asked = {"slips": config.slips, "min_digits": config.min_digits, "max_digits": config.max_digits}
+def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
+    asked = {name: getattr(config, name) for name in SETTINGS}
     given = {name: value for name, value in asked.items() if value is not None}
     try:
         return replace(task, **given)

@@ -15,7 +15,7 @@ class TaskRow:
     answer: str
     datasource: str
     solution: str
-    """A worked response: what the cold start teaches. It earns the full reward unless the task was asked for slips."""
+    """A worked response: what the cold start teaches. It earns the full reward."""
 
     def record(self, *, solution: bool) -> dict[str, Any]:
         """The row as `lmm_r1.data.messages.parse_row` reads it; `solution` appends the solution as assistant turn."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 from lmm_r1.tasks.base import Modality, Split, TaskRow
@@ -16,55 +17,66 @@ DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "e
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsTask:
-    """Rows over 2 or 3 digits. Train and test share neither (question, digits in order) nor, in images, a scan.
+    """Rows over three digits. Train and test share neither (question, digits in order) nor, in images, a scan.
 
-    An order counts as a combination of its own: `3 + 7` may be in train and `7 + 3` in test. Sums of up to three
-    digits have only 275 unordered combinations, too few to hold some out and still train on each total.
+    An order counts as a combination of its own: `3 + 7 + 2` may be in train and `7 + 3 + 2` in test. Three digits have
+    1,000 ordered combinations per question, but only 220 unordered ones: too few to hold some out and still train on
+    each total.
     """
 
-    min_digits: int = 2
+    min_digits: int = 3
     max_digits: int = 3
-    slips: float = 0.0
-    """How many of the solutions end with a slip: the last number that is worked out is off by one. 0 to 1."""
+    max_image_digits: int | None = None
+    """Most digits in an image; None is `max_digits`. Where it is less than `min_digits`, each image has this many.
+
+    A cold start that first sees images of one digit learns to read sooner.
+    """
+    image_share: float = 0.5
+    """How many of the rows in modality `mixed` have an image, 0 to 1, evenly spread over the rows."""
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_digits <= self.max_digits <= self.page.cells**2:
+        if not 1 <= self.min_digits <= self.max_digits <= self.page.cells:
             raise ValueError(
-                f"{self.min_digits} to {self.max_digits} digits: at least one is needed, and no more than the page's "
-                f"{self.page.cells**2} cells"
+                f"{self.min_digits} to {self.max_digits} digits: at least one is needed, the most must not be below "
+                f"the fewest, and the page has {self.page.cells} columns of one digit each"
             )
-
-        if not 0 <= self.slips <= 1:
-            raise ValueError(f"slips {self.slips} is a share: it must be from 0 to 1")
+        if self.max_image_digits is not None and not 1 <= self.max_image_digits <= self.max_digits:
+            raise ValueError(
+                f"at most {self.max_image_digits} digits in an image: it must be at least one and no more than the "
+                f"{self.max_digits} that a row may have"
+            )
+        if not 0 <= self.image_share <= 1:
+            raise ValueError(f"image_share {self.image_share} is a share: it must be from 0 to 1")
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own; `mixed` alternates text and image rows."""
+        """Yields `rows` rows, each from a random stream of its own; `mixed` spreads image rows by `image_share`."""
         for index in range(rows):
-            kind = ("text", "image")[index % 2] if modality == "mixed" else modality
+            kind = self._kind(index) if modality == "mixed" else modality
             rng = random.Random(f"digits {split} {kind} {seed} {index}")
-            question, digits = self._draw(split=split, rng=rng)
+            most = self.max_digits if kind == "text" else self.max_image_digits or self.max_digits
+            question, digits = self._draw(min(self.min_digits, most), most, split=split, rng=rng)
             write = self._as_text if kind == "text" else self._as_image
             yield TaskRow(
                 messages=[{"role": "user", "content": write(question, digits, split=split, rng=rng)}],
                 answer=answer_of(question, digits),
                 datasource=f"digits_{kind}_{question}",
-                solution=self._solution(question, digits, rng=rng),
+                solution=solution_of(question, digits),
             )
 
-    def _solution(self, question: Question, digits: tuple[int, ...], *, rng: random.Random) -> str:
-        # A single digit is only read: a slip there would teach to misread.
-        if len(digits) == 1 or rng.random() >= self.slips:
-            return solution_of(question, digits)
-        return solution_of(question, digits, slip=rng.choice((-1, 1)))
+    def _kind(self, index: int) -> Literal["text", "image"]:
+        """`image` where the share of the rows up to and with this one reaches another whole image row."""
+        # Exact: in floats 100 * 0.29 is below 29. The limit brings back the fraction that was meant, as 1/3.
+        share = Fraction(self.image_share).limit_denominator(1_000_000)
+        return "image" if (index + 1) * share // 1 > index * share // 1 else "text"
 
-    def _draw(self, *, split: Split, rng: random.Random) -> tuple[Question, tuple[int, ...]]:
-        """A question and digits in order that belong to `split`."""
+    def _draw(self, fewest: int, most: int, *, split: Split, rng: random.Random) -> tuple[Question, tuple[int, ...]]:
+        """A question and `fewest` to `most` digits in order that belong to `split`."""
         while True:
             question = rng.choice(QUESTIONS)
-            count = rng.randint(self.min_digits, self.max_digits)
+            count = rng.randint(fewest, most)
             digits = tuple(rng.randrange(10) for _ in range(count))
             if split_of(combination(question, digits)) == split:
                 return question, digits
@@ -95,26 +107,17 @@ def answer_of(question: Question, digits: tuple[int, ...]) -> str:
     return str(sum(digits)) if question == "sum" else ", ".join(map(str, sorted(digits)))
 
 
-def solution_of(question: Question, digits: tuple[int, ...], *, slip: int = 0) -> str:
-    """`<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>`: the digits as read, then one step after another.
-
-    `slip` (1 or -1) is added to the last number that is worked out, and to the answer.
-    """
+def solution_of(question: Question, digits: tuple[int, ...]) -> str:
+    """`<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>`: the digits as read, then one step after another."""
     steps = [_spaced(digits)]
     if question == "sum":
         total = digits[0]
-        for digit in digits[1:-1]:
+        for digit in digits[1:]:
             steps.append(f"{total}+{digit}={total + digit}")
             total += digit
-        answer = str(sum(digits) + slip)
-        if len(digits) > 1:
-            steps.append(f"{total}+{digits[-1]}={answer}")
     else:
-        *smaller, largest = sorted(digits)
-        listed = [*smaller, abs(largest + slip)]
-        steps.append(_spaced(listed))
-        answer = ", ".join(map(str, listed))
-    return f"<think>{'. '.join(steps)}.</think><answer>{answer}</answer>"
+        steps.append(_spaced(sorted(digits)))
+    return f"<think>{'. '.join(steps)}.</think><answer>{answer_of(question, digits)}</answer>"
 
 
 def _spaced(digits: tuple[int, ...] | list[int]) -> str:

@@ -54,7 +54,10 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A square page of cells: each digit lies in a cell of its own and never crosses the cell's edge."""
+    """A square page of cells: each digit lies in a cell of its own and never crosses the cell's edge.
+
+    Each digit also has a column of its own, in which it lies at any height, so that only left to right orders them.
+    """
 
     cells: int = 3
     """Cells on each side."""
@@ -77,12 +80,15 @@ class Page:
         return self.cells * self.cell_px
 
     def place(self, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> list[Placement]:
-        """Random scans of `digits` in random cells, in reading order: row by row, left to right in each."""
-        cells = sorted(rng.sample(range(self.cells**2), k=len(digits)))
-        return [self._in_cell(cell, digit, split=split, rng=rng) for cell, digit in zip(cells, digits, strict=True)]
+        """Random scans of `digits` in reading order: one in each column from the left, each in a random row of cells.
 
-    def _in_cell(self, cell: int, digit: int, *, split: Split, rng: random.Random) -> Placement:
-        row, column = divmod(cell, self.cells)
+        At most `cells` digits; with fewer the columns at the right stay empty.
+        """
+        assert len(digits) <= self.cells, "the task bounds its digits by the page's columns"
+        return [self._in_column(column, digit, split=split, rng=rng) for column, digit in enumerate(digits)]
+
+    def _in_column(self, column: int, digit: int, *, split: Split, rng: random.Random) -> Placement:
+        row = rng.randrange(self.cells)
         size = rng.randint(self.min_digit_px, self.max_digit_px)
         margin = (self.cell_px - size) // 2
         reach = min(self.jitter_px, margin)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lmm_r1.tasks.digits import DIGIT_WORDS, DigitsTask, answer_of, combination, solution_of
+from lmm_r1.tasks.handwriting import Page
 from lmm_r1.tasks.held_out import split_of
 
 pytestmark = pytest.mark.unit
@@ -36,8 +37,14 @@ def answer_in(solution):
 
 
 def cells_with_chalk(page):
+    """Which of the 3x3 cells hold a digit, row by row."""
     chalk = np.asarray(page) > 150
-    return chalk.reshape(3, 28, 3, 28).any(axis=(1, 3)).sum()
+    return chalk.reshape(3, 28, 3, 28).any(axis=(1, 3))
+
+
+def columns_with_chalk(page):
+    """How many digits each of the three columns holds."""
+    return cells_with_chalk(page).sum(axis=0).tolist()
 
 
 def test_answers_and_solutions_are_those_worked_out_by_hand():
@@ -46,13 +53,6 @@ def test_answers_and_solutions_are_those_worked_out_by_hand():
     assert solution_of("sum", (3, 7, 2)) == "<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>"
     assert solution_of("sum", (0, 5)) == "<think>0 5. 0+5=5.</think><answer>5</answer>"
     assert solution_of("sort", (3, 7, 2)) == "<think>3 7 2. 2 3 7.</think><answer>2, 3, 7</answer>"
-
-
-def test_a_slip_changes_the_last_number_worked_out_and_the_answer():
-    assert solution_of("sum", (3, 7, 2), slip=1) == "<think>3 7 2. 3+7=10. 10+2=13.</think><answer>13</answer>"
-    assert solution_of("sum", (4, 5), slip=-1) == "<think>4 5. 4+5=8.</think><answer>8</answer>"
-    assert solution_of("sort", (3, 7, 2), slip=1) == "<think>3 7 2. 2 3 8.</think><answer>2, 3, 8</answer>"
-    assert solution_of("sort", (0, 0), slip=-1) == "<think>0 0. 0 1.</think><answer>0, 1</answer>"
 
 
 def test_one_digit_is_read_and_answered_without_a_sum():
@@ -71,48 +71,58 @@ def test_rows_of_one_digit_are_well_formed_in_both_modalities(modality):
             assert digits_in(content) == (digit,)
             assert re.fullmatch(r"(What is the sum of \w+\?|Sort \w+\.)", content)
         else:
-            assert cells_with_chalk(content[0]["image"]) == 1
+            assert columns_with_chalk(content[0]["image"]) == [1, 0, 0]
 
 
 @pytest.mark.parametrize("modality", ["text", "image"])
 def test_lengths_from_the_fewest_to_the_most_digits_all_occur(modality):
-    rows = make(modality, rows=100, task=DigitsTask(min_digits=1, max_digits=4))
-    assert {len(read_digits(row)) for row in rows} == {1, 2, 3, 4}
+    assert {len(read_digits(row)) for row in make(modality, rows=100)} == {3}
+    rows = make(modality, rows=100, task=DigitsTask(min_digits=1))
+    assert {len(read_digits(row)) for row in rows} == {1, 2, 3}
+    wide = DigitsTask(min_digits=2, max_digits=5, page=Page(cells=5))
+    assert {len(read_digits(row)) for row in make(modality, rows=100, task=wide)} == {2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("modality", ["text", "image"])
-def test_the_wanted_share_of_solutions_slips_by_one_and_nothing_else_changes(modality):
-    careful = make(modality, rows=1000)
-    careless = make(modality, rows=1000, task=DigitsTask(slips=0.4))
-    directions = []
-    for right, row in zip(careful, careless, strict=True):
-        assert (row.messages, row.answer, row.datasource) == (right.messages, right.answer, right.datasource)
-        assert read_digits(row) == read_digits(right)
-        if row.solution == right.solution:
-            continue
-        *given, last = map(int, answer_in(row.solution).split(", "))
-        *gold, gold_last = map(int, row.answer.split(", "))
-        assert given == gold
-        assert abs(last - gold_last) == 1
-        directions.append(last - gold_last)
-    # 1000 draws at 0.4: three standard deviations are 3 * sqrt(1000 * 0.24) = 46 around 400.
-    assert 354 <= len(directions) <= 446
-    # Both ways about as often: 3 * sqrt(400 * 0.25) = 30 around 200, and a few more for a count other than 400.
-    assert 150 <= directions.count(1) <= 250
+def test_every_solution_ends_with_the_answer_of_its_row():
+    for row in make("mixed", rows=300, task=DigitsTask(min_digits=1)):
+        assert answer_in(row.solution) == row.answer == answer_of(question_of(row), read_digits(row))
 
 
-def test_no_slips_give_every_solution_the_gold_answer_and_full_slips_give_none_of_them():
-    assert DigitsTask().slips == 0
-    assert make("mixed", rows=100, task=DigitsTask(slips=0.0)) == make("mixed", rows=100)
-    assert all(answer_in(row.solution) == row.answer for row in make("mixed", rows=300))
-    assert all(answer_in(row.solution) != row.answer for row in make("text", rows=300, task=DigitsTask(slips=1.0)))
+def test_an_image_shows_its_digits_from_left_to_right_in_the_columns_from_the_left():
+    counts = set()
+    for row in make("image", rows=60, task=DigitsTask(min_digits=1)):
+        count = len(read_digits(row))
+        assert columns_with_chalk(row.messages[0]["content"][0]["image"]) == [1, 1, 1][:count] + [0, 0, 0][count:]
+        counts.add(count)
+    assert counts == {1, 2, 3}
+
+
+def test_most_image_digits_bound_the_images_and_leave_the_text_rows_as_they_are():
+    task = DigitsTask(max_image_digits=1)
+    assert make("text", rows=60, task=task) == make("text", rows=60)
+    assert {len(read_digits(row)) for row in make("image", rows=60, task=task)} == {1}
+    mixed = make("mixed", rows=60, task=task)
+    assert [len(read_digits(row)) for row in mixed] == [3, 1] * 30
+    test = make("image", split="test", rows=20, task=task)
+    assert all(split_of(combination(question_of(row), read_digits(row))) == "test" for row in test)
+
+
+def test_the_fewest_digits_bound_images_too_where_their_most_allow_it():
+    lengths = {
+        (fewest, most): {
+            len(read_digits(row))
+            for row in make("image", rows=100, task=DigitsTask(min_digits=fewest, max_image_digits=most))
+        }
+        for fewest, most in [(1, 2), (2, 2), (3, 2), (2, 3), (2, None)]
+    }
+    assert lengths == {(1, 2): {1, 2}, (2, 2): {2}, (3, 2): {2}, (2, 3): {2, 3}, (2, None): {2, 3}}
 
 
 def test_the_answer_of_every_text_row_follows_from_its_prompt():
     for row in make("text", rows=500):
         prompt = row.messages[0]["content"]
         digits = digits_in(prompt)
-        assert 2 <= len(digits) <= 3
+        assert len(digits) == 3
         assert digits == read_digits(row)
         if prompt.startswith("What is the sum of "):
             assert (row.answer, row.datasource) == (str(sum(digits)), "digits_text_sum")
@@ -124,7 +134,7 @@ def test_the_answer_of_every_text_row_follows_from_its_prompt():
 def test_prompts_read_like_english_with_words_and_symbols_mixed():
     prompts = [row.messages[0]["content"] for row in make("text", rows=300)]
     word = f"(?:{'|'.join(DIGIT_WORDS)}|[0-9])"
-    assert all(re.fullmatch(rf"(What is the sum of|Sort) ({word}, )?{word} and {word}[?.]", p) for p in prompts)
+    assert all(re.fullmatch(rf"(What is the sum of|Sort) {word}, {word} and {word}[?.]", p) for p in prompts)
     spelled = sum(len(re.findall("|".join(DIGIT_WORDS), prompt)) for prompt in prompts)
     total = sum(len(digits_in(prompt)) for prompt in prompts)
     assert 0.4 < spelled / total < 0.6
@@ -140,7 +150,7 @@ def test_an_image_row_shows_its_digits_and_asks_without_naming_them():
             "text": {"sum": "What is the sum of the digits?", "sort": "Sort the digits."}[question],
         }
         assert row.answer == answer_of(question, read_digits(row))
-        assert cells_with_chalk(image["image"]) == len(read_digits(row))
+        assert columns_with_chalk(image["image"]) == [1, 1, 1]
 
 
 def test_mixed_rows_alternate_and_equal_those_of_the_single_modalities():
@@ -148,6 +158,34 @@ def test_mixed_rows_alternate_and_equal_those_of_the_single_modalities():
     assert [row.datasource.split("_")[1] for row in mixed] == ["text", "image"] * 3
     assert mixed[0::2] == make("text", rows=6)[0::2]
     assert mixed[1::2] == make("image", rows=6)[1::2]
+
+
+@pytest.mark.parametrize(
+    ("share", "images"),
+    [
+        (0, []),
+        (0.25, [3, 7, 11, 15, 19]),
+        (0.3, [3, 6, 9, 13, 16, 19]),
+        (1 / 3, [2, 5, 8, 11, 14, 17]),
+        (0.75, [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19]),
+        (1, list(range(20))),
+    ],
+)
+def test_image_rows_are_spread_evenly_over_mixed_rows(share, images):
+    task = DigitsTask(image_share=share)
+    mixed = make("mixed", rows=20, task=task)
+    assert [index for index, row in enumerate(mixed) if row.datasource.startswith("digits_image_")] == images
+    assert [mixed[index] for index in images] == [make("image", rows=20)[index] for index in images]
+    assert make("mixed", rows=8, task=task) == mixed[:8]
+    assert make("text", rows=8, task=task) == make("text", rows=8)
+
+
+@pytest.mark.parametrize("percent", [7, 29, 57, 58])
+def test_every_hundred_mixed_rows_hold_exactly_the_share_of_images(percent):
+    # In floats 100 * 0.29, 100 * 0.57 and 100 * 0.58 are below, and 100 * 0.07 is above, the whole number.
+    mixed = make("mixed", rows=300, task=DigitsTask(image_share=percent / 100))
+    kinds = [row.datasource.split("_")[1] for row in mixed]
+    assert [kinds[start : start + 100].count("image") for start in (0, 100, 200)] == [percent] * 3
 
 
 def test_the_same_seed_gives_the_same_rows_and_a_longer_file_begins_like_a_shorter_one():
@@ -179,7 +217,19 @@ def test_a_record_carries_the_solution_only_where_it_is_wanted():
     assert turns == [*row.messages, {"role": "assistant", "content": row.solution}]
 
 
-@pytest.mark.parametrize(("fewest", "most"), [(2, 10), (0, 3), (3, 2)])
-def test_no_digits_more_than_cells_and_an_empty_range_are_refused(fewest, most):
-    with pytest.raises(ValueError, match=f"{fewest} to {most} digits: at least one is needed"):
+@pytest.mark.parametrize(("fewest", "most"), [(2, 4), (0, 3), (3, 2)])
+def test_no_digits_more_than_columns_and_an_empty_range_are_refused(fewest, most):
+    with pytest.raises(ValueError, match=f"{fewest} to {most} digits: at least one is needed.* has 3 columns"):
         DigitsTask(min_digits=fewest, max_digits=most)
+
+
+@pytest.mark.parametrize("most", [0, -1, 3])
+def test_images_without_digits_or_with_more_than_a_row_may_have_are_refused(most):
+    with pytest.raises(ValueError, match=f"at most {most} digits in an image: .* no more than the 2 that a row may"):
+        DigitsTask(min_digits=1, max_digits=2, max_image_digits=most)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.01, float("nan")])
+def test_an_image_share_below_0_or_above_1_is_refused(share):
+    with pytest.raises(ValueError, match=f"image_share {share}.* from 0 to 1"):
+        DigitsTask(image_share=share)

@@ -1,4 +1,6 @@
+import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -29,26 +31,42 @@ def test_a_scan_is_chalk_on_a_grey_board():
     assert (pixels[raw == 8] == 188).all()
 
 
-def test_digits_stand_in_reading_order_inside_cells_of_their_own():
+def test_each_digit_lies_in_the_column_of_its_place_inside_a_cell():
     page = Page()
     rng = random.Random(0)
     target = load_digits().target
-    sizes, shifts, cells_used = set(), set(), set()
+    sizes, shifts = set(), set()
     for _ in range(500):
-        digits = tuple(rng.randrange(10) for _ in range(rng.randint(1, 4)))
+        digits = tuple(rng.randrange(10) for _ in range(rng.randint(1, 3)))
         placements = page.place(digits, split="train", rng=rng)
         assert tuple(int(target[placement.scan_index]) for placement in placements) == digits
-        cells = [placement.top // 28 * 3 + placement.left // 28 for placement in placements]
-        assert cells == sorted(set(cells))
+        # Columns begin at 0, 28 and 56 pixels; fewer digits fill the left ones.
+        assert [placement.left // 28 for placement in placements] == [0, 1, 2][: len(digits)]
         for placement in placements:
             assert placement.left % 28 + placement.size <= 28
             assert placement.top % 28 + placement.size <= 28
+            assert 0 <= placement.top <= 84 - placement.size
             sizes.add(placement.size)
             shifts.add(placement.left % 28 - (28 - placement.size) // 2)
-        cells_used.update(cells)
     assert sizes == {22, 23, 24, 25, 26}
     assert shifts == {-2, -1, 0, 1, 2}
-    assert cells_used == set(range(9))
+
+
+def test_heights_are_random_and_each_digit_has_one_of_its_own():
+    rng = random.Random(0)
+    heights = Counter()
+    for _ in range(2700):
+        placements = Page().place((1, 2, 3), split="train", rng=rng)
+        heights[tuple(placement.top // 28 for placement in placements)] += 1
+    # 27 triples of three rows each: 2700 draws at 1/27, four standard deviations are 4 * sqrt(100 * 26 / 27) = 39.
+    assert set(heights) == set(itertools.product(range(3), repeat=3))
+    assert all(61 <= count <= 139 for count in heights.values())
+
+
+def test_a_page_of_four_cells_has_four_columns():
+    placements = Page(cells=4).place((5, 0, 5, 9), split="test", rng=random.Random(1))
+    assert [placement.left // 28 for placement in placements] == [0, 1, 2, 3]
+    assert Page(cells=4).draw(placements).size == (112, 112)
 
 
 def test_a_drawn_page_holds_the_enlarged_scan_and_blank_board_elsewhere():
