@@ -20,6 +20,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # `enforce_eager` leaves two sampler helpers to torch.compile: 20 s of C++ compilation in the first batch.
     "TORCHDYNAMO_DISABLE": "1",
+    # Its warnings here are about what a CPU does not have (Triton, tcmalloc), and one of them comes with every image.
+    "VLLM_LOGGING_LEVEL": "ERROR",
     # Let the scheduler place threads: policy and engine take turns on the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.

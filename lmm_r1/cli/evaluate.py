@@ -75,10 +75,12 @@ def evaluate(config: EvaluateConfig) -> None:
     }
     from lmm_r1 import cpu
 
+    # The engine's process is this one, so what torch says of thread binding would stand between the lines below.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    cpu.prepare_process()
     # One engine after the other in this process: no process of its own for each, which would import vLLM again.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    cpu.prepare_process()
     _check_checkpoints(config, checkpoints, [row for file_rows in rows.values() for row in file_rows])
 
     from lmm_r1.evaluation.accuracy import evaluate_checkpoint

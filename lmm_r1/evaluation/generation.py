@@ -61,6 +61,8 @@ class CheckpointEngine:
             gpu_memory_utilization=settings.gpu_memory_utilization,
             trust_remote_code=settings.trust_remote_code,
             enforce_eager=True,
+            # A line per checkpoint is printed by whoever asks for responses.
+            use_tqdm_on_load=False,
             **self.kit.engine_arguments(max_images=max_images),
         )
 
