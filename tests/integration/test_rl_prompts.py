@@ -1,0 +1,65 @@
+"""A prompt that turns out too long for the budget when the engine encodes it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.commands import QUESTION, flags, with_image, write_rows
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """One RL run over rows.jsonl in `tmp_path`, in a process of its own, two prompts a step."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    values: dict[str, object] = {
+        "actor.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "data.max_len": 200,
+        "reward.remote_url": "reward.py",
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 8,
+        "rollout.micro_batch_size": 4,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 4,
+        "algo.kl.init_coef": 0,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "out",
+        "ckpt.path": "out/checkpoints",
+    }
+
+    def run(**changes: object) -> subprocess.CompletedProcess:
+        argv = flags(values | {name.replace("__", "."): value for name, value in changes.items()})
+        command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *argv]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train, tmp_path):
+    Image.new("RGB", (560, 560)).save(tmp_path / "large.png")  # 20 x 20 placeholders: more than --data.max_len
+    Image.new("RGB", (56, 56)).save(tmp_path / "small.png")
+    # With the default seed the first two rows drawn are 0 and 2, so the third takes the place of the skipped one.
+    write_rows(tmp_path, with_image("large.png"), QUESTION, with_image("small.png"))
+    ended = train(data__overlong_prompts="skip")
+    assert ended.returncode == 0, ended.stderr
+    assert "(1 overlong prompts skipped)" in ended.stdout
+    (metrics,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
+    assert metrics["overlong_prompts"] == 1
+    shown = [json.loads(line)["messages"] for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]
+    images = [part for messages in shown for part in messages[0]["content"] if part["type"] == "image"]
+    assert len(shown) == 4
+    assert len(images) == 2, "both samples of the small image, none of the large one"
