@@ -37,6 +37,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py
+	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3
 
 clean:
 	rm -rf $(VENV) runs
