@@ -24,6 +24,8 @@ class PanelSpec:
     """Between 0 and 1, shown in percent."""
     from_zero: bool = False
     smoothed: bool = True
+    hidden_at_zero: bool = False
+    """Zero throughout means that nothing measured it (no reference model); it then stands with the other metrics."""
 
 
 PANELS = (
@@ -32,7 +34,7 @@ PANELS = (
     PanelSpec(title="Loss", unit="nats per token", metrics=("loss", "eval_loss")),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
-    PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",)),
+    PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
     PanelSpec(title="Policy loss", unit="per update", metrics=("policy_loss",)),
     PanelSpec(title="Critic loss", unit="per update", metrics=("critic_loss",)),
     PanelSpec(
@@ -74,7 +76,7 @@ def panels(metrics: MetricLog) -> list[Panel]:
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
     timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
     drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, timing)]
-    return [panel for panel in drawn if panel.lines]
+    return [panel for panel in drawn if panel.lines and not (panel.spec.hidden_at_zero and _is_zero(panel))]
 
 
 def other_panels(metrics: MetricLog) -> list[Panel]:
@@ -128,6 +130,10 @@ def _line(name: str, *, points: Points, smoothed: bool) -> Line:
         points=points,
         smooth=moving_average(points, window=window) if window > 1 else [],
     )
+
+
+def _is_zero(panel: Panel) -> bool:
+    return all(value == 0 for line in panel.lines for _, value in line.points)
 
 
 def _mean(points: Sequence[tuple[float, float | None]]) -> float:

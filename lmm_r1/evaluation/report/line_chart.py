@@ -9,7 +9,7 @@ from lmm_r1.evaluation.report.curves import Panel, Points
 from lmm_r1.evaluation.report.number_text import number, percent
 
 WIDTH, HEIGHT = 340, 196
-LEFT, RIGHT, TOP, BOTTOM = 42, 330, 10, 162
+LEFT, RIGHT, TOP, BOTTOM = 54, 330, 10, 162
 
 Show = Callable[[float | None], str]
 HoverPoint = tuple[float, float, str, str]

@@ -91,11 +91,17 @@ def test_a_seventh_phase_gets_a_chart_of_its_own():
     assert [panel.spec.title for panel in other_panels(metrics)] == ["timing/a"]
 
 
+def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
+    assert [panel.spec.title for panel in panels(log(kl=[0.0, 0.0], reward=[1.0, 2.0]))] == ["Reward"]
+    assert [panel.spec.title for panel in other_panels(log(kl=[0.0, 0.0]))] == ["kl"]
+    assert [panel.spec.title for panel in panels(log(kl=[0.0, 0.1]))] == ["KL divergence"]
+
+
 def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
 
     (line,) = chart.lines
-    assert line.raw == "M42.0 162.0L138.0 10.0"
+    assert line.raw == "M54.0 162.0L146.0 10.0"
     assert line.dots == ((330.0, 86.0),)
     assert line.last == "50.0\N{NO-BREAK SPACE}%"
     assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
