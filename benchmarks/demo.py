@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from machine import machine_name
 
 DEMO = Path(__file__).resolve().parents[1] / "examples/scripts/demo.sh"
 
@@ -26,7 +27,7 @@ def main() -> None:
         runs = [run(seed, Path(folder) / str(seed)) for seed in arguments.seeds]
     result = {
         "benchmark": "demo",
-        "machine": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
+        "machine": machine_name(),
         "runs": runs,
         "least_text_gain_of_fre": min(entry["text_gain_of_fre"] for entry in runs),
         "least_image_gain_of_mgt": min(entry["image_gain_of_mgt"] for entry in runs),

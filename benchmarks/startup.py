@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -16,6 +14,7 @@ import time
 from pathlib import Path
 
 import psutil
+from machine import machine_name
 
 LIMIT_SECONDS = 300
 ROWS = 8
@@ -94,7 +93,7 @@ def run_stage(folder: Path, url: str) -> dict:
     process.wait()
     return {
         "benchmark": "startup",
-        "machine": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
+        "machine": machine_name(),
         "seconds_to_first_step": round(total, 1),
         "phases": {
             "imports_and_checks": round((run / "run_config.yaml").stat().st_mtime - began, 1),

@@ -191,5 +191,5 @@ def test_the_demo_makes_rows_with_flags_that_parse():
         for name, *flags in lines
     }
     assert {name for name, config in made.items() if config.split == "test"} == {"text_test", "image_test"}
-    assert {name for name, config in made.items() if config.solutions} == {"text_solutions", "image_solutions"}
+    assert {name for name, config in made.items() if config.solutions} == {"first_solutions", "then_solutions"}
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
