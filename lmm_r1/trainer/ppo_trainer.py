@@ -132,7 +132,10 @@ class KitPPOTrainer(BasePPOTrainer):
         }
         self.folder.metrics(step, metrics)
         self._record_rollouts(step, rollout)
-        shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if name != "timed_out")
+        # What went wrong in judging is worth a place in the line only where something did.
+        shown = "  ".join(
+            f"{name} {value:.3f}" for name, value in parts.items() if value or name not in ("timed_out", "ungradable")
+        )
         self.console.print(
             f"{self.folder.name} step {step}/{self.total_steps}  reward {metrics['reward']:.3f}  {shown}  "
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
