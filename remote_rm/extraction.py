@@ -1,6 +1,7 @@
 r"""Finds the final answer in a response: the answer block, else the last \boxed{}, else the last stated value.
 
 The thinking is cut off first: what a model wrote while it was thinking is no answer.
+A block that was never closed runs to the end; where the thinking was not closed either, the last answer block ends it.
 """
 
 import re
@@ -17,8 +18,19 @@ MAX_BOX_CHARS = 2000
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![\w/]|[.,]\d)")
-_ANSWER_CLAUSE = re.compile(r"\banswer\b\W{0,4}(?:\s*(?:is|are|=|:))+\W{0,3}?\s*([^\n]{1,300})", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+_ANSWER_CLAUSE = re.compile(
+    r"(?:\b(?:answer|option|choice)\b\W{0,4}(?:\s*(?:is|are|=|:))+(?:\s*:)?|####|答案\s*(?:是|为|：|:))"
+    r"[*_\s]{0,5}([^\n]{1,300})",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(
+    r"\b(?:at least|at most|(?:more|less|greater|fewer|other|larger|smaller) than|not|never|divisible by)"
+    r"[\s:]+(?:\$|\\\(|-)?[\d\\]"
+    r"|\bor (?:more|less|fewer|greater)\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<!\b[ap]\.m)[.?。](?=\s|[*$]*$)|(?<![\w)!}])!(?=\s|$)|(?<=[a-z]{2})!(?=\s|$)")
+_OPTION_LINE = re.compile(r"(?:\([A-J]\)|\*{0,2}[A-J][.):])\s.{1,200}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NOT_PROSE = frozenset("sin cos tan cot sec csc log ln exp sqrt pi lim mod max min gcd lcm and or".split())
 
@@ -35,12 +47,17 @@ def final_answer(response: str) -> str | None:
 
 
 def without_thinking(response: str) -> str:
-    """Return what stands outside the think blocks; a block that was never opened or never closed is cut too."""
+    """Return what stands outside the think blocks; a block that was never opened or never closed is cut too.
+
+    Of thinking that was never closed, what stands from the last complete answer block on is kept.
+    """
     outside, position = [], 0
     while (start := response.find("<think>", position)) >= 0:
         outside.append(response[position:start])
         end = response.find("</think>", start)
         if end < 0:
+            block = response.rfind("<answer>", start)
+            outside.append(response[block:] if 0 <= block < response.rfind("</answer>") else "")
             break
         position = end + len("</think>")
     else:
@@ -53,16 +70,21 @@ def last_boxed(text: str) -> str | None:
 
     `\boxed{\frac{1}{2}} or \boxed{3}` → `3`
     """
-    for opening in list(_BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
-        end = _closing_brace(text, start=opening.end())
-        if end is not None:
-            return text[opening.end() : end].strip()
+    end = len(text)
+    for _ in range(MAX_BOXES):
+        end = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
+        opening = _BOX.match(text, max(end, 0))
+        closing = None if opening is None else _closing_brace(text, start=opening.end())
+        if opening is not None and closing is not None:
+            return text[opening.end() : closing].strip()
+        if end <= 0:
+            break
     return None
 
 
 def is_prose(text: str) -> bool:
     """Return whether the text reads as words rather than as a value."""
-    return len(_words(text)) >= 2
+    return len(_words(text)) >= 2 or "答案" in text
 
 
 def sole_value(text: str) -> str | None:
@@ -75,8 +97,15 @@ def sole_value(text: str) -> str | None:
         return clause
     text = clause if clause is not None else text
     spans = {_span_content(match) for match in _MATH_SPAN.finditer(text)}
+    if _BOUND.search(text) and not any(map(_BOUND.search, spans)):
+        return None
     values = spans or set(_NUMBER.findall(text))
     return values.pop() if len(values) == 1 else None
+
+
+def listed_values(text: str) -> list[str]:
+    """Return the formulas of a sentence, in order: `The solutions are $2$ and $3$.` → `2`, `3`."""
+    return [_span_content(match) for match in _MATH_SPAN.finditer(text)]
 
 
 def _words(text: str) -> list[str]:
@@ -84,9 +113,11 @@ def _words(text: str) -> list[str]:
 
 
 def _last_answer_block(text: str) -> str | None:
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return text[start + len("<answer>") : end] if 0 <= start < end else None
+    """The content of the last block that has any; a block that was never closed runs to the end."""
+    start, end = text.rfind("<answer>"), text.rfind("</answer>")
+    if start > end and not text[start + len("<answer>") :].strip() and end >= 0:
+        start = text.rfind("<answer>", 0, end)
+    return text[start + len("<answer>") :].partition("</answer>")[0] if start >= 0 else None
 
 
 def _closing_brace(text: str, *, start: int) -> int | None:
@@ -109,6 +140,8 @@ def _last_stated_value(text: str) -> str | None:
     if clause is not None:
         return clause
     last_line = text.rpartition("\n")[2].strip()
+    if _OPTION_LINE.fullmatch(last_line):
+        return last_line
     # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
     if not is_prose(last_line) and not (_words(last_line) and re.search(r"\d|\$", last_line)):
         return last_line.rpartition("=")[2].strip() or None

@@ -3,7 +3,7 @@
 import re
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_LAYOUT = re.compile(r"\s*<think>[^\0]*</think>\s*<answer>[^\0]*</answer>\s*")
+_LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 
 
 def format_score(response: str) -> float:

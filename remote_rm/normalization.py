@@ -4,6 +4,7 @@ r"""Writes an answer in one canonical form, so that equal answers compare equal 
 """
 
 import re
+from functools import lru_cache
 
 _UNICODE_TO_LATEX = str.maketrans(
     {
@@ -22,21 +23,87 @@ _UNICODE_TO_LATEX = str.maketrans(
         "°": r"^\circ ",
         "²": "^2",
         "³": "^3",
-        "，": ",",
+        "∅": r"\emptyset ",
+        "√": r"\sqrt ",
+        "½": r"\frac{1}{2}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+        "θ": r"\theta ",
+        "α": r"\alpha ",
+        "β": r"\beta ",
+        "∈": r"\in ",
+        "≈": r"\approx ",
+        "∠": r"\angle ",
+        "△": r"\triangle ",
+        "€": "",
+        "£": "",
+        "¥": "",
+        "“": '"',
+        "”": '"',
+        "’": "'",
+        "、": ",",
+        "\u3000": " ",
+        # The full-width forms of Chinese and Japanese keyboards.
+        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
     }
 )
-_DROPPED_COMMANDS = re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!")
+_DROPPED_COMMANDS = re.compile(
+    r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
+)
 _SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
 _THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_MONEY = re.compile(r"^[\s$*]*\\\$\s*(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s$*.]*$")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
-_FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)")
 _TEXT_COMMANDS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}"
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
+    r"\s*\{([^{}]*)\}"
+)
+_SPELLINGS = (
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac\s*(\d)\s*(?=\{)"), r"\\frac{\1}"),
+    (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)(?!\d)"), r"\1{\2}"),
+    (re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))"), r"\\sqrt{\1}"),
+    (re.compile(r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(?<![\\\w])C\((\d+),\s*(\d+)\)"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\pmod\s*(\w+)"), r"\\pmod{\1}"),
+    (re.compile(r"(?<![\w.}])(\d+)/(\d+) (?=\\(?:pi|sqrt)(?![A-Za-z]))"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\[lc]dots(?![A-Za-z])|…"), r"\\dots "),
+    (re.compile(r"^\s*(?:the )?(?:set of )?all (?:real numbers|reals)\W*$", re.IGNORECASE), r"\\mathbb{R}"),
+    (re.compile(r"\\geqslant|\\geq(?![A-Za-z])|>="), r"\\ge "),
+    (re.compile(r"\\leqslant|\\leq(?![A-Za-z])|<="), r"\\le "),
+    (re.compile(r"\\neq(?![A-Za-z])|!="), r"\\ne "),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}"), r"\\emptyset "),
+    (re.compile(r"^(?:the )?(?:empty|null) set\W*$", re.IGNORECASE), r"\\emptyset"),
+    (re.compile(r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}"), r"^\\circ "),
+    (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE), r"\\infty "),
+    (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
+    (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"(\1)"),
+    (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\][\s.*`]*$"), r"(\1]"),
+    (re.compile(r"^[\s*`]*\[([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"[\1)"),
+    (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
+    (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
+    (re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)"), r"\\times "),
+    (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
+    (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
+    (re.compile(r"_\{?\(?(\d+)\)?\}?(?!\w)"), r"_{\1}"),
+    (re.compile(r"\^\{(\w)\}"), r"^\1"),
+)
+_AROUND_VALUE = re.compile(
+    r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",
+    re.IGNORECASE,
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\{[^{}]*\}")
-_LOOSE_SPACE = re.compile(r"\s*([=*/^(){}\[\]<>;])\s*")
+_LOOSE_SPACE = re.compile(r"\s*([=*/^({\[<>;]|[)}\]](?!\s[A-Za-z]))\s*|\s*([)}\]])")
 _SPACED_SIGN = re.compile(r"(?<=\S) ([+-]) (?=\S)")
+_SPACE_AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+) (?=[^A-Za-z])|(?<!and)(?<!or) (?=\\[A-Za-z])")
+MAX_NESTED_COMMANDS = 20
+"""How many \\text{...} inside one another are unwrapped."""
+MAX_CACHED_CHARS = 200
+"""Longer texts are not kept, so that the cache stays within a few MiB."""
 _DELIMITERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _BARE_LATEX = (
     (re.compile(r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"), r"\\\1 "),
@@ -52,14 +119,26 @@ _BARE_LATEX = (
 
 def normalize(text: str) -> str:
     """Return the canonical form of an answer or a label; the empty string where nothing is left."""
-    text = text.translate(_UNICODE_TO_LATEX).replace("{,}", ",").replace(r"\$", "").replace("$", "")
-    text = _MATH_BRACKETS.sub(" ", _THIN_SPACED_THOUSANDS.sub("", text)).replace(r"\%", "%")
-    text = _FRACTIONS.sub(r"\\frac", _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text)))
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    while (unwrapped := _TEXT_COMMANDS.sub(r"\1", text)) != text:
-        text = unwrapped
-    text = re.sub(r"\^\{\s*\\circ\s*\}", r"^\\circ", text)
-    text = _SPACED_SIGN.sub(r"\1", _LOOSE_SPACE.sub(r"\1", " ".join(text.split())))
+    return _normalized(text) if len(text) <= MAX_CACHED_CHARS else _normalized.__wrapped__(text)
+
+
+# The samples of one prompt share their label and mostly their answer.
+@lru_cache(maxsize=8192)
+def _normalized(text: str) -> str:
+    text = _THIN_SPACED_THOUSANDS.sub("", text.replace(r"\!", ""))
+    text = _MONEY.sub(r"\1 dollars", text.replace("{,}", ","))
+    text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
+    text = _MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
+    text = _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text))
+    for _ in range(MAX_NESTED_COMMANDS):
+        text, count = _TEXT_COMMANDS.subn(r"\1", text)
+        if not count:
+            break
+    text = " ".join(text.split())
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    text = _LOOSE_SPACE.sub(r"\1\2", " ".join(text.split()))
+    text = _SPACE_AFTER_COMMAND.sub(r"\1", _SPACED_SIGN.sub(r"\1", text))
     return _strip_wrapping(text)
 
 
@@ -107,10 +186,17 @@ def _depths(text: str) -> list[int]:
 def _strip_wrapping(text: str) -> str:
     """Without Markdown emphasis, quotes, closing full stops, and brackets or braces around a single value."""
     while True:
-        shorter = text.strip(" *`\"'").rstrip(".,;?:。")
+        shorter = _AROUND_VALUE.sub(lambda match: match[0][0] if match[0][0] == "-" else "", text.strip(" *`"))
+        shorter = _without_quotes(shorter).rstrip(".,;?:。")
         pair = enclosing_delimiters(shorter)
         if pair in (("(", ")"), ("{", "}")) and len(split_top_level(shorter[1:-1])) == 1:
             shorter = shorter[1:-1]
         if shorter == text:
             return text
         text = shorter
+
+
+def _without_quotes(text: str) -> str:
+    """Without quotes around the text; those behind a number are feet, inches or derivatives: `5'10"`, `y'`."""
+    is_quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
+    return text[1:-1].strip() if is_quoted else text

@@ -4,38 +4,29 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from remote_rm.units import canonical_unit
+
 ROUNDED_FROM_PLACES = 2
 """From this many decimal places on, a gold answer counts as rounded; below it is exact."""
 MAX_EXPONENT = 300
 
-_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
 _QUANTITY = re.compile(
     rf"""(?P<sign>[-+]?)(?:
-        (?:(?P<whole>\d+)(?:[ ]|(?=\\)))?(?:\\frac\{{(?P<top>{_INTEGER})\}}\{{(?P<bottom>{_INTEGER})\}})
-        |(?:(?P<spaced_whole>\d+)[ ])?(?P<slash_top>{_INTEGER})/(?P<slash_bottom>{_INTEGER})
-        |(?P<decimal>{_DECIMAL})(?:[eE](?P<e>[-+]?\d+)|(?:\\times[ ]?|\\cdot[ ]?|[*]|[x])10\^\{{?(?P<power>[-+]?\d+)\}}?)?
-    )[ ]?(?P<percent>%|percent)?(?P<unit>\^\\circ|[A-Za-z]+(?:\^\{{?\d\}}?)?)?""",
+        (?:(?P<whole>\d+)[ ]?)?(?:\\frac\{{(?P<top>-?{_INTEGER})\}}\{{(?P<bottom>-?{_INTEGER})\}})
+        |(?:(?P<spaced_whole>\d+)[ ])?(?P<slash_top>\d{{1,3}}(?:,\d{{3}})+|\d+)/(?P<slash_bottom>{_INTEGER})
+        |(?P<head>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<repeating>\d{{1,50}})\}}
+        |10\^\{{(?P<bare_power>-?\d+)\}}
+        |(?P<decimal>{_DECIMAL})
+         (?:[eE](?P<e>[-+]?\d+)|[ ]?(?:\\times[ ]?|\\cdot[ ]?|[*])10\^(?:(?P<digit>\d)|\{{(?P<power>[-+]?\d+)\}}))?
+    )(?P<scale>[ ](?:thousand|million|billion|trillion|dozen))?
+    (?P<gap>[ ]?)(?P<percent>%|percent(?![A-Za-z]))?(?P<unit>\S.*)?""",
     re.VERBOSE | re.ASCII,
 )
-_UNITS = {
-    **{unit: unit for unit in "mm cm m km nm in ft yd mi mg g kg lb oz ms s min h mL ml L K N J W V Hz Pa".split()},
-    **dict.fromkeys(("centimeter", "centimeters", "centimetre", "centimetres"), "cm"),
-    **dict.fromkeys(("meter", "meters", "metre", "metres"), "m"),
-    **dict.fromkeys(("kilometer", "kilometers", "kilometre", "kilometres"), "km"),
-    **dict.fromkeys(("inch", "inches"), "in"),
-    **dict.fromkeys(("foot", "feet"), "ft"),
-    **dict.fromkeys(("mile", "miles"), "mi"),
-    **dict.fromkeys(("gram", "grams"), "g"),
-    **dict.fromkeys(("kilogram", "kilograms"), "kg"),
-    **dict.fromkeys(("second", "seconds", "sec"), "s"),
-    **dict.fromkeys(("minute", "minutes"), "min"),
-    **dict.fromkeys(("hour", "hours", "hr", "hrs"), "h"),
-    **dict.fromkeys(("liter", "liters", "litre", "litres"), "L"),
-    **dict.fromkeys(("degree", "degrees", r"^\circ"), "degree"),
-    **dict.fromkeys(("dollar", "dollars", "USD"), "dollar"),
-    **dict.fromkeys(("unit", "units"), ""),
-}
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+MAX_DIGITS = 400
+"""A text with more digits than this is no number but a string: reading it takes quadratic time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +43,16 @@ class Quantity:
 
 def parse_quantity(text: str) -> Quantity | None:
     """Return the number that a normalised text is, or None where it is anything more than one number and its unit."""
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if match is None:
         return None
-    unit = _canonical_unit(match["unit"], after_space=" " in text)
+    unit = _unit_of(match)
     value = _magnitude(match)
     if unit is None or value is None:
         return None
-    scaled = match["e"] or match["power"]
+    if match["scale"]:
+        value *= _SCALES[match["scale"].strip()]
+    scaled = match["e"] or match["power"] or match["digit"] or match["scale"]
     places = 0 if scaled else len(match["places"] or match["bare_places"] or "")
     signed = -value if match["sign"] == "-" else value
     return Quantity(value=signed, places=places, percent=match["percent"] is not None, unit=unit)
@@ -71,7 +64,8 @@ def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:
     A gold with two or more decimal places is met by any answer that rounds to it (3.14159 meets 3.14, 3.1 does not);
     every other gold is exact (16.2 does not meet 16). A unit or a percent sign may be missing on one side, but not differ.
     """
-    if answer.unit and gold.unit and answer.unit != gold.unit:
+    measures = ["%" if quantity.percent else quantity.unit for quantity in (answer, gold)]
+    if all(measures) and measures[0] != measures[1]:
         return False
     tolerance = Fraction(1, 2 * 10**gold.places) if gold.places >= ROUNDED_FROM_PLACES else Fraction(0)
     return any(abs(value - gold.value) <= tolerance for value in _readings(answer, gold=gold))
@@ -89,23 +83,32 @@ def _readings(answer: Quantity, *, gold: Quantity) -> list[Fraction]:
 
 
 def _magnitude(match: re.Match[str]) -> Fraction | None:
-    if match["decimal"] is None:
+    if match["repeating"] is not None:
+        cycle = Fraction(int(match["repeating"]), 10 ** len(match["repeating"]) - 1)
+        fixed = Fraction(int(match["fixed"] or 0)) + cycle
+        return int(match["head"] or 0) + fixed / 10 ** len(match["fixed"])
+    if match["top"] is not None or match["slash_top"] is not None:
         whole = int(match["whole"] or match["spaced_whole"] or 0)
-        top, bottom = match["top"] or match["slash_top"], match["bottom"] or match["slash_bottom"]
-        denominator = int(bottom.replace(",", ""))
-        return whole + Fraction(int(top.replace(",", "")), denominator) if denominator else None
-    exponent = int(match["e"] or match["power"] or 0)
+        top, bottom = _integer(match["top"] or match["slash_top"]), _integer(match["bottom"] or match["slash_bottom"])
+        return whole + Fraction(top, bottom) if bottom else None
+    exponent = int(match["e"] or match["power"] or match["digit"] or match["bare_power"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    return Fraction(match["decimal"].replace(",", "")) * Fraction(10) ** exponent
+    mantissa = match["decimal"] or "1"
+    return Fraction(mantissa.replace(",", "").replace(" ", "")) * Fraction(10) ** exponent
 
 
-def _canonical_unit(written: str | None, *, after_space: bool) -> str | None:
+def _integer(written: str) -> int:
+    return int(written.replace(",", "").replace(" ", ""))
+
+
+def _unit_of(match: re.Match[str]) -> str | None:
     """The canonical unit, or None for what is no unit: `2m` may be a product, `2 m` and `2cm` are lengths."""
+    written = match["unit"]
     if written is None:
         return ""
-    name, caret, power = (written, "", "") if written == r"^\circ" else written.partition("^")
-    unit = _UNITS.get(name)
-    if unit is None or (len(name) == 1 and not after_space):
-        return None
-    return unit + caret + power.strip("{}")
+    # What is counted may follow a percent sign (`25% of them` is no number), and has a space before it.
+    unit = canonical_unit(written) if not match["percent"] else None
+    is_letter = len(written.partition("^")[0]) == 1 and written[0].isascii()
+    is_attached_word = len(written) > 3 and written == unit and written.isascii() and written.isalpha()
+    return None if not match["gap"] and (is_letter or is_attached_word) else unit

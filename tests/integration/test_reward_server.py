@@ -142,7 +142,8 @@ def test_a_hanging_answer_costs_its_own_accuracy_and_nothing_else(server):
             first, second = await asyncio.gather(hanging, beside)
             return first.reward, first.extra_logs, second.reward
 
-    assert asyncio.run(scenario()) == (0.5, {"accuracy": 0.0, "format": 1.0, "timed_out": 1.0}, 1.0)
+    parts = {"accuracy": 0.0, "format": 1.0, "ungradable": 0.0, "timed_out": 1.0}
+    assert asyncio.run(scenario()) == (0.5, parts, 1.0)
 
 
 def test_a_real_server_refuses_an_empty_label(server):

@@ -79,7 +79,6 @@ EQUAL = [
     (r"2/\sqrt{2}", r"\sqrt{2}"),
     (r"(2,\infty)\cup(-\infty,1)", r"(-\infty,1)\cup(2,\infty)"),
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", MATRIX),
-    (r"\frac{", r"\frac{"),
 ]
 
 DIFFERENT = [
@@ -123,6 +122,7 @@ DIFFERENT = [
     ("x^2+2x", "x^2+2x+1"),
     (r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", MATRIX),
     ("1", r"\frac{"),
+    (r"\frac{", r"\frac{"),
     ("", r"\frac{"),
 ]
 

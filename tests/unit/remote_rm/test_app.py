@@ -23,7 +23,12 @@ def test_a_batch_is_answered_in_its_order(client):
     assert client.post("/get_reward", json=request).json() == {
         "rewards": [1.5, 0.0, 1.0],
         "scores": [1.0, 0.0, 1.0],
-        "extra_logs": {"accuracy": [1.0, 0.0, 1.0], "format": [1.0, 0.0, 0.0], "timed_out": [0.0, 0.0, 0.0]},
+        "extra_logs": {
+            "accuracy": [1.0, 0.0, 1.0],
+            "format": [1.0, 0.0, 0.0],
+            "ungradable": [0.0, 0.0, 0.0],
+            "timed_out": [0.0, 0.0, 0.0],
+        },
     }
 
 

@@ -26,6 +26,17 @@ pytestmark = pytest.mark.unit
         ("The answer is: **B**.", "B"),
         ("We add.\nx = 5", "5"),
         ("42", "42"),
+        ("<think>never closed <answer>42</answer>", "42"),
+        ("<think>t</think><answer>42", "42"),
+        ("<answer>42</answer><answer>", "42"),
+        ("<answer>\n<answer>42</answer></answer>", "42"),
+        (r"\boxed{x = \boxed{42}}", "42"),
+        ("**Answer:** 42", "42"),
+        ("So 6 * 7 is it.\n#### 42", "42"),
+        ("The answer is 5!", "5!"),
+        ("答案：B。", "B"),
+        ("The correct option is (B) 12.", "(B) 12"),
+        ("B. 12 cm", "B. 12 cm"),
     ],
 )
 def test_the_answer_block_wins_then_the_last_box_then_the_last_value(response, answer):

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.unit
     [
         "<think>a</think><answer>b</answer>",
         "  <think>a\nb</think>\n\n <answer>\nb\n</answer>\n",
+        "<think>\0</think><answer>\0\ud800</answer>",
     ],
 )
 def test_one_think_block_then_one_answer_block_is_the_format(response):

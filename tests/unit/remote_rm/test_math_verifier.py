@@ -25,16 +25,14 @@ def test_the_reward_is_accuracy_plus_half_the_format(response, reward, parts):
     for judged in (score(response, "42"), quick_score(response, "42")):
         assert judged.reward == reward
         assert judged.score == parts["accuracy"]
-        assert judged.parts == parts
+        assert judged.parts == {**parts, "ungradable": 0.0}
 
 
 def test_the_weights_are_settable():
     assert score(RIGHT, "42", weights=Weights(accuracy=2.0, format=0.25)).reward == 2.25
 
 
-@pytest.mark.parametrize(
-    "label", ["42", "1, 3, 5", r"\frac{1}{2}", "B", "north", r"\frac{", "x = 5", "[1, 2)", "12 cm"]
-)
+@pytest.mark.parametrize("label", ["42", "1, 3, 5", r"\frac{1}{2}", "B", "north", "x = 5", "[1, 2)", "12 cm"])
 def test_the_gold_answer_itself_scores_full_marks(label):
     assert score(f"<think>t</think><answer>{label}</answer>", label).reward == 1.5
 
@@ -49,10 +47,15 @@ def test_an_empty_label_is_an_error_and_no_score():
         score(RIGHT, "")
 
 
+def test_a_label_that_cannot_be_read_is_reported_as_ungradable_and_never_scores():
+    for judged in (score(r"<answer>\frac{</answer>", r"\frac{"), quick_score(r"<answer>\frac{</answer>", r"\frac{")):
+        assert (judged.reward, judged.parts) == (0.0, {"accuracy": 0.0, "format": 0.0, "ungradable": 1.0})
+
+
 def test_a_failed_item_keeps_its_format():
     item = Item(prompt="p", response=RIGHT, label="42")
     failed = MathVerifier().failed_score(item)
-    assert (failed.reward, failed.parts) == (0.5, {"accuracy": 0.0, "format": 1.0})
+    assert (failed.reward, failed.parts) == (0.5, {"accuracy": 0.0, "format": 1.0, "ungradable": 0.0})
 
 
 def test_the_verifier_survives_pickle():

@@ -1,0 +1,39 @@
+"""`lmm-r1 serve_verifier math --port 5000`: rewards by one of the registered verifiers, over HTTP."""
+
+import sys
+from collections.abc import Sequence
+
+from remote_rm import verifier_command
+from remote_rm.registry import VERIFIERS, verifier_class
+
+PROG = "lmm-r1 serve_verifier"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; an unknown verifier, flag or value ends the process with code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_usage())
+        return
+    if name.startswith("-"):
+        _exit(f"the verifier's name comes first, before {name}: {PROG} NAME [flags]")
+    try:
+        verifier_class(name)
+    except ValueError as error:
+        _exit(str(error))
+    verifier_command.run(name, arguments[1:], prog=f"{PROG} {name}")
+
+
+def _exit(sentence: str) -> None:
+    print(f"{PROG}: error: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _usage() -> str:
+    width = max(map(len, VERIFIERS))
+    listed = "\n".join(f"  {name:<{width}}  {verifier.purpose}" for name, verifier in VERIFIERS.items())
+    return (
+        f"usage: {PROG} NAME [flags]\n\nServe rewards over HTTP, in OpenRLHF's remote reward protocol.\n\n{listed}\n\n"
+        f"{PROG} NAME --help lists the flags of a verifier."
+    )

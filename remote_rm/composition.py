@@ -1,0 +1,150 @@
+"""A verifier made of others: their weighted sum, or the one that each label names, or both.
+
+python -m remote_rm.composition --part math=1.0 --part format=0.5
+python -m remote_rm.composition --select math --select choice --part format=0.5    # labels: `choice: B`, `math: 42`
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from typing_extensions import Self
+
+from remote_rm import verifier_command
+from remote_rm.answer_verifier import finite_number
+from remote_rm.registry import get_verifier
+from remote_rm.reward_function import reward_func_of
+from remote_rm.verifier import Item, Score, Verifier
+
+LABEL_SEPARATOR = ":"
+RESERVED_NAMES = ("accuracy", "ungradable", "timed_out")
+DEFAULT_PARTS = ("math=1.0", "format=0.5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A verifier and how much its score (0.0 or 1.0) counts."""
+
+    verifier: Verifier
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The verifier's name."""
+        return self.verifier.name
+
+
+def part_from(text: str) -> Part:
+    """Return the part that `NAME=WEIGHT` or `NAME` (weight 1) describes; raises ValueError for anything else."""
+    name, equals, weight = text.partition("=")
+    if name == Composition.name:
+        raise ValueError("a composition cannot be a part of itself; name its parts instead")
+    try:
+        return Part(verifier=get_verifier(name), weight=finite_number(weight) if equals else 1.0)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"{text!r}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """The weighted sum of the scores of `parts`, and of the one in `select` that the label names.
+
+    Right or wrong is what the leading verifier says: the selected one, or else the first part. The parts of its scores
+    are that verdict as `accuracy`, each of `parts` under its name, and `ungradable`.
+    """
+
+    name: ClassVar[str] = "composition"
+
+    parts: tuple[Part, ...] = ()
+    select: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take math and format where nothing is given; raises ValueError for names that are taken twice."""
+        if not self.parts and not self.select:
+            object.__setattr__(self, "parts", tuple(map(part_from, DEFAULT_PARTS)))
+        for flag, given in (("part", self.parts), ("select", self.select)):
+            names = [part.name for part in given]
+            twice = sorted({name for name in names if names.count(name) > 1 or name in RESERVED_NAMES})
+            if twice:
+                raise ValueError(
+                    f"--{flag} {twice[0]} is given more than once or is a reserved name; give each name once"
+                )
+
+    def check_label(self, label: str) -> None:
+        """Raise a ValueError for a label that one of the parts refuses, or that names no verifier to select."""
+        chosen, gold = self._selected(label)
+        if self.select and not chosen:
+            raise ValueError(
+                f"the label {label[:100]!r} names no verifier; write NAME{LABEL_SEPARATOR} before the gold answer, "
+                f"with one of {', '.join(part.name for part in self.select)}"
+            )
+        for part in (*chosen, *self.parts):
+            part.verifier.check_label(gold)
+
+    def quick_score(self, item: Item) -> Score | None:
+        """The score where every part can tell it quickly; raises ValueError for a refused label."""
+        self.check_label(item.label)
+        return self._composed(item, lambda verifier, own: verifier.quick_score(own))
+
+    def score(self, item: Item) -> Score:
+        """The score; raises ValueError for a refused label."""
+        self.check_label(item.label)
+        composed = self._composed(item, lambda verifier, own: verifier.score(own))
+        assert composed is not None
+        return composed
+
+    def failed_score(self, item: Item) -> Score:
+        """What the parts give for a failed item: the format counts as it is, and no answer is right."""
+        composed = self._composed(item, lambda verifier, own: verifier.failed_score(own))
+        assert composed is not None
+        return composed
+
+    def _selected(self, label: str) -> tuple[tuple[Part, ...], str]:
+        """The verifier that the label names, as a tuple of at most one, and the gold answer without that name."""
+        name, separator, gold = label.partition(LABEL_SEPARATOR)
+        chosen = tuple(part for part in self.select if separator and part.name == name.strip())
+        return chosen, gold.strip() if chosen else label
+
+    def _composed(self, item: Item, judge: Callable[[Verifier, Item], Score | None]) -> Score | None:
+        chosen, gold = self._selected(item.label)
+        own = replace(item, label=gold)
+        judged: list[tuple[Part, Score]] = []
+        for part in (*chosen, *self.parts):
+            score = judge(part.verifier, own)
+            if score is None:
+                return None
+            judged.append((part, score))
+        leading = judged[0][1].score if chosen or not self.select else 0.0
+        parts = {"accuracy": leading} | {part.name: score.score for part, score in judged[len(chosen) :]}
+        parts["ungradable"] = max((score.parts.get("ungradable", 0.0) for _, score in judged), default=0.0)
+        return Score(reward=sum(part.weight * score.score for part, score in judged), score=leading, parts=parts)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the parts."""
+        parser.add_argument(
+            "--part",
+            action="append",
+            metavar="NAME=WEIGHT",
+            help=f"a verifier that judges every item, and its weight; may be repeated, without any of both flags: "
+            f"{' '.join(DEFAULT_PARTS)}",
+        )
+        parser.add_argument(
+            "--select",
+            action="append",
+            metavar="NAME=WEIGHT",
+            help="a verifier that judges the items whose label opens with `NAME:`; may be repeated",
+        )
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Return the verifier that the flags describe; raises ValueError for a part that is none."""
+        return cls(parts=tuple(map(part_from, args.part or ())), select=tuple(map(part_from, args.select or ())))
+
+
+VERIFIER = Composition
+reward_func = reward_func_of("composition")
+
+if __name__ == "__main__":
+    verifier_command.run("composition", None, prog="python -m remote_rm.composition")

@@ -1,0 +1,69 @@
+"""Judges answers by string equality, after trimming and Unicode normalisation (NFKC).
+
+python -m remote_rm.exact_verifier --ignore-case --port 5000
+"""
+
+import argparse
+import unicodedata
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import Self
+
+from remote_rm import verifier_command
+from remote_rm.answer_verifier import AnswerVerifier, Weights
+from remote_rm.extraction import last_boxed
+from remote_rm.reward_function import reward_func_of
+
+
+def matches(answer: str, label: str, *, ignore_case: bool = False) -> bool:
+    r"""Return whether the answer is the label, character by character; a label `\boxed{x}` is met by `x` too."""
+    boxed = last_boxed(label)
+    golds = {_canonical(gold, ignore_case=ignore_case) for gold in (label, boxed) if gold is not None}
+    return _canonical(answer, ignore_case=ignore_case) in golds - {""}
+
+
+def _canonical(text: str, *, ignore_case: bool) -> str:
+    text = unicodedata.normalize("NFKC", text).strip()
+    # Folding case can leave a text that is no longer in normal form.
+    return unicodedata.normalize("NFKC", text.casefold()) if ignore_case else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactVerifier(AnswerVerifier):
+    """The same text."""
+
+    name: ClassVar[str] = "exact"
+
+    ignore_case: bool = False
+
+    def matches(self, answer: str, label: str) -> bool:
+        """Return whether the answer is the label."""
+        return matches(answer, label, ignore_case=self.ignore_case)
+
+    def check_label(self, label: str) -> None:
+        """Raise a ValueError for a label of white space only; every other text can be met."""
+        if not _canonical(label, ignore_case=False):
+            raise ValueError(
+                f"the gold answer is empty ({label!r}), so no response can be judged; "
+                "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
+            )
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the weights and of the comparison."""
+        super().add_arguments(parser)
+        parser.add_argument("--ignore-case", action="store_true", help="take upper and lower case for the same")
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Return the verifier that the flags of `add_arguments` describe."""
+        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
+        return cls(weights=weights, ignore_case=args.ignore_case)
+
+
+VERIFIER = ExactVerifier
+reward_func = reward_func_of("exact")
+
+if __name__ == "__main__":
+    verifier_command.run("exact", None, prog="python -m remote_rm.exact_verifier")

@@ -1,0 +1,64 @@
+"""Judges the format alone: exactly one think block, then exactly one answer block.
+
+python -m remote_rm.format_verifier --port 5000
+"""
+
+import argparse
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import Self
+
+from remote_rm import verifier_command
+from remote_rm.answer_verifier import finite_number
+from remote_rm.format_check import format_score
+from remote_rm.reward_function import reward_func_of
+from remote_rm.verifier import Item, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatVerifier:
+    """The format of a response, whatever its label says; an empty label is refused all the same."""
+
+    name: ClassVar[str] = "format"
+
+    weight: float = 1.0
+
+    def check_label(self, label: str) -> None:
+        """Raise a ValueError for a label of white space only."""
+        if not label.strip():
+            raise ValueError(
+                f"the label is empty ({label!r}); the format is judged without it, but an empty one means that the "
+                "column of the answers was not found: name it (OpenRLHF's --data.label_key) or fill in any text"
+            )
+
+    def quick_score(self, item: Item) -> Score:
+        """The score; raises ValueError for an empty label."""
+        return self.score(item)
+
+    def score(self, item: Item) -> Score:
+        """The score; raises ValueError for an empty label."""
+        self.check_label(item.label)
+        return self.failed_score(item)
+
+    def failed_score(self, item: Item) -> Score:
+        """The score, which needs no label."""
+        kept = format_score(item.response)
+        return Score(reward=self.weight * kept, score=kept, parts={"format": kept})
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flag of the weight."""
+        parser.add_argument("--format-weight", type=finite_number, default=1.0, help="reward for the format")
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Return the verifier that the flags of `add_arguments` describe."""
+        return cls(weight=args.format_weight)
+
+
+VERIFIER = FormatVerifier
+reward_func = reward_func_of("format")
+
+if __name__ == "__main__":
+    verifier_command.run("format", None, prog="python -m remote_rm.format_verifier")

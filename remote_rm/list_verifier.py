@@ -1,0 +1,161 @@
+r"""Judges answers that are several values, in order or (`--unordered`) in any order.
+
+python -m remote_rm.list_verifier --unordered --port 5000
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import Self
+
+from remote_rm import accuracy, verifier_command
+from remote_rm.answer_verifier import AnswerVerifier, Weights
+from remote_rm.extraction import is_prose, sole_value
+from remote_rm.gold import is_gradable
+from remote_rm.normalization import enclosing_delimiters, normalize, split_top_level
+from remote_rm.reward_function import reward_func_of
+
+MAX_CHARS = 1000
+"""A longer answer is wrong, and a longer label is ungradable."""
+MAX_QUICK_PAIRS = 64
+"""Pairs of elements that are compared without a worker."""
+
+Verdict = bool | None
+"""Whether two values are equal; None where that is left to a worker."""
+
+_CLOSED_PAIRS = (("[", "]"), ("(", ")"), ("{", "}"), (r"\{", r"\}"))
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
+_LIST_WORDS = re.compile(r",?\s+(?:and|or)\s+")
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
+
+
+def items_of(text: str) -> list[str]:
+    r"""Return the elements of a list: between commas, semicolons or line breaks, else between spaces if all are numbers.
+
+    `[1, 3, 5]`, `1; 3; 5`, `1, 3 and 5`, `1 3 5` → `1`, `3`, `5`. A comma always separates, in `1,234` too.
+    """
+    text = text.strip()
+    lines = [_BULLET.sub("", line).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
+    inside = _unwrapped(normalize(_LIST_WORDS.sub(", ", ", ".join(lines) if len(lines) > 1 else text)))
+    items = [normalize(item) for item in split_top_level(inside)]
+    spaced = inside.split()
+    if len(items) == 1 and all(_NUMBER.fullmatch(word) for word in spaced):
+        return spaced
+    return items
+
+
+def is_list(label: str) -> bool:
+    """Return whether the label is a list of one or more elements that can each be read; an empty one cannot."""
+    return len(label) <= MAX_CHARS and all(map(is_gradable, items_of(label)))
+
+
+def matches(answer: str, label: str, *, unordered: bool = False) -> bool:
+    """Return whether the answer has the label's elements and no others; may run for as long as sympy likes."""
+    return bool(_compared(answer, label, unordered=unordered, equal=accuracy.matches))
+
+
+def quick_match(answer: str, label: str, *, unordered: bool = False) -> Verdict:
+    """Return the same as `matches` where it can be told without sympy, else None."""
+    return _compared(answer, label, unordered=unordered, equal=accuracy.quick_match, max_pairs=MAX_QUICK_PAIRS)
+
+
+def _compared(
+    answer: str,
+    label: str,
+    *,
+    unordered: bool,
+    equal: Callable[[str, str], Verdict],
+    max_pairs: int | None = None,
+) -> Verdict:
+    if not is_list(label) or len(answer) > MAX_CHARS:
+        return False
+    gold = items_of(label)
+    # A sentence may be a list of phrases, or state the list in its last clause.
+    readings = [answer] if not is_prose(answer) else [answer, sole_value(answer) or ""]
+    candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
+    pairs = len(gold) ** 2 if unordered else len(gold)
+    if candidates and max_pairs is not None and pairs > max_pairs:
+        return None
+    same = _same_in_any_order if unordered else _same_in_order
+    verdicts = [same(items, gold, equal) for items in candidates]
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _same_in_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
+    verdicts = [equal(item, gold_item) for item, gold_item in zip(items, gold, strict=True)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _same_in_any_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
+    table = [[equal(item, gold_item) for item in items] for gold_item in gold]
+    if _is_matchable([[verdict is True for verdict in row] for row in table]):
+        return True
+    return None if _is_matchable([[verdict is not False for verdict in row] for row in table]) else False
+
+
+def _is_matchable(table: Sequence[Sequence[bool]]) -> bool:
+    """Return whether each row can be given a column of its own where it is true.
+
+    Equality to a label's precision is not transitive, so that taking the first fitting column might be a mistake.
+    """
+    row_of: dict[int, int] = {}
+
+    def find_column(row: int, seen: set[int]) -> bool:
+        for column, fits in enumerate(table[row]):
+            if fits and column not in seen:
+                seen.add(column)
+                if column not in row_of or find_column(row_of[column], seen):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(find_column(row, set()) for row in range(len(table)))
+
+
+def _unwrapped(text: str) -> str:
+    pair = enclosing_delimiters(text)
+    return text[len(pair[0]) : -len(pair[1])].strip() if pair in _CLOSED_PAIRS else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListVerifier(AnswerVerifier):
+    """Several values; a label with an element that is empty or cannot be read is ungradable."""
+
+    name: ClassVar[str] = "list"
+    reports_ungradable: ClassVar[bool] = True
+
+    unordered: bool = False
+
+    def matches(self, answer: str, label: str) -> bool:
+        """Return whether the answer has the label's elements, by sympy where need be."""
+        return matches(answer, label, unordered=self.unordered)
+
+    def quick_match(self, answer: str, label: str) -> Verdict:
+        """Return whether the answer has the label's elements where simple rules can tell, else None."""
+        return quick_match(answer, label, unordered=self.unordered)
+
+    def is_gradable(self, label: str) -> bool:
+        """Return whether the label is a list."""
+        return is_list(label)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the weights and of the order."""
+        super().add_arguments(parser)
+        parser.add_argument("--unordered", action="store_true", help="accept the elements in any order")
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Return the verifier that the flags of `add_arguments` describe."""
+        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
+        return cls(weights=weights, unordered=args.unordered)
+
+
+VERIFIER = ListVerifier
+reward_func = reward_func_of("list")
+
+if __name__ == "__main__":
+    verifier_command.run("list", None, prog="python -m remote_rm.list_verifier")

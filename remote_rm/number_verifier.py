@@ -1,0 +1,50 @@
+"""Judges answers that are one number, to the label's own stated precision; nothing but numbers is ever right.
+
+python -m remote_rm.number_verifier --port 5000
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remote_rm import accuracy, verifier_command
+from remote_rm.answer_verifier import AnswerVerifier
+from remote_rm.gold import is_gradable
+from remote_rm.normalization import normalize
+from remote_rm.quantity import parse_quantity
+from remote_rm.reward_function import reward_func_of
+
+MAX_LABEL_CHARS = 1000
+"""A longer label is ungradable."""
+
+
+def is_number(label: str) -> bool:
+    """Return whether the label is one number, alone or with its unit or percent sign."""
+    return len(label) <= MAX_LABEL_CHARS and is_gradable(label) and parse_quantity(normalize(label)) is not None
+
+
+def matches(answer: str, label: str) -> bool:
+    """Return whether the answer states the number of the label; an expression that is not worked out does not."""
+    return is_number(label) and accuracy.quick_match(answer, label) is True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberVerifier(AnswerVerifier):
+    """One number; a label that is none is ungradable."""
+
+    name: ClassVar[str] = "number"
+    reports_ungradable: ClassVar[bool] = True
+
+    def matches(self, answer: str, label: str) -> bool:
+        """Return whether the answer states the number of the label."""
+        return matches(answer, label)
+
+    def is_gradable(self, label: str) -> bool:
+        """Return whether the label is one number."""
+        return is_number(label)
+
+
+VERIFIER = NumberVerifier
+reward_func = reward_func_of("number")
+
+if __name__ == "__main__":
+    verifier_command.run("number", None, prog="python -m remote_rm.number_verifier")

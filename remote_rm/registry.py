@@ -1,0 +1,46 @@
+"""The verifiers by name; a verifier's module is imported when it is asked for."""
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from remote_rm.verifier import Verifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """Where a verifier is found, and what it is for."""
+
+    module: str
+    """Has the verifier's class as `VERIFIER`, and its `reward_func`."""
+    purpose: str
+
+
+VERIFIERS = {
+    "math": Registration(module="remote_rm.math_verifier", purpose="mathematical answers of any kind"),
+    "choice": Registration(
+        module="remote_rm.choice_verifier", purpose="the letter of a multiple-choice answer, A to J"
+    ),
+    "number": Registration(module="remote_rm.number_verifier", purpose="one number, to the precision of the label"),
+    "exact": Registration(module="remote_rm.exact_verifier", purpose="the same text, character by character"),
+    "list": Registration(module="remote_rm.list_verifier", purpose="several values, in order or in any order"),
+    "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
+    "composition": Registration(
+        module="remote_rm.composition", purpose="a weighted sum of verifiers, or a verifier chosen by each label"
+    ),
+}
+
+
+def verifier_class(name: str) -> type[Any]:
+    """Return the class of the verifier called `name`; raises ValueError with the known names for an unknown one."""
+    if name not in VERIFIERS:
+        match = difflib.get_close_matches(name, VERIFIERS, n=1)
+        hint = f"did you mean {match[0]}? " if match else ""
+        raise ValueError(f"unknown verifier {name!r}; {hint}Known are {', '.join(VERIFIERS)}")
+    return importlib.import_module(VERIFIERS[name].module).VERIFIER
+
+
+def get_verifier(name: str, **settings: Any) -> Verifier:
+    """Return the verifier called `name` with the settings that its class takes; raises ValueError for an unknown name."""
+    return verifier_class(name)(**settings)

@@ -1,0 +1,144 @@
+"""A verifier as OpenRLHF's `reward_func(queries, prompts, labels)`, for a .py file given as remote reward URL.
+
+A file of one's own: `reward_func = reward_func_of(get_verifier("exact", ignore_case=True))`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_rm.registry import get_verifier
+from remote_rm.response import find_response
+from remote_rm.verifier import Item, Score, Verifier
+
+if TYPE_CHECKING:
+    from remote_rm.pool import Judgement, VerifierPool
+
+logger = logging.getLogger(__name__)
+
+RewardFunction = Callable[..., dict[str, Any]]
+
+
+def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_seconds: float = 5.0) -> RewardFunction:
+    """Return a `reward_func` that answers as the server would: rewards, scores and extra_logs, one entry per query.
+
+    It may be called from several threads. Items that the verifier cannot tell quickly go to worker processes, which
+    start with the first such item; one that takes longer than `item_timeout_seconds` there is wrong.
+
+    Args:
+        verifier: A verifier, or the registered name of one with its default settings.
+    """
+    judge = _Judge(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds)
+
+    def reward_func(
+        queries: Sequence[str],
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        responses: Sequence[str] | None = None,
+        **_other: Any,
+    ) -> dict[str, Any]:
+        """Return the reply for parallel lists; raises ValueError for unequal lengths and for a label without answer."""
+        return _reply(judge(_items(queries, prompts, labels, responses=responses)))
+
+    return reward_func
+
+
+def _items(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], *, responses: Sequence[str] | None
+) -> list[Item]:
+    lengths = {"queries": len(queries), "prompts": len(prompts), "labels": len(labels)}
+    if responses is not None:
+        lengths["responses"] = len(responses)
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"the lists given to reward_func must be equally long, but {listed}")
+    if responses is None:
+        responses = [find_response(query, prompt=prompt) for query, prompt in zip(queries, prompts, strict=True)]
+    return [
+        Item(prompt=prompt, response=response, label=label)
+        for prompt, response, label in zip(prompts, responses, labels, strict=True)
+    ]
+
+
+def _reply(judged: Sequence[tuple[Score, bool]]) -> dict[str, Any]:
+    """The reply of the server as a dict: OpenRLHF reads both alike."""
+    names = judged[0][0].parts if judged else ()
+    logs = {name: [score.parts[name] for score, _ in judged] for name in names}
+    return {
+        "rewards": [score.reward for score, _ in judged],
+        "scores": [score.score for score, _ in judged],
+        "extra_logs": {**logs, "timed_out": [float(timed_out) for _, timed_out in judged]},
+    }
+
+
+class _Judge:
+    """Scores items: in the calling thread where that is quick, else in a worker pool on a background event loop."""
+
+    def __init__(self, verifier: Verifier | str, *, workers: int, item_timeout_seconds: float) -> None:
+        self._given = verifier
+        self._workers = workers
+        self._item_timeout_seconds = item_timeout_seconds
+        self._lock = threading.Lock()
+        self._verifier: Verifier | None = None
+        self._pool: VerifierPool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, items: Sequence[Item]) -> list[tuple[Score, bool]]:
+        """Return score and timed-out for each item, in order; raises ValueError for a label without answer."""
+        verifier = self._resolved()
+        for index, item in enumerate(items):
+            try:
+                verifier.check_label(item.label)
+            except ValueError as error:
+                raise ValueError(f"labels[{index}]: {error}") from error
+        scores = [self._quick_score(verifier, item) for item in items]
+        open_items = [item for item, score in zip(items, scores, strict=True) if score is None]
+        slow = iter(self._judge_in_pool(open_items) if open_items else ())
+        return [(score, False) if score is not None else _scored(next(slow)) for score in scores]
+
+    def _resolved(self) -> Verifier:
+        # By name only at the first call: a module that defines its own reward_func is still being imported before.
+        with self._lock:
+            if self._verifier is None:
+                self._verifier = get_verifier(self._given) if isinstance(self._given, str) else self._given
+            return self._verifier
+
+    def _quick_score(self, verifier: Verifier, item: Item) -> Score | None:
+        try:
+            return verifier.quick_score(item)
+        except Exception:
+            # The text comes from a model: whatever a rule makes of it, a worker has another go at it.
+            logger.exception("quick_score raised for label %r", item.label[:100])
+            return None
+
+    def _judge_in_pool(self, items: Sequence[Item]) -> "list[Judgement]":
+        with self._lock:
+            if self._pool is None:
+                self._start()
+            assert self._pool is not None
+            assert self._loop is not None
+            judging = asyncio.run_coroutine_threadsafe(self._pool.judge(items), self._loop)
+        return judging.result()
+
+    def _start(self) -> None:
+        # The pool's own dependencies are imported only by verifiers that have slow items.
+        from remote_rm.pool import VerifierPool
+
+        assert self._verifier is not None
+        pool = VerifierPool(self._verifier, workers=self._workers, item_timeout_seconds=self._item_timeout_seconds)
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="reward_func", daemon=True).start()
+        try:
+            asyncio.run_coroutine_threadsafe(pool.start(), loop).result()
+        except RuntimeError:
+            loop.call_soon_threadsafe(loop.stop)
+            raise
+        # Nothing stops the workers at the end: they are daemons, which multiprocessing ends with this process.
+        self._pool, self._loop = pool, loop
+
+
+def _scored(judgement: "Judgement") -> tuple[Score, bool]:
+    return judgement.score, judgement.timed_out

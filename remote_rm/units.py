@@ -1,0 +1,113 @@
+r"""Units and counted things as they are written behind a value: `12 cm`, `36\pi square inches`, `3 apples`."""
+
+import re
+
+_SHORT_UNITS = (
+    "mm cm dm m km nm in ft yd mi mg g kg t lb oz ms s min h mL ml L K N kN J kJ W kW V mV A mA C F Hz kHz MHz Pa kPa "
+    "eV keV MeV GeV mol rad deg ha mph cal kcal atm T Wb cc dB psi fps kWh"
+).split()
+_SPELLED = {
+    "mm": "millimeter millimeters millimetre millimetres",
+    "cm": "centimeter centimeters centimetre centimetres",
+    "dm": "decimeter decimeters decimetre decimetres",
+    "m": "meter meters metre metres",
+    "km": "kilometer kilometers kilometre kilometres",
+    "in": "inch inches",
+    "ft": "foot feet",
+    "yd": "yard yards",
+    "mi": "mile miles",
+    "mg": "milligram milligrams",
+    "g": "gram grams",
+    "kg": "kilogram kilograms",
+    "t": "ton tons tonne tonnes",
+    "lb": "pound pounds lbs",
+    "oz": "ounce ounces",
+    "s": "second seconds sec secs",
+    "min": "minute minutes mins",
+    "h": "hour hours hr hrs",
+    "d": "day days",
+    "wk": "week weeks",
+    "mo": "month months",
+    "yr": "year years",
+    "L": "liter liters litre litres",
+    "mL": "milliliter milliliters millilitre millilitres",
+    "N": "newton newtons",
+    "J": "joule joules",
+    "W": "watt watts",
+    "V": "volt volts",
+    r"\Omega": "ohm ohms",
+    "A": "ampere amperes amp amps",
+    "K": "kelvin kelvins",
+    "Hz": "hertz",
+    "mol": "mole moles",
+    "rad": "radian radians",
+    "degree": r"degree degrees deg ^\circ",
+    "dollar": "dollar dollars USD",
+    "cent": "cent cents ¢",
+    "": "unit units",
+}
+_UNITS = {unit: unit for unit in _SHORT_UNITS if unit not in ("ml", "deg")}
+_UNITS |= {"ml": "mL", r"\Omega": r"\Omega", r"\AA": r"\AA"}
+_UNITS |= {spelling: unit for unit, spellings in _SPELLED.items() for spelling in spellings.split()}
+_COMPOSED = {"mph": "mi/h", "fps": "ft/s", r"^\circC": "celsius", r"^\circF": "fahrenheit"}
+_POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+
+_NAME = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
+_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ])?(?:{_NAME})(?![A-Za-z])(?:\^(?:\d|\{{-?\d\}})|[ ](?:squared|cubed))?"
+_PHRASE = re.compile(
+    rf"(?:\^\\circ[ ]?[CF](?![A-Za-z])|{_FACTOR}(?:[ ]?(?:/|per[ ]|\\cdot[ ]?)[ ]?{_FACTOR})*)", re.ASCII
+)
+_PHRASE_AT_END = re.compile(
+    rf"(?P<value>.*[^\s\\A-Za-z^_(\[{{/=+-])(?P<space>[ ]?)(?P<unit>{_PHRASE.pattern})", re.ASCII
+)
+_AFTER_COMMAND = re.compile(
+    rf"(?P<value>.*\\(?:pi|alpha|beta|theta))(?P<space>[ ])(?P<unit>{_PHRASE.pattern})", re.ASCII
+)
+_THINGS = re.compile(r"[A-Za-z]{4,20}(?:[ -][A-Za-z]{2,20}){0,3}", re.ASCII)
+_SHORT_THINGS = frozenset("men ways cars dogs cats boys eggs pens bags cups toys days sets rows".split())
+_NO_THINGS = re.compile(
+    r"(?:and|or|to|if|when|is|are|not|but|mod|either|maybe|more|less|than|million|billion|trillion|thousand|hundred"
+    r"|dozen|sqrt|sin|cos|tan|log|even|odd|times|plus|minus|over|squared|cubed|remainder|percent)\b",
+    re.IGNORECASE,
+)
+_CHINESE = re.compile(r"[\u4e00-\u9fff]{1,4}")
+
+
+def canonical_unit(written: str) -> str | None:
+    """Return the canonical spelling of a unit or a counted thing, "" for `units`, or None for what is neither."""
+    if _PHRASE.fullmatch(written):
+        compact = written.replace(" per ", "/").replace("per ", "/")
+        composed = _COMPOSED.get(compact.replace(" ", ""))
+        return composed or "/".join(_canonical_factor(factor) for factor in re.split(r"[ ]?/[ ]?", compact))
+    if _CHINESE.fullmatch(written):
+        return written
+    is_thing = written in _SHORT_THINGS or _THINGS.fullmatch(written)
+    return written.lower() if is_thing and not any(map(_NO_THINGS.fullmatch, written.split())) else None
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""Return the value and the canonical unit behind it, "" where there is none: `36\pi square inches` → `36\pi`, `in^2`.
+
+    A unit of one letter needs a space before it and no other letter in the value: `2m` and `a m` are products.
+    """
+    match = _PHRASE_AT_END.fullmatch(text) or _AFTER_COMMAND.fullmatch(text)
+    if match is None:
+        return text, ""
+    letters = re.sub(r"\\[A-Za-z]+", "", match["value"])
+    if re.search(r"[A-Za-z]", letters) or not re.search(r"\d|\\", match["value"]):
+        return text, ""
+    if re.fullmatch(r"[A-Za-z](?:\^.*)?", match["unit"]) and not match["space"]:
+        return text, ""
+    return match["value"].strip(), canonical_unit(match["unit"]) or ""
+
+
+def _canonical_factor(factor: str) -> str:
+    words = factor.replace("{", "").replace("}", "").split()
+    power = next((_POWERS[word.rstrip(".")] for word in words if word.rstrip(".") in _POWERS), "")
+    power = {"squared": "^2", "cubed": "^3"}.get(words[-1], power)
+    name = next(word for word in words if word.rstrip(".") not in _POWERS)
+    if name.startswith("^"):
+        return _UNITS[name]
+    name, caret, exponent = name.partition("^")
+    unit = _UNITS.get(name, name)
+    return unit + (caret + exponent if caret else power) if unit else ""

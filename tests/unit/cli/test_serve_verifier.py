@@ -1,0 +1,104 @@
+import subprocess
+import sys
+
+import pytest
+
+from lmm_r1.cli.serve_verifier import main
+from remote_rm.composition import Composition, part_from
+from remote_rm.exact_verifier import ExactVerifier
+from remote_rm.math_verifier import MathVerifier, Weights
+from remote_rm.registry import VERIFIERS
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Collects what would be served, as (verifier, port)."""
+    collected: list = []
+    monkeypatch.setattr(
+        "remote_rm.server.serve", lambda verifier, *, options: collected.append((verifier, options.port))
+    )
+    return collected
+
+
+@pytest.mark.parametrize(
+    ("argv", "verifier", "port"),
+    [
+        (["math"], MathVerifier(), 5000),
+        (
+            ["math", "--accuracy-weight", "2", "--format-weight=0.25", "--port", "0"],
+            MathVerifier(weights=Weights(accuracy=2.0, format=0.25)),
+            0,
+        ),
+        (
+            ["exact", "--ignore_case", "--format_weight=0"],
+            ExactVerifier(ignore_case=True, weights=Weights(format=0)),
+            5000,
+        ),
+        (["composition"], Composition(parts=(part_from("math=1.0"), part_from("format=0.5"))), 5000),
+        (
+            ["composition", "--part", "math=1.0", "--part", "format=0.5"],
+            Composition(parts=(part_from("math"), part_from("format=0.5"))),
+            5000,
+        ),
+        (
+            ["composition", "--select", "choice", "--part", "format=0.5"],
+            Composition(select=(part_from("choice"),), parts=(part_from("format=0.5"),)),
+            5000,
+        ),
+    ],
+)
+def test_the_flags_make_the_verifier_that_is_served(argv, verifier, port, served):
+    main(argv)
+    assert served == [(verifier, port)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["chioce"], "unknown verifier 'chioce'; did you mean choice? Known are math, choice, number,"),
+        (["--port", "0"], "the verifier's name comes first, before --port"),
+        (["math", "--accuracy-wieght", "1"], "did you mean --accuracy-weight?"),
+        (["math", "--accuracy-weight", "inf"], "'inf' is no number"),
+        (["math", "5000"], "unknown argument 5000; --help lists the flags"),
+        (["choice", "--port", "70000"], "70000 is no port"),
+        (["composition", "--part", "maths=1"], "did you mean math?"),
+        (["composition", "--part", "math", "--part", "math"], "--part math is given more than once"),
+    ],
+)
+def test_a_bad_name_flag_or_value_ends_with_code_2(argv, told, served, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
+    assert served == []
+
+
+def test_the_help_lists_every_verifier(capsys):
+    main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in VERIFIERS)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_the_help_of_every_verifier_shows_its_flags(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: lmm-r1 serve_verifier {name}" in shown
+    assert ("--part" if name == "composition" else "--format-weight") in shown
+
+
+@pytest.mark.parametrize("arguments", [["composition", "--help"], ["math", "--zzz"], ["zzz"]])
+def test_help_and_refusals_load_neither_sympy_nor_the_http_stack(arguments):
+    probe = (
+        "import sys\n"
+        "from lmm_r1.cli import main\n"
+        f"try: main(['serve_verifier', *{arguments!r}])\n"
+        "except SystemExit: pass\n"
+        "loaded = {'sympy', 'fastapi', 'uvicorn', 'torch', 'pebble'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, timeout=30)

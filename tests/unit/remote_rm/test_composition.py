@@ -1,0 +1,93 @@
+import pytest
+
+from remote_rm.composition import Composition, Part, part_from
+from remote_rm.exact_verifier import ExactVerifier
+from remote_rm.verifier import Item
+
+pytestmark = pytest.mark.unit
+
+
+def scored(composition: Composition, response: str, label: str):
+    return composition.score(Item(prompt="p", response=response, label=label))
+
+
+def test_the_reward_is_the_weighted_sum_of_the_verdicts():
+    composition = Composition(parts=(part_from("number=2"), part_from("exact=0.25"), part_from("format=0.5")))
+    score = scored(composition, "<think>t</think><answer>42.0</answer>", "42")
+    assert score.reward == 2.5
+    assert score.score == 1.0
+    assert score.parts == {"accuracy": 1.0, "number": 1.0, "exact": 0.0, "format": 1.0, "ungradable": 0.0}
+    assert scored(composition, "<answer>42</answer>", "42").reward == 2.25
+
+
+def test_the_first_part_says_what_is_right():
+    composition = Composition(parts=(part_from("format"), part_from("math")))
+    score = scored(composition, "<answer>42</answer>", "42")
+    assert (score.score, score.reward) == (0.0, 1.0)
+
+
+def test_a_label_names_the_verifier_that_judges_it():
+    composition = Composition(select=(part_from("choice"), part_from("exact=3")), parts=(part_from("format=0.5"),))
+    for response, label, reward in [
+        ("<answer>(b)</answer>", "choice: B", 1.0),
+        ("<answer>B</answer>", "exact:B", 3.0),
+        ("<answer>(b)</answer>", "exact:B", 0.0),
+        ("<think>t</think><answer>10:30</answer>", "exact: 10:30", 3.5),
+    ]:
+        score = scored(composition, response, label)
+        assert score.reward == reward
+        assert set(score.parts) == {"accuracy", "format", "ungradable"}
+
+
+@pytest.mark.parametrize("label", ["B", "chioce: B", "number: 4", "", ":"])
+def test_a_label_that_names_no_verifier_is_refused(label):
+    composition = Composition(select=(part_from("choice"), part_from("exact")))
+    with pytest.raises(
+        ValueError, match="names no verifier; write NAME: before the gold answer, with one of choice, exact"
+    ):
+        composition.check_label(label)
+    assert composition.failed_score(Item(prompt="p", response="B", label=label)).reward == 0.0
+
+
+def test_a_label_without_a_gold_answer_after_the_name_is_refused():
+    with pytest.raises(ValueError, match="gold answer is empty"):
+        Composition(select=(part_from("choice"),)).check_label("choice: ")
+
+
+def test_an_ungradable_label_of_one_part_is_reported():
+    composition = Composition(parts=(part_from("math"), part_from("choice")))
+    score = scored(composition, "<answer>42</answer>", "42")
+    assert score.parts == {"accuracy": 1.0, "math": 1.0, "choice": 0.0, "ungradable": 1.0}
+
+
+def test_one_undecided_part_leaves_the_item_to_a_worker():
+    composition = Composition()
+    item = Item(prompt="p", response=r"<think>t</think><answer>\sqrt{8}</answer>", label=r"2\sqrt{2}")
+    assert composition.quick_score(item) is None
+    assert composition.score(item).reward == 1.5
+    assert composition.failed_score(item).reward == 0.5
+
+
+def test_a_part_may_have_settings():
+    composition = Composition(parts=(Part(verifier=ExactVerifier(ignore_case=True), weight=2.0),))
+    assert scored(composition, "<answer>RYE</answer>", "rye").reward == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("maths=1", "did you mean math"),
+        ("math=much", "'much' is no number"),
+        ("math=nan", "'nan' is no number"),
+        ("math=", "'' is no number"),
+        ("composition=1", "cannot be a part of itself"),
+    ],
+)
+def test_a_part_that_is_none_is_told(text, told):
+    with pytest.raises(ValueError, match=told):
+        part_from(text)
+
+
+def test_a_name_given_twice_is_refused():
+    with pytest.raises(ValueError, match="--part math is given more than once"):
+        Composition(parts=(part_from("math"), part_from("math=2")))
