@@ -56,15 +56,15 @@ def check_label(label: str) -> None:
         )
 
 
-def quick_match(answer: str, label: str, *, ordered: bool = True) -> bool | None:
+def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:
     """Return whether the answer equals the label where simple rules can tell, else None."""
     return _match(answer, label, _Rules(undecided=_leave_open, ordered=ordered))
 
 
-def matches(answer: str, label: str, *, ordered: bool = True) -> bool:
+def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
     r"""Return whether the answer equals the label; may run for as long as sympy likes.
 
-    `ordered=False` lets the list `2, -1` meet `-1, 2`; with brackets, tuples have an order and sets none.
+    A list without brackets has an order only with `ordered`: `2, -1` meets `-1, 2`; tuples have one and sets none.
     False for every answer where `gold.is_gradable(label)` is False.
     """
     return bool(_match(answer, label, _Rules(undecided=same_expression, ordered=ordered)))

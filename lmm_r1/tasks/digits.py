@@ -103,8 +103,10 @@ def combination(question: Question, digits: tuple[int, ...]) -> str:
 
 
 def answer_of(question: Question, digits: tuple[int, ...]) -> str:
-    """`sum` of (3, 7, 2) → `"12"`; `sort` → `"2, 3, 7"` (ascending)."""
-    return str(sum(digits)) if question == "sum" else ", ".join(map(str, sorted(digits)))
+    """`sum` of (3, 7, 2) → `"12"`; `sort` → `"[2, 3, 7]"` (ascending; the brackets say that the order matters)."""
+    if question == "sum":
+        return str(sum(digits))
+    return f"[{_listed(digits)}]" if len(digits) > 1 else _listed(digits)
 
 
 def solution_of(question: Question, digits: tuple[int, ...]) -> str:
@@ -117,7 +119,12 @@ def solution_of(question: Question, digits: tuple[int, ...]) -> str:
             total += digit
     else:
         steps.append(_spaced(sorted(digits)))
-    return f"<think>{'. '.join(steps)}.</think><answer>{answer_of(question, digits)}</answer>"
+    answer = answer_of(question, digits) if question == "sum" else _listed(digits)
+    return f"<think>{'. '.join(steps)}.</think><answer>{answer}</answer>"
+
+
+def _listed(digits: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sorted(digits)))
 
 
 def _spaced(digits: tuple[int, ...] | list[int]) -> str:

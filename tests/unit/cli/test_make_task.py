@@ -45,7 +45,7 @@ def test_solutions_are_appended_to_the_same_prompts(tmp_path, capsys):
         assert solution.messages[0].parts[-1] == prompt.messages[0].parts[-1]
         (turn,) = solution.messages[1].parts
         assert turn.text.startswith("<think>")
-        assert turn.text.endswith(f"</think><answer>{prompt.answer}</answer>")
+        assert turn.text.endswith(f"</think><answer>{prompt.answer.strip('[]')}</answer>")
     assert "wrote 6 rows of digits (mixed, test)" in capsys.readouterr().out
 
 

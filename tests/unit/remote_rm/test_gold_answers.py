@@ -160,12 +160,14 @@ def test_unusual_but_whole_golds_are_gradable(label):
     assert is_gradable(label)
 
 
-def test_the_order_of_a_bare_list_can_be_let_go():
-    assert not matches("2, -1", "-1, 2")
-    assert matches("2, -1", "-1, 2", ordered=False)
-    assert quick_match("2, -1", "-1, 2", ordered=False) is True
-    assert not matches("2, 2", "-1, 2", ordered=False)
-    assert not matches("(2, -1)", "(-1, 2)", ordered=False)
+def test_a_bare_list_has_no_order_unless_asked_for_and_a_bracketed_one_always():
+    assert matches("2, -1", "-1, 2")
+    assert quick_match("2, -1", "-1, 2") is True
+    assert not matches("2, -1", "-1, 2", ordered=True)
+    assert not matches("2, 2", "-1, 2")
+    assert not matches("(2, -1)", "(-1, 2)")
+    assert not matches("2, -1", "[-1, 2]")
+    assert matches("-1, 2", "[-1, 2]")
 
 
 @pytest.mark.parametrize(

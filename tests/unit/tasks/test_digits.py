@@ -49,7 +49,7 @@ def columns_with_chalk(page):
 
 def test_answers_and_solutions_are_those_worked_out_by_hand():
     assert answer_of("sum", (3, 7, 2)) == "12"
-    assert answer_of("sort", (3, 7, 2, 3)) == "2, 3, 3, 7"
+    assert answer_of("sort", (3, 7, 2, 3)) == "[2, 3, 3, 7]"
     assert solution_of("sum", (3, 7, 2)) == "<think>3 7 2. 3+7=10. 10+2=12.</think><answer>12</answer>"
     assert solution_of("sum", (0, 5)) == "<think>0 5. 0+5=5.</think><answer>5</answer>"
     assert solution_of("sort", (3, 7, 2)) == "<think>3 7 2. 2 3 7.</think><answer>2, 3, 7</answer>"
@@ -85,7 +85,8 @@ def test_lengths_from_the_fewest_to_the_most_digits_all_occur(modality):
 
 def test_every_solution_ends_with_the_answer_of_its_row():
     for row in make("mixed", rows=300, task=DigitsTask(min_digits=1)):
-        assert answer_in(row.solution) == row.answer == answer_of(question_of(row), read_digits(row))
+        assert row.answer == answer_of(question_of(row), read_digits(row))
+        assert answer_in(row.solution) == row.answer.strip("[]")
 
 
 def test_an_image_shows_its_digits_from_left_to_right_in_the_columns_from_the_left():
@@ -128,7 +129,7 @@ def test_the_answer_of_every_text_row_follows_from_its_prompt():
             assert (row.answer, row.datasource) == (str(sum(digits)), "digits_text_sum")
         else:
             assert prompt.startswith("Sort ")
-            assert (row.answer, row.datasource) == (", ".join(map(str, sorted(digits))), "digits_text_sort")
+            assert (row.answer, row.datasource) == (str(sorted(digits)), "digits_text_sort")
 
 
 def test_prompts_read_like_english_with_words_and_symbols_mixed():
