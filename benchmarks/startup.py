@@ -114,7 +114,8 @@ def watch(pid: int, seen: dict[int, dict], began: float) -> None:
     for process in processes:
         try:
             times = process.cpu_times()
-            name = " ".join(process.cmdline()[:3])[-60:] or process.name()
+            # Names without folders: results are kept in the repository and say nothing of the machine's paths.
+            name = " ".join(Path(part).name for part in process.cmdline()[:3]) or process.name()
         except psutil.Error:
             continue
         entry = seen.setdefault(process.pid, {"started_after": round(process.create_time() - began, 1)})
