@@ -1,21 +1,61 @@
-"""The HTTP application: POST /get_reward in OpenRLHF's protocol, and GET /health."""
+"""The HTTP application: POST /get_reward in OpenRLHF's protocol, GET /health and GET /metrics."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from remote_rm.pool import Judgement, VerifierPool
-from remote_rm.protocol import RewardReply, RewardRequest
+from remote_rm.access_log import Sampler, log_request
+from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
+from remote_rm.metrics import ServiceMetrics
+from remote_rm.middleware import BodyLimit, Observer, RequestRecord, TokenGate
+from remote_rm.pool import Judgement, PoolUnavailable, VerifierPool
+from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
 from remote_rm.response import find_response
 from remote_rm.verifier import Item, Verifier
 
 SERVICE_NAME = "lmm-r1 reward server"
+DESCRIPTION = """Rule-based rewards for reinforcement learning, in the protocol of OpenRLHF's remote reward models.
+
+A request holds parallel lists, one entry per sample; the reply holds as many numbers, in the same order. A response that
+cannot be judged within the time limit scores 0 and is reported as `timed_out`; it never fails the request it came with.
+"""
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Refusal, "description": "The service wants a bearer token, and the request has another or none."},
+    413: {"model": Refusal, "description": "The body is larger than `--max-request-mib`."},
+    422: {
+        "model": Refusal,
+        "description": "Lists of unequal length, an empty label, or no such JSON. Nothing is scored.",
+    },
+    503: {
+        "model": Refusal,
+        "description": "`--max-queued-items` items wait already: try again after `Retry-After` seconds.",
+        "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
+    },
+}
 
 
-def create_app(verifier: Verifier, *, workers: int, item_timeout_seconds: float) -> FastAPI:
-    """Return the application; its worker processes run from startup to shutdown."""
-    pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds)
+def create_app(
+    verifier: Verifier,
+    *,
+    workers: int,
+    item_timeout_seconds: float,
+    limits: ServiceLimits = DEFAULT_LIMITS,
+    token: str | None = None,
+    log_sample_share: float = 0.0,
+) -> FastAPI:
+    """Return the application; its worker processes run from startup to shutdown, and `app.state.pool` is their pool.
+
+    Args:
+        token: what a request must bring as its bearer token; None asks for none.
+        log_sample_share: the share of items, from 0 to 1, that the access log shows whole.
+    """
+    pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
+    metrics = ServiceMetrics(pool)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -25,18 +65,67 @@ def create_app(verifier: Verifier, *, workers: int, item_timeout_seconds: float)
         finally:
             await pool.stop()
 
-    app = FastAPI(title=SERVICE_NAME, lifespan=lifespan)
+    def on_answered(record: RequestRecord) -> None:
+        metrics.count(record)
+        log_request(record)
 
-    @app.post("/get_reward")
-    async def get_reward(request: RewardRequest) -> RewardReply:
-        check_labels(request.labels, verifier=verifier)
-        return reply_from(await pool.judge(items_of(request)))
-
-    @app.get("/health")
-    async def health() -> dict[str, str | int]:
-        return {"status": "ok", "service": SERVICE_NAME, "verifier": verifier.name, **vars(pool.counts)}
-
+    app = FastAPI(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
+    app.state.pool = pool
+    # The last one added stands in front.
+    app.add_middleware(BodyLimit, max_bytes=limits.max_request_bytes)
+    app.add_middleware(TokenGate, token=token)
+    app.add_middleware(Observer, on_answered=on_answered)
+    app.add_exception_handler(RequestValidationError, refuse_invalid)
+    app.add_exception_handler(PoolUnavailable, refuse_for_now)
+    _add_routes(app, verifier=verifier, pool=pool, metrics=metrics, sampler=Sampler(log_sample_share))
     return app
+
+
+def _add_routes(
+    app: FastAPI, *, verifier: Verifier, pool: VerifierPool, metrics: ServiceMetrics, sampler: Sampler
+) -> None:
+    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS)
+    async def get_reward(request: RewardRequest, http_request: Request) -> RewardReply:
+        """Judge every sample by the verifier that this service was started with."""
+        check_labels(request.labels, verifier=verifier)
+        items = items_of(request)
+        record: RequestRecord = http_request.state.record
+        record.items = len(items)
+        judgements = await pool.judge(items)
+        record.rollouts = sampler.rollouts(items, judgements)
+        return reply_from(judgements)
+
+    @app.get("/health", summary="Is it up")
+    async def health() -> Health:
+        """Answer as long as requests can be taken on, with what was done so far; needs no token."""
+        return Health(
+            status="ok",
+            service=SERVICE_NAME,
+            verifier=verifier.name,
+            waiting=pool.waiting,
+            busy=pool.busy,
+            workers=len(pool.worker_pids),
+            **vars(pool.counts),
+        )
+
+    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def prometheus() -> Response:
+        """Requests by status, items by where they were decided, latency, and the queue."""
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def refuse_invalid(_request: Request, error: Exception) -> JSONResponse:
+    """Say what is wrong with a request (422), without sending it back: it may be large, or no valid text."""
+    assert isinstance(error, RequestValidationError)
+    told = [{"loc": entry["loc"], "msg": entry["msg"], "type": entry["type"]} for entry in error.errors()[:20]]
+    return JSONResponse({"detail": told}, status_code=422)
+
+
+async def refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
+    """Say when to come back (503)."""
+    assert isinstance(error, PoolUnavailable)
+    headers = {"Retry-After": str(error.retry_after_seconds)}
+    return JSONResponse({"detail": str(error)}, status_code=503, headers=headers)
 
 
 def check_labels(labels: Sequence[str], *, verifier: Verifier) -> None:

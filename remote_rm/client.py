@@ -1,10 +1,10 @@
-"""Asks reward servers over HTTP: one pooled session, bounded retries over all endpoints, then an error; never a lost reward."""
+"""Asks reward servers over HTTP: one pooled session, other servers where one fails, then an error; never a lost reward."""
 
 import asyncio
-import itertools
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,20 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
-import tenacity
+
+from remote_rm.endpoints import Endpoint, EndpointRota
 
 logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_SECONDS = 5.0
-BACKOFF_SECONDS = 0.2
-"""The first pause before a retry, doubled each time, with jitter."""
-MAX_BACKOFF_SECONDS = 5.0
+LIFE_TIMEOUT_SECONDS = 2.0
+"""How long a server that failed may take to say at /health that it is back."""
+LOOK_AGAIN_SECONDS = 0.2
+"""How often a request that waits for all servers to come back looks whether another request has found one."""
+TOKEN_ENV = "REMOTE_RM_TOKEN"
+"""The environment variable with the token that is sent to every endpoint."""
+RETRIED_STATUSES = frozenset((408, 429))
+"""Besides 5xx: the server, not the request, is at fault."""
 START_HINT = (
     "start one with `python -m remote_rm.math_verifier --port PORT` and give its address, ending in /get_reward"
 )
@@ -33,6 +39,10 @@ class RewardUnavailable(RuntimeError):
 class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
+    def __init__(self, reason: str, *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class ItemReward:
@@ -44,7 +54,7 @@ class ItemReward:
 
 
 class RewardClient:
-    """Client of one or more reward servers that speak OpenRLHF's protocol; requests rotate over them.
+    """Client of one or more reward servers that speak OpenRLHF's protocol; requests rotate over those that are well.
 
     Bound to no event loop until the first request, so it may be built before the loop of a Ray actor runs.
     """
@@ -56,6 +66,7 @@ class RewardClient:
         timeout_s: float = 60.0,
         deadline_s: float = 180.0,
         connections: int = 64,
+        token: str | None = None,
     ) -> None:
         """Make a client.
 
@@ -65,6 +76,7 @@ class RewardClient:
             deadline_s: Seconds after which a request is given up, over all attempts; waiting for a free
                 connection does not count.
             connections: Requests under way at once; further ones wait.
+            token: The bearer token for all endpoints; None takes what the environment variable REMOTE_RM_TOKEN holds.
         """
         if isinstance(endpoints, str) or not endpoints:
             raise ValueError(f"endpoints must be a list of at least one address, got {endpoints!r}")
@@ -82,7 +94,9 @@ class RewardClient:
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._connections = connections
-        self._rotation = itertools.cycle(self.endpoints)
+        self._rota = EndpointRota(self.endpoints)
+        token = token or os.environ.get(TOKEN_ENV, "").strip()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(connections)
@@ -98,7 +112,8 @@ class RewardClient:
     async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward:
         """Return the reward of one sample; raises RewardUnavailable when none can be had.
 
-        Connection errors, time-outs and 5xx replies are tried again until the deadline; a 4xx reply is final.
+        Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
+        server after a pause, or after what its Retry-After says. Another 4xx reply than 408 and 429 is final.
         """
         payload = {"query": [query], "prompts": [prompt], "labels": [label]}
         if response is not None:
@@ -124,35 +139,42 @@ class RewardClient:
         if self._session is None or self._session.closed or self._loop is not loop:
             self._loop = loop
             self._slots = asyncio.Semaphore(self._connections)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._connections))
+            connector = aiohttp.TCPConnector(limit=self._connections)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
     async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> ItemReward:
-        started = time.monotonic()
-        backoff = tenacity.wait_random_exponential(multiplier=BACKOFF_SECONDS, max=MAX_BACKOFF_SECONDS)
-
-        def remaining() -> float:
-            return self._deadline_s - (time.monotonic() - started)
-
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_TryAgain),
-            wait=lambda state: max(0.0, min(backoff(state), remaining())),
-            stop=lambda _state: remaining() <= 0,
-            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
-            reraise=True,
+        started, attempts = time.monotonic(), 0
+        while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
+            endpoint = self._rota.take()
+            if endpoint is None:
+                await asyncio.sleep(min(self._rota.seconds_to_wait(), LOOK_AGAIN_SECONDS, remaining))
+                continue
+            attempts += 1
+            asked_at = time.monotonic()
+            try:
+                if not endpoint.is_well:
+                    await _expect_life(session, endpoint, timeout_s=min(LIFE_TIMEOUT_SECONDS, remaining))
+                reward = await _request_once(
+                    session, endpoint.address, payload, timeout_s=min(self._timeout_s, remaining)
+                )
+            except _TryAgain as failure:
+                logger.warning("%s; trying again", failure)
+                self._rota.failed(
+                    endpoint, asked_at=asked_at, reason=str(failure), retry_after_seconds=failure.retry_after_seconds
+                )
+            except RewardUnavailable:
+                # A reply that is final is a reply: the server is up.
+                self._rota.succeeded(endpoint)
+                raise
+            else:
+                self._rota.succeeded(endpoint)
+                return reward
+        failures = "; ".join(dict.fromkeys(end.last_failure for end in self._rota.endpoints if end.last_failure))
+        raise RewardUnavailable(
+            f"{failures}; gave up after {attempts} attempts in {time.monotonic() - started:.1f} s "
+            f"over {', '.join(self.endpoints)}; check that the reward server runs and is reachable, or {START_HINT}"
         )
-        try:
-            async for attempt in attempts:
-                with attempt:
-                    seconds = max(0.001, min(self._timeout_s, remaining()))
-                    return await _request_once(session, next(self._rotation), payload, timeout_s=seconds)
-        except _TryAgain as failure:
-            count = attempts.statistics["attempt_number"]
-            raise RewardUnavailable(
-                f"{failure}; gave up after {count} attempts in {time.monotonic() - started:.1f} s "
-                f"over {', '.join(self.endpoints)}; check that the reward server runs and is reachable, or {START_HINT}"
-            ) from failure
-        raise AssertionError("a retry loop either returns or raises")
 
 
 async def _request_once(
@@ -163,12 +185,14 @@ async def _request_once(
         async with session.post(endpoint, json=payload, timeout=timeout) as reply:
             body = await reply.text()
             status = reply.status
+            retry_after = reply.headers.get("Retry-After", "")
     except asyncio.TimeoutError as error:
         raise _TryAgain(f"{endpoint} did not answer within {timeout_s:.1f} s") from error
     except aiohttp.ClientError as error:
         raise _TryAgain(f"{endpoint} failed with {type(error).__name__}: {error}") from error
-    if status >= 500 and status != 501:
-        raise _TryAgain(f"{endpoint} answered {status}: {_detail(body)}")
+    if (status >= 500 and status != 501) or status in RETRIED_STATUSES:
+        seconds = float(retry_after) if retry_after.isdecimal() else 0.0
+        raise _TryAgain(f"{endpoint} answered {status}: {_detail(body)}", retry_after_seconds=seconds)
     if status != 200:
         raise RewardUnavailable(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
     return parse_reply(body, endpoint=endpoint)
@@ -203,6 +227,20 @@ def _scalar(value: Any, *, name: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}")
     return number
+
+
+async def _expect_life(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_s: float) -> None:
+    """Raise _TryAgain unless a server that failed answers anything below 500 at /health: quicker told than by a reward."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with session.get(_health_address(endpoint.address), timeout=timeout) as reply:
+            status = reply.status
+    except asyncio.TimeoutError as error:
+        raise _TryAgain(f"{endpoint.address} did not answer within {timeout_s:.1f} s") from error
+    except aiohttp.ClientError as error:
+        raise _TryAgain(f"{endpoint.address} failed with {type(error).__name__}: {error}") from error
+    if status >= 500 and status != 501:
+        raise _TryAgain(f"{endpoint.address} answered {status} at /health")
 
 
 async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None:
@@ -266,6 +304,8 @@ def _detail(body: str) -> str:
 
 
 def _advice(status: int) -> str:
+    if status in (401, 403):
+        return f"put the server's token into the environment variable {TOKEN_ENV} of this process"
     if status in (404, 405, 501):
         return f"check the port and the path, or {START_HINT}"
     return "the request itself is at fault, so correct the data or the client; trying again would not help"

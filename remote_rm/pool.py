@@ -2,25 +2,29 @@
 
 import asyncio
 import logging
-import multiprocessing
-import resource
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from math import ceil
 
-from pebble import CONSTS, ProcessFuture, ProcessPool
-
+from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
 from remote_rm.verifier import Item, Score, Verifier
+from remote_rm.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 
 logger = logging.getLogger(__name__)
 
-WORKER_MEMORY_BYTES = 4 * 2**30
-"""Address space of one worker: an expression such as 9^9^9^9 fails with a MemoryError instead of filling the machine."""
-START_TIMEOUT_SECONDS = 60.0
-BROKEN_POOL_CHECK_SECONDS = 1.0
-PRELOADED_MODULES = ("sympy", "math_verify", "remote_rm.accuracy")
-"""Imported once, in the process that workers are forked from, so that a killed worker is replaced in milliseconds."""
+STALLED_SECONDS = 0.2
+"""After this long an item no longer holds up those behind it: another worker takes its place."""
+STALLED_PER_WORKER = 4
+"""How many such items may run beside each regular worker."""
+QUICK_CHARS = 50_000
+"""A longer response is judged by a worker, where the time limit holds."""
+INLINE_CHARS = 20_000
+"""Up to so much text is judged quickly without changing threads, which would take longer than the judging."""
+MAX_LOST_WORKERS = 10
+"""How many workers one item may lose to a SIGKILL before it is taken for the cause (the system was out of memory)."""
+MAX_FAILED_STARTS = 20
+MAX_RETRY_AFTER_SECONDS = 60
 
 
 @dataclass(kw_only=True)
@@ -30,9 +34,13 @@ class PoolCounts:
     items: int = 0
     quick: int = 0
     """Decided in the server process."""
+    worker: int = 0
+    """Decided in a worker process."""
     timed_out: int = 0
     failed: int = 0
-    """Items whose verifier raised, or whose worker died."""
+    """Items whose verifier raised, or whose worker died of them."""
+    lost_workers: int = 0
+    """Workers killed from outside; their items were judged again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +51,37 @@ class Judgement:
     timed_out: bool = False
 
 
-class VerifierPool:
-    """Scores items by a verifier: in this process where that is quick, else in a pool of worker processes."""
+class PoolUnavailable(RuntimeError):
+    """The pool cannot take on more items now."""
 
-    def __init__(self, verifier: Verifier, *, workers: int, item_timeout_seconds: float) -> None:
+    def __init__(self, reason: str, *, retry_after_seconds: int) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    item: Item
+    judgement: "asyncio.Future[Judgement]"
+    lost_workers: int = 0
+    failed_starts: int = 0
+    is_stalled: bool = False
+
+
+class VerifierPool:
+    """Scores items by a verifier: in this process where that is quick, else in a pool of worker processes.
+
+    Belongs to the event loop that `start` ran in.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        workers: int,
+        item_timeout_seconds: float,
+        limits: ServiceLimits = DEFAULT_LIMITS,
+    ) -> None:
         if workers < 1 or item_timeout_seconds <= 0:
             raise ValueError(
                 f"workers must be at least 1 and item_timeout_seconds above 0, got {workers} and {item_timeout_seconds}"
@@ -55,34 +90,90 @@ class VerifierPool:
         self._verifier = verifier
         self._workers = workers
         self._item_timeout_seconds = item_timeout_seconds
-        self._processes: ProcessPool | None = None
+        self._max_queued_items = limits.max_queued_items
+        self._worker_limits = WorkerLimits(item_seconds=item_timeout_seconds, memory_bytes=limits.worker_memory_bytes)
+        self._is_running = False
+        self._waiting: deque[_Job] = deque()
+        self._idle: list[WorkerProcess] = []
+        self._alive: set[WorkerProcess] = set()
+        self._tasks: dict[asyncio.Task[None], _Job] = {}
+        self._busy = 0
+        self._stalled = 0
+        self._mean_seconds = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a worker."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> int:
+        """How many items are with a worker."""
+        return self._busy + self._stalled
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.pid for worker in self._alive]
+
+    def most_seconds_left(self) -> float:
+        """The longest that the items at hand can take."""
+        rounds = ceil(self.waiting / self._workers) + (self.busy > 0)
+        return rounds * self._item_timeout_seconds
 
     async def start(self) -> None:
-        """Start the workers and wait until one of them answers; raises a RuntimeError if none does."""
-        self._processes = self._new_processes()
-        ready = asyncio.wrap_future(self._processes.schedule(_nothing))
-        try:
-            await asyncio.wait_for(ready, START_TIMEOUT_SECONDS)
-        except (asyncio.TimeoutError, BrokenProcessPool) as error:
+        """Start the workers and wait until all of them are ready; raises a RuntimeError if one does not come up."""
+        starting = [self._new_worker() for _ in range(self._workers)]
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        self._idle = [worker for worker in started if isinstance(worker, WorkerProcess)]
+        self._is_running = True
+        errors = [error for error in started if isinstance(error, BaseException)]
+        if errors:
             await self.stop()
-            raise RuntimeError(f"no worker process came up within {START_TIMEOUT_SECONDS:.0f} s: {error}") from error
+            raise RuntimeError(f"the worker processes did not come up: {errors[0]}") from errors[0]
 
     async def stop(self) -> None:
-        """End the workers; items still being judged are dropped."""
-        processes, self._processes = self._processes, None
-        if processes is not None:
-            await asyncio.to_thread(_stop_processes, processes)
+        """End the workers; items still waiting or being judged are dropped, and `judge` raises PoolUnavailable."""
+        self._is_running = False
+        dropped, workers = [*self._tasks.values(), *self._waiting], list(self._alive)
+        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in dropped:
+            if not job.judgement.done():
+                job.judgement.set_exception(PoolUnavailable("the pool was stopped", retry_after_seconds=1))
+        for worker in workers:
+            worker.kill()
+        await asyncio.gather(*(worker.ended() for worker in workers))
+        self._idle.clear()
+        self._alive.clear()
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Return one judgement per item, in their order; raises no exception on account of an item."""
-        quick = await asyncio.to_thread(lambda: [self._quick_score(item) for item in items])
+        """Return one judgement per item, in their order.
+
+        No item makes it raise: PoolUnavailable says that too many items wait, or that no worker can be started.
+        """
+        quick = await self._quick_scores(items)
+        slow = [item for item, score in zip(items, quick, strict=True) if score is None]
+        jobs = iter(self._queue(slow) if slow else ())
         self.counts.items += len(items)
-        self.counts.quick += sum(score is not None for score in quick)
-        return await asyncio.gather(
-            *(self._judge_one(item, quick_score=score) for item, score in zip(items, quick, strict=True))
-        )
+        self.counts.quick += len(items) - len(slow)
+        judging = [next(jobs).judgement if score is None else None for score in quick]
+        await asyncio.gather(*(judgement for judgement in judging if judgement is not None))
+        return [
+            Judgement(score=score) if judgement is None else judgement.result()
+            for score, judgement in zip(quick, judging, strict=True)
+        ]
+
+    async def _quick_scores(self, items: Sequence[Item]) -> list[Score | None]:
+        if sum(len(item.response) + len(item.label) for item in items) <= INLINE_CHARS:
+            return [self._quick_score(item) for item in items]
+        return await asyncio.to_thread(lambda: [self._quick_score(item) for item in items])
 
     def _quick_score(self, item: Item) -> Score | None:
+        if len(item.response) > QUICK_CHARS:
+            return None
         try:
             return self._verifier.quick_score(item)
         except Exception:
@@ -90,75 +181,142 @@ class VerifierPool:
             logger.exception("quick_score raised for %s", _excerpt(item))
             return None
 
-    async def _judge_one(self, item: Item, *, quick_score: Score | None) -> Judgement:
-        if quick_score is not None:
-            return Judgement(score=quick_score)
-        try:
-            return Judgement(score=await self._score_in_worker(item))
-        except (FutureTimeoutError, asyncio.TimeoutError):
-            self.counts.timed_out += 1
-            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(item))
-            return Judgement(score=self._verifier.failed_score(item), timed_out=True)
-        except Exception as error:
-            # The text comes from a model: an answer that breaks the verifier, or kills its worker, is a wrong answer.
-            self.counts.failed += 1
-            logger.warning("the verifier failed with %r: %s", error, _excerpt(item))
-            return Judgement(score=self._verifier.failed_score(item))
-
-    async def _score_in_worker(self, item: Item) -> Score:
-        try:
-            return await self._scheduled(item)
-        except BrokenProcessPool:
-            # A worker killed from outside while it was idle breaks the whole pool: once more, in a new one.
-            return await self._scheduled(item)
-
-    async def _scheduled(self, item: Item) -> Score:
-        if self._processes is None:
+    def _queue(self, items: Sequence[Item]) -> list[_Job]:
+        if not self._is_running:
             raise RuntimeError("the pool is not running; call start() first")
-        if not self._processes.active:
-            logger.warning("the worker pool broke; starting a new one")
-            broken, self._processes = self._processes, self._new_processes()
-            await asyncio.to_thread(_stop_processes, broken)
-        future = self._processes.schedule(self._verifier.score, args=(item,), timeout=self._item_timeout_seconds)
-        return await _result(future, processes=self._processes)
+        if self.waiting >= self._max_queued_items:
+            raise PoolUnavailable(
+                f"{self.waiting} items wait to be judged, and the limit is {self._max_queued_items}; try again later",
+                retry_after_seconds=self._seconds_until_room(),
+            )
+        loop = asyncio.get_running_loop()
+        jobs = [_Job(item=item, judgement=loop.create_future()) for item in items]
+        self._waiting.extend(jobs)
+        self._dispatch()
+        return jobs
 
-    def _new_processes(self) -> ProcessPool:
-        # A worker stuck in a long big-integer operation does not hear SIGTERM, and the pool stands still while it waits.
-        CONSTS.term_timeout = 0.1
-        return ProcessPool(max_workers=self._workers, initializer=_limit_memory, context=_start_context())
+    def _seconds_until_room(self) -> int:
+        expected = ceil(self.waiting * self._mean_seconds / self._workers)
+        return min(max(1, expected), MAX_RETRY_AFTER_SECONDS)
 
+    def _dispatch(self) -> None:
+        while self._is_running and self._waiting and self._busy < self._workers:
+            job = self._waiting.popleft()
+            # Nobody waits any longer where the request was cancelled.
+            if not job.judgement.done():
+                self._busy += 1
+                task = asyncio.get_running_loop().create_task(self._run(job))
+                self._tasks[task] = job
+                task.add_done_callback(self._tasks.pop)
 
-def _start_context() -> multiprocessing.context.BaseContext:
-    """How workers are started: never by forking this process, which runs threads."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED_MODULES))
-    return context
+    async def _run(self, job: _Job) -> None:
+        """Have one job judged, and settle it, whatever comes of it, or put it back where its worker was lost."""
+        job.is_stalled = False
+        try:
+            judgement = await self._judged_by_worker(job)
+            if judgement is None:
+                self._waiting.appendleft(job)
+            elif not job.judgement.done():
+                job.judgement.set_result(judgement)
+        except Exception as error:
+            # A fault of this service or its verifier: the request must learn of it instead of waiting.
+            if not job.judgement.done():
+                job.judgement.set_exception(error)
+        finally:
+            if job.is_stalled:
+                self._stalled -= 1
+            else:
+                self._busy -= 1
+            self._dispatch()
 
+    async def _judged_by_worker(self, job: _Job) -> Judgement | None:
+        """Return the judgement, or None where the worker was lost and the item is to be judged again."""
+        worker = None
+        try:
+            worker = await self._take_worker()
+            score = await self._score_within_limit(worker, job)
+        except asyncio.TimeoutError:
+            self._end(worker)
+            self.counts.timed_out += 1
+            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(job.item))
+            return Judgement(score=self._verifier.failed_score(job.item), timed_out=True)
+        except VerifierFailed as error:
+            self._release(worker)
+            return self._failed(job, error)
+        except WorkerLost as error:
+            if worker is not None:
+                self._end(worker)
+            return self._lost(job, error, had_worker=worker is not None)
+        except BaseException:
+            # Cancelled, or a fault of ours: a reply may still come, and must not be taken for that of another item.
+            if worker is not None:
+                self._end(worker)
+            raise
+        self._release(worker)
+        self.counts.worker += 1
+        return Judgement(score=score)
 
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (WORKER_MEMORY_BYTES, WORKER_MEMORY_BYTES))
+    async def _score_within_limit(self, worker: WorkerProcess, job: _Job) -> Score:
+        """Raises asyncio.TimeoutError, with the worker still computing."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job)
+        try:
+            return await asyncio.wait_for(worker.judge(job.item), self._item_timeout_seconds)
+        finally:
+            stall.cancel()
+            self._mean_seconds += 0.05 * (loop.time() - started - self._mean_seconds)
 
+    def _let_others_pass(self, job: _Job) -> None:
+        if self._stalled >= STALLED_PER_WORKER * self._workers:
+            return
+        job.is_stalled = True
+        self._busy -= 1
+        self._stalled += 1
+        self._dispatch()
 
-def _nothing() -> None:
-    """The first task of a new pool."""
+    async def _take_worker(self) -> WorkerProcess:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_usable:
+                return worker
+            self._end(worker)
+        return await self._new_worker()
 
+    async def _new_worker(self) -> WorkerProcess:
+        worker = await WorkerProcess.start(self._verifier, limits=self._worker_limits, context=start_context())
+        self._alive.add(worker)
+        return worker
 
-def _stop_processes(processes: ProcessPool) -> None:
-    processes.stop()
-    processes.join()
+    def _release(self, worker: WorkerProcess | None) -> None:
+        """Keep a worker for the next item, unless it is gone, used up, or one too many."""
+        assert worker is not None
+        if worker.is_usable and self._is_running and len(self._idle) < self._workers:
+            self._idle.append(worker)
+        else:
+            self._end(worker)
 
+    def _end(self, worker: WorkerProcess | None) -> None:
+        assert worker is not None
+        worker.kill()
+        self._alive.discard(worker)
 
-async def _result(future: ProcessFuture, *, processes: ProcessPool) -> Score:
-    """Wait for a future; a task still queued when its pool breaks would otherwise be waited for without end."""
-    waiting = asyncio.wrap_future(future)
-    while not waiting.done():
-        await asyncio.wait({waiting}, timeout=BROKEN_POOL_CHECK_SECONDS)
-        if not waiting.done() and not processes.active:
-            waiting.cancel()
-            raise BrokenProcessPool("the worker pool broke while the item was queued")
-    return waiting.result()
+    def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Judgement | None:
+        """None, or after too many losses a wrong answer; raises PoolUnavailable where no worker can be started."""
+        self.counts.lost_workers += 1
+        job.lost_workers += had_worker
+        job.failed_starts += not had_worker
+        if job.lost_workers >= MAX_LOST_WORKERS:
+            return self._failed(job, error)
+        if job.failed_starts >= MAX_FAILED_STARTS:
+            raise PoolUnavailable(str(error), retry_after_seconds=1) from error
+        logger.warning("%s; its item is judged again", error)
+        return None
+
+    def _failed(self, job: _Job, error: Exception) -> Judgement:
+        self.counts.failed += 1
+        logger.warning("the verifier failed with %s: %s", error, _excerpt(job.item))
+        return Judgement(score=self._verifier.failed_score(job.item))
 
 
 def _excerpt(item: Item) -> str:

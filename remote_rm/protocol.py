@@ -1,19 +1,48 @@
 """The wire format, OpenRLHF's own: what a trainer posts to /get_reward and what it reads from the reply."""
 
-from pydantic import BaseModel, model_validator
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from typing_extensions import Self
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def without_lone_surrogates(text: Any) -> Any:
+    r"""Return a string with U+FFFD for each half of a surrogate pair, which no encoding can carry (JSON's `\ud800` can)."""
+    if not isinstance(text, str) or text.isascii():
+        return text
+    return _SURROGATE.sub("\ufffd", text)
+
+
+Text = Annotated[str, BeforeValidator(without_lone_surrogates)]
 
 
 class RewardRequest(BaseModel):
-    """Four parallel lists, one entry per sample."""
+    """Parallel lists, one entry per sample."""
 
-    query: list[str]
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "query": ["<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<answer>4</answer><|im_end|>"],
+                    "prompts": ["<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"],
+                    "labels": ["4"],
+                    "responses": ["<answer>4</answer>"],
+                }
+            ]
+        },
+    )
+
+    query: list[Text]
     """Prompt and response as decoded by the trainer, special tokens included."""
-    prompts: list[str]
+    prompts: list[Text]
     """The prompt as rendered by the chat template."""
-    labels: list[str]
+    labels: list[Text]
     """The gold answer of each sample; an empty one is refused."""
-    responses: list[str] | None = None
+    responses: list[Text] | None = None
     """The response alone. OpenRLHF does not send it; without it the response is looked up inside `query`."""
 
     @model_validator(mode="after")
@@ -30,9 +59,56 @@ class RewardRequest(BaseModel):
 class RewardReply(BaseModel):
     """One entry per sample, in the order of the request."""
 
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [{"rewards": [1.0], "scores": [1.0], "extra_logs": {"accuracy": [1.0], "format": [0.0]}}]
+        },
+    )
+
     rewards: list[float]
     """What the policy is trained on: the weighted sum of the parts."""
     scores: list[float]
     """Right (1.0) or wrong (0.0): what OpenRLHF's dynamic sampling filters by."""
     extra_logs: dict[str, list[float]]
     """The named parts of the rewards, for the trainer's log."""
+
+
+class Refusal(BaseModel):
+    """Why a request got no rewards."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    detail: str | list[dict[str, Any]]
+    """A sentence, or one entry per wrong field with its place `loc` and the reason `msg`."""
+
+
+class Health(BaseModel):
+    """That the service is up, and what it has done since it was started."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    status: str
+    """Always `ok`: a service that is not does not answer."""
+    service: str
+    """The name of this service, by which clients tell it from others."""
+    verifier: str
+    """The registered name of the verifier."""
+    items: int
+    """Items taken on."""
+    quick: int
+    """Items decided in the server process."""
+    worker: int
+    """Items decided in a worker process."""
+    timed_out: int
+    """Items that were cut off at the time limit."""
+    failed: int
+    """Items whose verifier raised, or that crashed their worker."""
+    lost_workers: int
+    """Workers killed from outside; their items were judged again."""
+    waiting: int
+    """Items that wait for a worker now."""
+    busy: int
+    """Items that are with a worker now."""
+    workers: int
+    """Worker processes alive now."""

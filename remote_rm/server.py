@@ -12,11 +12,15 @@ from pathlib import Path
 
 import uvicorn
 
+from remote_rm.access_log import open_access_log
 from remote_rm.app import create_app
+from remote_rm.limits import ServiceLimits
+from remote_rm.pool import VerifierPool
+from remote_rm.serving_arguments import MIB
 from remote_rm.verifier import Verifier
 
 GRACE_SECONDS = 5
-"""How much longer than one item may take the server waits for open requests when it is told to stop."""
+"""How much longer than the items at hand can take the server waits for open requests when it is told to stop."""
 
 KEEP_ALIVE_SECONDS = 60
 """Longer than aiohttp's clients keep an idle connection, so that none is closed in the moment of its reuse."""
@@ -31,6 +35,10 @@ class ServingOptions:
     port_file: Path | None
     workers: int
     item_timeout_seconds: float
+    limits: ServiceLimits
+    token_env: str | None
+    access_log: Path | None
+    log_sample_share: float
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "ServingOptions":
@@ -41,14 +49,25 @@ class ServingOptions:
             port_file=args.port_file,
             workers=args.workers,
             item_timeout_seconds=args.item_timeout_seconds,
+            limits=ServiceLimits(
+                max_queued_items=args.max_queued_items,
+                max_request_bytes=ceil(args.max_request_mib * MIB),
+                worker_memory_bytes=args.worker_memory_mib * MIB,
+            ),
+            token_env=args.token_env,
+            access_log=args.access_log,
+            log_sample_share=args.log_sample_share,
         )
 
 
 class AnnouncingServer(uvicorn.Server):
-    """A uvicorn server that says where it listens, once it does."""
+    """A uvicorn server that says where it listens, once it does, and that finishes what it has before it stops."""
 
-    def __init__(self, config: uvicorn.Config, *, url: str, port: int, port_file: Path | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, pool: VerifierPool, url: str, port: int, port_file: Path | None
+    ) -> None:
         super().__init__(config)
+        self._pool = pool
         self._url = url
         self._port = port
         self._port_file = port_file
@@ -63,26 +82,34 @@ class AnnouncingServer(uvicorn.Server):
         sys.stdout.write(f"reward server: {self._url}\n")
         sys.stdout.flush()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests and answer the open ones; a second signal ends it at once."""
+        self.config.timeout_graceful_shutdown = ceil(self._pool.most_seconds_left()) + GRACE_SECONDS
+        await super().shutdown(sockets=sockets)
+
 
 def serve(verifier: Verifier, *, options: ServingOptions) -> None:
     """Serve until SIGINT or SIGTERM; exits with code 1 and one sentence if it cannot listen or start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    token = _token(options.token_env)
+    _open_access_log(options.access_log)
     listener = bind(options.host, port=options.port)
     if options.port_file is not None:
         _clear(options.port_file)
     port = listener.getsockname()[1]
-    app = create_app(verifier, workers=options.workers, item_timeout_seconds=options.item_timeout_seconds)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=ceil(options.item_timeout_seconds) + GRACE_SECONDS,
+    app = create_app(
+        verifier,
+        workers=options.workers,
+        item_timeout_seconds=options.item_timeout_seconds,
+        limits=options.limits,
+        token=token,
+        log_sample_share=options.log_sample_share,
     )
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
     url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
     # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    server = AnnouncingServer(config, url=url, port=port, port_file=options.port_file)
+    server = AnnouncingServer(config, pool=app.state.pool, url=url, port=port, port_file=options.port_file)
     try:
         server.run(sockets=[listener])
     finally:
@@ -111,6 +138,28 @@ def bind(host: str, *, port: int) -> socket.socket:
             "stop what uses that port, choose another --port, or let --port 0 pick a free one"
         )
     return listener
+
+
+def _token(name: str | None) -> str | None:
+    """The token in an environment variable; exits with code 1 and one sentence where it holds none."""
+    if name is None:
+        return None
+    token = os.environ.get(name, "").strip()
+    if not token:
+        sys.exit(
+            f"reward server: error: --token-env {name}: the environment variable {name} is not set; "
+            f"export it, for example {name}=$(openssl rand -hex 16), or leave the flag out"
+        )
+    return token
+
+
+def _open_access_log(file: Path | None) -> None:
+    try:
+        open_access_log(file)
+    except OSError as error:
+        sys.exit(
+            f"reward server: error: --access-log {file} cannot be written ({error.strerror}); choose another place"
+        )
 
 
 def _clear(port_file: Path) -> None:

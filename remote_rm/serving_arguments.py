@@ -4,6 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
+from remote_rm.limits import DEFAULT_LIMITS
+
+MIB = 2**20
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
 
 
@@ -19,6 +22,43 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         help="wall time after which one answer counts as wrong and its worker is replaced",
     )
+    parser.add_argument(
+        "--worker-memory-mib",
+        type=_positive(int),
+        default=DEFAULT_LIMITS.worker_memory_bytes // MIB,
+        help="memory of one worker, beyond which an answer counts as wrong",
+    )
+    parser.add_argument(
+        "--max-queued-items",
+        type=_positive(int),
+        default=DEFAULT_LIMITS.max_queued_items,
+        help="waiting items from which on requests are refused with 503 and Retry-After",
+    )
+    parser.add_argument(
+        "--max-request-mib",
+        type=_positive(float),
+        default=DEFAULT_LIMITS.max_request_bytes / MIB,
+        help="size of a request from which on it is refused with 413",
+    )
+    parser.add_argument(
+        "--token-env",
+        metavar="NAME",
+        default=None,
+        help="environment variable with the bearer token that requests must bring, such as REMOTE_RM_TOKEN",
+    )
+    parser.add_argument(
+        "--access-log",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="file for one JSON line per request; without it they go to stderr",
+    )
+    parser.add_argument(
+        "--log-sample-share",
+        type=_share,
+        default=0.001,
+        help="share of the items that the access log shows whole: prompt, response, label and score",
+    )
 
 
 def _port(text: str) -> int:
@@ -28,11 +68,18 @@ def _port(text: str) -> int:
     return port
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: give 0 to 1")
+    return value
+
+
 def _positive(number: type[int] | type[float]):
     def parse(text: str) -> int | float:
         value = number(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is no number above 0")
         return value
 
     parse.__name__ = number.__name__

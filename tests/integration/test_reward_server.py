@@ -21,6 +21,7 @@ from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.pool import VerifierPool
 from remote_rm.verifier import Item, Verifier
+from remote_rm.worker import WORKER_NAME
 
 pytestmark = pytest.mark.integration
 
@@ -228,7 +229,7 @@ def test_hung_workers_are_killed_and_replaced(unruly):
     rewards = asyncio.run(judged_by(pool, items(*["sleep"] * 6), items("1", "2")))
     assert rewards == [[0.0] * 6, [1.0, 2.0]]
     assert pool.counts.timed_out == 6
-    assert not [process for process in multiprocessing.active_children() if process.name == "pebble_pool_worker"]
+    assert not [process for process in multiprocessing.active_children() if process.name == WORKER_NAME]
 
 
 def test_workers_killed_from_outside_are_replaced(unruly):

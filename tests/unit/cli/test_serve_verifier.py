@@ -98,7 +98,7 @@ def test_help_and_refusals_load_neither_sympy_nor_the_http_stack(arguments):
         "from lmm_r1.cli import main\n"
         f"try: main(['serve_verifier', *{arguments!r}])\n"
         "except SystemExit: pass\n"
-        "loaded = {'sympy', 'fastapi', 'uvicorn', 'torch', 'pebble'} & set(sys.modules)\n"
+        "loaded = {'sympy', 'fastapi', 'uvicorn', 'torch'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, timeout=30)

@@ -115,6 +115,87 @@ def test_a_dead_endpoint_is_passed_over_for_a_live_one():
     assert asyncio.run(scenario()).reward == 1.5
 
 
+def test_a_busy_server_is_left_alone_for_as_long_as_it_asks():
+    asked_at = []
+
+    async def handler(_request: web.Request) -> web.Response:
+        asked_at.append(time.monotonic())
+        if len(asked_at) == 1:
+            return web.json_response({"detail": "full"}, status=503, headers={"Retry-After": "1"})
+        return web.json_response(GOOD)
+
+    async def scenario() -> ItemReward:
+        async with Server(handler) as endpoint:
+            return await ask(endpoint)
+
+    assert asyncio.run(scenario()).reward == 1.5
+    assert 1.0 <= asked_at[1] - asked_at[0] < 2.0
+
+
+def test_while_one_server_is_busy_the_other_is_asked_at_once():
+    async def busy(_request: web.Request) -> web.Response:
+        return web.json_response({"detail": "full"}, status=503, headers={"Retry-After": "30"})
+
+    async def free(_request: web.Request) -> web.Response:
+        return web.json_response(GOOD)
+
+    async def scenario() -> list[float]:
+        async with Server(busy) as first, Server(free) as second, RewardClient([first, second]) as client:
+            return [item.reward for item in await asyncio.gather(*(client.reward(**SAMPLE) for _ in range(20)))]
+
+    started = time.monotonic()
+    assert asyncio.run(scenario()) == [1.5] * 20
+    assert time.monotonic() - started < 2
+
+
+def test_a_down_server_costs_few_attempts_and_is_used_again_when_it_is_back():
+    port, seen = free_port(), []
+
+    async def first(_request: web.Request) -> web.Response:
+        seen.append("first")
+        return web.json_response(GOOD)
+
+    async def second(_request: web.Request) -> web.Response:
+        seen.append("second")
+        return web.json_response(GOOD)
+
+    async def scenario() -> None:
+        endpoint = f"http://127.0.0.1:{port}/get_reward"
+        async with Server(second) as other, RewardClient([endpoint, other]) as client:
+            await asyncio.gather(*(client.reward(**SAMPLE) for _ in range(20)))
+            assert seen == ["second"] * 20
+            async with Server(first, port=port):
+                await asyncio.sleep(0.3)
+                for _ in range(10):
+                    await client.reward(**SAMPLE)
+
+    asyncio.run(scenario())
+    assert seen[20:].count("first") == 5
+
+
+@pytest.mark.parametrize(
+    ("token", "variable", "sent"),
+    [(None, None, None), (None, "abc", "Bearer abc"), ("def", "abc", "Bearer def"), (None, " ", None)],
+)
+def test_the_token_is_sent_with_every_request(monkeypatch, token, variable, sent):
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response(GOOD)
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint, RewardClient([endpoint], token=token) as client:
+            await client.reward(**SAMPLE)
+            await client.check_health()
+
+    monkeypatch.delenv("REMOTE_RM_TOKEN", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("REMOTE_RM_TOKEN", variable)
+    asyncio.run(scenario())
+    assert seen == [sent, sent]
+
+
 def test_a_4xx_reply_is_final_and_its_reason_is_told():
     calls = []
 

@@ -1,0 +1,210 @@
+"""The worker pool with real processes: limits of time, memory and queue, and workers that are killed."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.reward_servers import UNRULY_VERIFIER, running, unruly_command
+
+from remote_rm.limits import ServiceLimits
+from remote_rm.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
+from remote_rm.verifier import Item, Verifier
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def unruly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
+    """A verifier in a module that worker processes can import too."""
+    (tmp_path / "unruly_verifier.py").write_text(UNRULY_VERIFIER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unruly_verifier", raising=False)
+    return import_module("unruly_verifier").UnrulyVerifier()
+
+
+def items(*responses: str) -> list[Item]:
+    return [Item(prompt="p", response=response, label="1") for response in responses]
+
+
+async def rewards(pool: VerifierPool, *responses: str) -> list[float]:
+    return [judgement.score.reward for judgement in await pool.judge(items(*responses))]
+
+
+def run_with(pool: VerifierPool, scenario: Callable[[], Awaitable[object]]) -> object:
+    async def started() -> object:
+        await pool.start()
+        try:
+            return await scenario()
+        finally:
+            await pool.stop()
+
+    return asyncio.run(started())
+
+
+def test_stalled_items_do_not_hold_up_those_behind_them(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=2.0)
+
+    async def scenario() -> tuple[list[float], float]:
+        started = time.monotonic()
+        scored = await rewards(pool, "sleep 60", "sleep 60", "sleep 60", "1", "2")
+        return scored, time.monotonic() - started
+
+    scored, seconds = run_with(pool, scenario)
+    assert scored == [0.0, 0.0, 0.0, 1.0, 2.0]
+    # One after another they would take 6 s; the third starts after 2 * STALLED_SECONDS, and ends 2 s later.
+    assert 2.3 < seconds < 4.0
+
+
+def test_a_full_queue_refuses_what_needs_a_worker_and_nothing_else(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=2))
+
+    async def scenario() -> None:
+        # One is with the worker, and two wait: the queue is as long as it may be.
+        accepted = asyncio.create_task(rewards(pool, "sleep 0.4", "1", "2"))
+        await asyncio.sleep(0.1)
+        assert (pool.busy, pool.waiting) == (1, 2)
+        with pytest.raises(PoolUnavailable, match="2 items wait to be judged, and the limit is 2") as refused:
+            await rewards(pool, "3")
+        assert refused.value.retry_after_seconds >= 1
+        assert await rewards(pool, "quick") == [7.0]
+        assert await accepted == [0.4, 1.0, 2.0]
+        assert await rewards(pool, "3") == [3.0]
+
+    run_with(pool, scenario)
+    assert (pool.counts.items, pool.counts.worker, pool.counts.quick) == (5, 4, 1)
+
+
+def test_a_worker_has_only_the_memory_it_is_given(unruly):
+    pool = VerifierPool(
+        unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=400 * 2**20)
+    )
+
+    async def scenario() -> list[float]:
+        return await rewards(pool, "allocate 50", "allocate 500", "5")
+
+    assert run_with(pool, scenario) == [50.0, 0.0, 5.0]
+    assert pool.counts.failed == 1
+
+
+def test_a_worker_that_held_much_memory_is_replaced(unruly):
+    pool = VerifierPool(
+        unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=600 * 2**20)
+    )
+
+    async def scenario() -> tuple[bool, bool]:
+        before = pool.worker_pids
+        await rewards(pool, "1", "2")
+        kept = pool.worker_pids == before
+        # bytearray zeroes what it allocates, so that all of it is resident.
+        await rewards(pool, "allocate 350", "1")
+        return kept, pool.worker_pids != before
+
+    assert run_with(pool, scenario) == (True, True)
+
+
+def test_an_item_is_judged_again_when_its_worker_is_killed(unruly):
+    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)
+
+    async def scenario() -> list[float]:
+        judging = asyncio.create_task(rewards(pool, "sleep 0.5", "sleep 0.6"))
+        await asyncio.sleep(0.2)
+        for pid in pool.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        return await judging
+
+    assert run_with(pool, scenario) == [0.5, 0.6]
+    assert (pool.counts.lost_workers, pool.counts.failed) == (2, 0)
+
+
+def test_an_item_that_always_costs_its_worker_fails_in_the_end(unruly):
+    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)
+
+    async def scenario() -> list[float]:
+        return await rewards(pool, "killed", "1")
+
+    assert run_with(pool, scenario) == [0.0, 1.0]
+    assert (pool.counts.lost_workers, pool.counts.failed) == (10, 1)
+
+
+def test_a_faulty_verifier_is_told_instead_of_waited_for(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=0.5)
+
+    async def scenario() -> list[float]:
+        for response in ("raise", "sleep 60"):
+            with pytest.raises(ZeroDivisionError, match="a fault of the verifier"):
+                await pool.judge([Item(prompt="p", response=response, label="cannot fail")])
+        assert (pool.busy, pool.waiting) == (0, 0)
+        return await rewards(pool, "nonsense", "1")
+
+    assert run_with(pool, scenario) == [0.0, 1.0]
+
+
+def test_the_process_that_workers_are_forked_from_may_be_killed_too(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0)
+
+    async def scenario() -> list[float]:
+        (worker,) = pool.worker_pids
+        parent = psutil.Process(worker).parent()
+        assert parent.pid != os.getpid()
+        parent.kill()
+        os.kill(worker, signal.SIGKILL)
+        return await rewards(pool, "1", "2")
+
+    assert run_with(pool, scenario) == [1.0, 2.0]
+
+
+def test_a_long_response_is_judged_where_the_limit_holds(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=5.0)
+    long = "1." + "0" * QUICK_CHARS
+
+    async def scenario() -> list[float]:
+        return await rewards(pool, long, "quick")
+
+    assert run_with(pool, scenario) == [1.0, 7.0]
+    assert (pool.counts.quick, pool.counts.worker) == (1, 1)
+
+
+def test_stopping_ends_items_under_way_and_workers(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
+
+    async def scenario() -> list[int]:
+        await pool.start()
+        pids = pool.worker_pids
+        judging = asyncio.create_task(rewards(pool, "sleep 20", "1"))
+        await asyncio.sleep(0.1)
+        await pool.stop()
+        with pytest.raises(PoolUnavailable, match="the pool was stopped"):
+            await judging
+        return pids
+
+    assert not any(psutil.pid_exists(pid) for pid in asyncio.run(scenario()))
+
+
+def test_a_worker_that_computes_on_ends_soon_after_its_server_was_killed(tmp_path):
+    with running(unruly_command(tmp_path, "--workers", "1", "--item-timeout-seconds", "1")) as server:
+        (worker,) = server.workers()
+        body = b'{"query": ["q"], "prompts": ["p"], "labels": ["1"], "responses": ["burn"]}'
+        request = urllib.request.Request(server.endpoint, data=body, headers={"Content-Type": "application/json"})
+
+        def ask() -> None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(request)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.5)
+        server.kill()
+        asking.join()
+        # Its limit is 1 s of computing, and 1 s more.
+        assert worker.is_running()
+        worker.wait(timeout=10)
