@@ -1,4 +1,4 @@
-r"""Is an answer equivalent to a label: read by simple rules where they decide, by math-verify where they do not.
+r"""Is an answer equivalent to a label: read by simple rules and exact algebra where they decide, else by math-verify.
 
 The gold answer says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an
 expression. `quick_match` and `matches` walk the same rules; they differ in nothing but what the rules leave open.
@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from remote_rm.algebra import same_algebra
 from remote_rm.expression import same_expression
 from remote_rm.extraction import is_prose, listed_values, sole_value
 from remote_rm.gold import is_gradable
 from remote_rm.matrix import as_vector, parse_matrix
 from remote_rm.normalization import enclosing_delimiters, normalize, split_top_level, without_environments
 from remote_rm.notation import same_notation
-from remote_rm.quantity import parse_quantity, same_quantity
+from remote_rm.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
 from remote_rm.region import Region, Span, is_plain_pair, parse_region, without_membership
 from remote_rm.units import split_unit
 
@@ -58,7 +59,7 @@ def check_label(label: str) -> None:
 
 def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:
     """Return whether the answer equals the label where simple rules can tell, else None."""
-    return _match(answer, label, _Rules(undecided=_leave_open, ordered=ordered))
+    return _match(answer, label, _Rules(undecided=_work_out, ordered=ordered))
 
 
 def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
@@ -67,11 +68,24 @@ def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
     A list without brackets has an order only with `ordered`: `2, -1` meets `-1, 2`; tuples have one and sets none.
     False for every answer where `gold.is_gradable(label)` is False.
     """
-    return bool(_match(answer, label, _Rules(undecided=same_expression, ordered=ordered)))
+    return bool(_match(answer, label, _Rules(undecided=_ask_sympy, ordered=ordered)))
 
 
-def _leave_open(_answer: str, _gold: str) -> None:
-    return None
+def is_stated(answer: str, label: str) -> bool:
+    """Return whether the answer equals the label as it stands, with nothing worked out: `2^4` does not state `16`."""
+    return bool(_match(answer, label, _Rules(undecided=_refuse, ordered=False)))
+
+
+def _work_out(answer: str, gold: str) -> bool | None:
+    """By exact arithmetic where that tells; a rounded gold is met by what rounds to it, which is left open."""
+    is_equal = same_algebra(answer, gold)
+    number = None if is_equal is not False else parse_quantity(gold)
+    return None if number is not None and number.places >= ROUNDED_FROM_PLACES else is_equal
+
+
+def _ask_sympy(answer: str, gold: str) -> bool:
+    is_equal = _work_out(answer, gold)
+    return same_expression(answer, gold) if is_equal is None else is_equal
 
 
 def _refuse(_answer: str, _gold: str) -> bool:
@@ -255,7 +269,7 @@ def _match_unordered(answer_items: list[str], gold_items: list[str], rules: _Rul
     verdicts: list[bool | None] = []
     for gold_item in map(normalize, gold_items):
         # What the rules alone find equal is taken first, so that sympy never changes their verdict.
-        compared = [_match_value(item, gold_item, replace(rules, undecided=_leave_open)) for item in remaining]
+        compared = [_match_value(item, gold_item, replace(rules, undecided=_work_out)) for item in remaining]
         if True not in compared:
             compared = [
                 _match_value(item, gold_item, rules) if verdict is None else verdict

@@ -100,12 +100,19 @@ def sole_value(text: str) -> str | None:
     if _BOUND.search(text) and not any(map(_BOUND.search, spans)):
         return None
     values = spans or set(_NUMBER.findall(text))
-    return values.pop() if len(values) == 1 else None
+    value = values.pop() if len(values) == 1 else None
+    return None if value is not None and _is_alternative(value, text) else value
 
 
 def listed_values(text: str) -> list[str]:
     """Return the formulas of a sentence, in order: `The solutions are $2$ and $3$.` → `2`, `3`."""
     return [_span_content(match) for match in _MATH_SPAN.finditer(text)]
+
+
+def _is_alternative(value: str, text: str) -> bool:
+    """Whether the sentence names something else instead: `either 42 or north`."""
+    written = re.escape(value)
+    return re.search(rf"\bor[\s$\\(*]+{written}|{written}[\s$\\)*,]+or\b", text) is not None
 
 
 def _words(text: str) -> list[str]:

@@ -42,6 +42,8 @@ _UNICODE_TO_LATEX = str.maketrans(
         "”": '"',
         "’": "'",
         "、": ",",
+        "或": " or ",
+        "和": " and ",
         "\u3000": " ",
         # The full-width forms of Chinese and Japanese keyboards.
         **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
@@ -57,6 +59,10 @@ _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TEXT_COMMANDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
+)
+_FOR_ALL = re.compile(
+    r"(=.*?)[\s,]+for (?:all|every|any|each)(?:\s(?:real|complex|rational|natural|positive|nonnegative|non-negative|integers?"
+    r"|numbers?|reals?|values? of))*(?:\s?[A-Za-z])?(?:\s?\\in\s?\\mathbb\s?\{[A-Z]\})?[\s.*]*$"
 )
 _SPELLINGS = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
@@ -91,6 +97,7 @@ _SPELLINGS = (
     (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
     (re.compile(r"_\{?\(?(\d+)\)?\}?(?!\w)"), r"_{\1}"),
     (re.compile(r"\^\{(\w)\}"), r"^\1"),
+    (_FOR_ALL, r"\1"),
 )
 _AROUND_VALUE = re.compile(
     r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",

@@ -24,7 +24,7 @@ def is_number(label: str) -> bool:
 
 def matches(answer: str, label: str) -> bool:
     """Return whether the answer states the number of the label; an expression that is not worked out does not."""
-    return is_number(label) and accuracy.quick_match(answer, label) is True
+    return is_number(label) and accuracy.is_stated(answer, label)
 
 
 @dataclass(frozen=True, kw_only=True)

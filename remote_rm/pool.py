@@ -96,7 +96,7 @@ class VerifierPool:
         self._waiting: deque[_Job] = deque()
         self._idle: list[WorkerProcess] = []
         self._alive: set[WorkerProcess] = set()
-        self._tasks: dict[asyncio.Task[None], _Job] = {}
+        self._tasks: dict[asyncio.Task[None], _Job | None] = {}
         self._busy = 0
         self._stalled = 0
         self._mean_seconds = 0.0
@@ -135,7 +135,8 @@ class VerifierPool:
     async def stop(self) -> None:
         """End the workers; items still waiting or being judged are dropped, and `judge` raises PoolUnavailable."""
         self._is_running = False
-        dropped, workers = [*self._tasks.values(), *self._waiting], list(self._alive)
+        dropped = [*(job for job in self._tasks.values() if job is not None), *self._waiting]
+        workers = list(self._alive)
         self._waiting.clear()
         for task in self._tasks:
             task.cancel()
@@ -159,6 +160,8 @@ class VerifierPool:
         jobs = iter(self._queue(slow) if slow else ())
         self.counts.items += len(items)
         self.counts.quick += len(items) - len(slow)
+        if not slow:
+            return [Judgement(score=score) for score in quick if score is not None]
         judging = [next(jobs).judgement if score is None else None for score in quick]
         await asyncio.gather(*(judgement for judgement in judging if judgement is not None))
         return [
@@ -201,17 +204,34 @@ class VerifierPool:
 
     def _dispatch(self) -> None:
         while self._is_running and self._waiting and self._busy < self._workers:
-            job = self._waiting.popleft()
-            # Nobody waits any longer where the request was cancelled.
-            if not job.judgement.done():
-                self._busy += 1
-                task = asyncio.get_running_loop().create_task(self._run(job))
-                self._tasks[task] = job
-                task.add_done_callback(self._tasks.pop)
+            self._busy += 1
+            task = asyncio.get_running_loop().create_task(self._run())
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
-    async def _run(self, job: _Job) -> None:
-        """Have one job judged, and settle it, whatever comes of it, or put it back where its worker was lost."""
-        job.is_stalled = False
+    async def _run(self) -> None:
+        """Have waiting jobs judged, one after the other, until there are none or one of them stalls.
+
+        One task does many: under load, every pass through the event loop costs more time than a judgement.
+        """
+        task, job = asyncio.current_task(), None
+        assert task is not None
+        try:
+            while self._is_running and self._waiting and (job is None or not job.is_stalled):
+                self._tasks[task] = job = self._waiting.popleft()
+                # Nobody waits any longer where the request was cancelled.
+                if not job.judgement.done():
+                    job.is_stalled = False
+                    await self._settle(job)
+        finally:
+            if job is not None and job.is_stalled:
+                self._stalled -= 1
+            else:
+                self._busy -= 1
+            self._dispatch()
+
+    async def _settle(self, job: _Job) -> None:
+        """Have one job judged, whatever comes of it, or put it back where its worker was lost."""
         try:
             judgement = await self._judged_by_worker(job)
             if judgement is None:
@@ -222,12 +242,6 @@ class VerifierPool:
             # A fault of this service or its verifier: the request must learn of it instead of waiting.
             if not job.judgement.done():
                 job.judgement.set_exception(error)
-        finally:
-            if job.is_stalled:
-                self._stalled -= 1
-            else:
-                self._busy -= 1
-            self._dispatch()
 
     async def _judged_by_worker(self, job: _Job) -> Judgement | None:
         """Return the judgement, or None where the worker was lost and the item is to be judged again."""
@@ -235,7 +249,7 @@ class VerifierPool:
         try:
             worker = await self._take_worker()
             score = await self._score_within_limit(worker, job)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._end(worker)
             self.counts.timed_out += 1
             logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(job.item))
@@ -257,12 +271,12 @@ class VerifierPool:
         return Judgement(score=score)
 
     async def _score_within_limit(self, worker: WorkerProcess, job: _Job) -> Score:
-        """Raises asyncio.TimeoutError, with the worker still computing."""
+        """Raises TimeoutError, with the worker still computing."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job)
         try:
-            return await asyncio.wait_for(worker.judge(job.item), self._item_timeout_seconds)
+            return await worker.judge(job.item, timeout_seconds=self._item_timeout_seconds)
         finally:
             stall.cancel()
             self._mean_seconds += 0.05 * (loop.time() - started - self._mean_seconds)

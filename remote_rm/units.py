@@ -70,6 +70,7 @@ _NO_THINGS = re.compile(
     r"|dozen|sqrt|sin|cos|tan|log|even|odd|times|plus|minus|over|squared|cubed|remainder|percent)\b",
     re.IGNORECASE,
 )
+_ANGLE_OF_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis\}?)\s?\(?[\d.]+$")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]{1,4}")
 
 
@@ -97,6 +98,8 @@ def split_unit(text: str) -> tuple[str, str]:
     if re.search(r"[A-Za-z]", letters) or not re.search(r"\d|\\", match["value"]):
         return text, ""
     if re.fullmatch(r"[A-Za-z](?:\^.*)?", match["unit"]) and not match["space"]:
+        return text, ""
+    if match["unit"].startswith("^") and _ANGLE_OF_FUNCTION.search(match["value"]):
         return text, ""
     return match["value"].strip(), canonical_unit(match["unit"]) or ""
 

@@ -11,10 +11,11 @@ import resource
 import signal
 import socket
 import struct
+from collections import deque
 from dataclasses import asdict, dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from remote_rm.verifier import Item, Score, Verifier
 
@@ -54,13 +55,9 @@ class WorkerLimits:
 class WorkerProcess:
     """A worker as the server sees it; made by `start`."""
 
-    def __init__(
-        self, process: BaseProcess, *, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float
-    ) -> None:
+    def __init__(self, process: BaseProcess, *, channel: "_Channel") -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._item_seconds = seconds
+        self._channel = channel
         self._is_retiring = False
 
     @classmethod
@@ -75,11 +72,12 @@ class WorkerProcess:
             raise WorkerLost(f"no worker process could be started ({error!r})") from error
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        worker = cls(process, reader=reader, writer=writer, seconds=limits.item_seconds)
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(_Channel, sock=ours)
+        worker = cls(process, channel=channel)
         try:
-            await asyncio.wait_for(worker._receive(), START_TIMEOUT_SECONDS)
-        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            await channel.receive(timeout_seconds=START_TIMEOUT_SECONDS)
+        except OSError as error:
             worker.kill()
             raise WorkerLost(f"a worker process did not come up ({error!r})") from error
         return worker
@@ -93,20 +91,17 @@ class WorkerProcess:
     @property
     def is_usable(self) -> bool:
         """Whether it may be given another item."""
-        is_cut_off = self._reader.at_eof() or self._reader.exception() is not None or self._writer.is_closing()
-        return not self._is_retiring and not is_cut_off
+        return not self._is_retiring and self._channel.is_open
 
-    async def judge(self, item: Item) -> Score:
-        """Return the score, however long it takes; raises VerifierFailed or WorkerLost.
+    async def judge(self, item: Item, *, timeout_seconds: float) -> Score:
+        """Return the score; raises TimeoutError, with the worker still computing, VerifierFailed or WorkerLost.
 
-        Not to be used again after it was cancelled: the reply would be taken for that of the next item.
+        Not to be used again after it was cancelled or timed out: the reply would be taken for that of the next item.
         """
         try:
-            body = json.dumps(asdict(item)).encode()
-            self._writer.write(_LENGTH.pack(len(body)) + body)
-            await self._writer.drain()
-            reply = await self._receive()
-        except (OSError, asyncio.IncompleteReadError) as error:
+            self._channel.send(asdict(item))
+            reply = await self._channel.receive(timeout_seconds=timeout_seconds)
+        except ConnectionError as error:
             raise await self._cause_of_death() from error
         self._is_retiring = reply.pop("retires")
         if "error" in reply:
@@ -116,15 +111,11 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         self._process.kill()
-        self._writer.close()
+        self._channel.close()
 
     async def ended(self) -> None:
         """Wait until a killed process is gone."""
         await asyncio.to_thread(self._process.join, END_TIMEOUT_SECONDS)
-
-    async def _receive(self) -> dict[str, Any]:
-        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-        return json.loads(await self._reader.readexactly(length))
 
     async def _cause_of_death(self) -> Exception:
         await self.ended()
@@ -132,6 +123,79 @@ class WorkerProcess:
         if code in (None, UNKNOWN_EXIT_CODE) or -code in OUTSIDE_SIGNALS:
             return WorkerLost(f"worker {self.pid} was killed from outside (exit code {code})")
         return VerifierFailed(f"worker {self.pid} crashed with exit code {code}")
+
+
+class _Channel(asyncio.Protocol):
+    """The server's end of a worker's socket, one message at a time.
+
+    Streams would wake a task for each part of a message: each is a pass through an event loop that is busy with requests.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._messages: deque[dict[str, Any]] = deque()
+        self._awaited: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both ends are."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; raises ConnectionError where the worker is gone."""
+        if self._transport is None or not self.is_open:
+            raise ConnectionResetError("the worker's socket is closed")
+        body = json.dumps(message).encode()
+        self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    async def receive(self, *, timeout_seconds: float) -> dict[str, Any]:
+        """Return the next message; raises ConnectionError where the worker is gone, and TimeoutError."""
+        if not self._messages:
+            if not self.is_open:
+                raise ConnectionResetError("the worker's socket is closed")
+            loop = asyncio.get_running_loop()
+            awaited = self._awaited = loop.create_future()
+            timer = loop.call_later(timeout_seconds, _settle, awaited, TimeoutError())
+            try:
+                await awaited
+            finally:
+                timer.cancel()
+        return self._messages.popleft()
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what came, and wake the receiver once a message is whole."""
+        self._received += data
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if len(self._received) < _LENGTH.size + length:
+                return
+            self._messages.append(json.loads(self._received[_LENGTH.size : _LENGTH.size + length]))
+            del self._received[: _LENGTH.size + length]
+            _settle(self._awaited, None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell the receiver."""
+        _settle(self._awaited, ConnectionResetError(f"the worker closed its socket ({error!r})"))
+
+
+def _settle(future: "asyncio.Future[None] | None", error: Exception | None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def start_context() -> BaseContext:

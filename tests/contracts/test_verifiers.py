@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from helpers.hostile_texts import label as any_label
+from helpers.hostile_texts import response as any_response
+from hypothesis import given, settings
 
 import remote_rm
 from remote_rm.app import create_app
 from remote_rm.composition import Composition, part_from
+from remote_rm.pool import QUICK_CHARS
 from remote_rm.registry import VERIFIERS, get_verifier
 from remote_rm.verifier import Item, Verifier
 
@@ -126,6 +130,25 @@ def test_junk_never_raises_and_never_scores(case, junk):
     quick, failed = verifier.quick_score(item(junk, label)), verifier.failed_score(item(junk, label))
     assert quick is None or (set(quick.parts), quick.parts.get("accuracy", 0.0)) == (parts, 0.0)
     assert set(failed.parts) == parts
+
+
+@EVERY
+def test_any_text_is_judged_within_a_second_or_left_to_a_worker(case):
+    verifier, *_, parts = CASES[case]
+
+    @settings(max_examples=60, deadline=1000, derandomize=True, database=None)
+    @given(response=any_response, label=any_label)
+    def judge(response: str, label: str) -> None:
+        # The server sends longer texts to a worker.
+        judged = item(response[:QUICK_CHARS], label)
+        try:
+            verifier.check_label(label)
+        except ValueError:
+            return
+        quick = verifier.quick_score(judged)
+        assert quick is None or set(quick.parts) == parts
+
+    judge()
 
 
 @EVERY

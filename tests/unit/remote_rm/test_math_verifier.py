@@ -38,8 +38,14 @@ def test_the_gold_answer_itself_scores_full_marks(label):
 
 
 def test_quick_score_leaves_expressions_to_sympy():
-    assert quick_score(r"<answer>\sqrt{8}</answer>", r"2\sqrt{2}") is None
-    assert score(r"<answer>\sqrt{8}</answer>", r"2\sqrt{2}").score == 1.0
+    assert quick_score(r"<answer>\sqrt[3]{16}</answer>", r"2\sqrt[3]{2}") is None
+    assert score(r"<answer>\sqrt[3]{16}</answer>", r"2\sqrt[3]{2}").score == 1.0
+
+
+def test_quick_score_works_out_square_roots_and_polynomials():
+    assert quick_score(r"<answer>\sqrt{8}</answer>", r"2\sqrt{2}") == score(r"<answer>\sqrt{8}</answer>", r"2\sqrt{2}")
+    assert quick_score(r"<answer>\sqrt{8}</answer>", r"2\sqrt{2}").score == 1.0
+    assert quick_score("<answer>(x+1)^2</answer>", "x^2+2x+2").score == 0.0
 
 
 def test_an_empty_label_is_an_error_and_no_score():
