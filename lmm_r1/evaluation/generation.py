@@ -63,7 +63,7 @@ class CheckpointEngine:
             enforce_eager=True,
             # A line per checkpoint is printed by whoever asks for responses.
             use_tqdm_on_load=False,
-            **self.kit.engine_arguments(max_images=max_images),
+            **self.kit.engine_arguments(config, max_images=max_images, max_videos=0),
         )
 
     def respond(self, rows: Sequence[Row], *, on_progress: Callable[[int], None]) -> list[Response]:
@@ -105,8 +105,9 @@ class CheckpointEngine:
                 f"in --max_model_len {self.settings.max_model_len}; raise it"
             )
         prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
-        if encoded.images:
-            prompt["multi_modal_data"] = {"image": encoded.images}
+        media = self.kit.engine_media(encoded)
+        if media:
+            prompt["multi_modal_data"] = media
         return prompt
 
     def _response(self, row: Row, sample: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.errors import UserError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
     from lmm_r1.data.messages import Message
+    from lmm_r1.data.videos import Video
 
 Media = dict[str, "torch.Tensor"]
 """Media tensors of one prompt or of one batch, under the names that the model's forward takes."""
@@ -27,11 +28,13 @@ class EncodedPrompt:
     token_ids: list[int]
     """Ids with every image expanded to its full run of placeholders; what training sees."""
     engine_token_ids: list[int]
-    """Ids with one placeholder per image; vLLM expands them itself."""
+    """Ids as vLLM takes them: with one placeholder per image or video, which it expands itself."""
     images: list[Image.Image]
     """The images in the order of their placeholders, resized to their pixel bounds."""
     media: Media | None
     """Media tensors for the training forward; None for a text prompt."""
+    videos: list[Video] = field(default_factory=list)
+    """The videos in the order of their placeholders, as both sides cut them into patches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class LmmKit:
     model_type: str
     """The `model_type` of the checkpoint's config; also the folder's name and the registry's key."""
     takes_images: bool
+    takes_videos: bool
     load_config: Callable[..., PretrainedConfig]
     """(path, *, trust_remote_code) -> config."""
     load_model: Callable[..., PreTrainedModel]
@@ -62,13 +66,19 @@ class LmmKit:
     """(path, *, trust_remote_code) -> what turns messages into ids and media tensors."""
     tokenizer_of: Callable[[Any], PreTrainedTokenizerBase]
     encode: Callable[..., EncodedPrompt]
-    """(processor, messages, *, images, add_generation_prompt) -> EncodedPrompt; `images` are decoded PIL images."""
+    """(processor, messages, *, images, videos, add_generation_prompt) -> EncodedPrompt; `images` are decoded PIL images."""
     render: Callable[..., list[int]]
     """(processor, messages, *, add_generation_prompt) -> ids with one placeholder per image; reads no image."""
     placeholder_ids: Callable[[Any], frozenset[int]]
     """(processor) -> the ids that `encode` repeats once per image patch."""
     engine_arguments: Callable[..., dict[str, Any]]
-    """(*, max_images) -> extra arguments for vLLM's engine."""
+    """(config, *, max_images, max_videos) -> extra arguments for vLLM's engine, `hf_overrides` among them."""
+    engine_media: Callable[[EncodedPrompt], dict[str, list[Any]]]
+    """(encoded) -> vLLM's `multi_modal_data`; empty for a text prompt."""
+    engine_refusal: str | None
+    """Why vLLM cannot run this architecture, so that it trains (SFT) but takes no part in RL; None where it can."""
+    engine_disagreement: str | None
+    """Why vLLM's CPU backend computes other log-probs than the model itself; None where they agree."""
     banned_token_ids: Callable[..., tuple[int, ...]]
     """(config, tokenizer) -> ids that must never be sampled: media tokens, and ids beyond the tokenizer."""
     forward_inputs: Callable[..., dict[str, torch.Tensor]]
@@ -80,6 +90,14 @@ class LmmKit:
     vision_prefixes: tuple[str, ...]
     """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
     projector_prefixes: tuple[str, ...]
+    language_prefixes: tuple[str, ...]
+    """Prefixes of the names of all other parameters; LoRA adapts the linear layers under them, but for the output layer."""
+    untrained_prefixes: tuple[str, ...]
+    """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
+    backbone_of: Callable[[Any], torch.nn.Module]
+    """(model) -> the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""
+    zero3_leaf_classes: tuple[str, ...]
+    """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
     save_processor: Callable[..., None]
     """(processor, folder): write processor, tokenizer and chat template."""
     build_tiny: Callable[..., None]
@@ -151,6 +169,16 @@ def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str)
         processor.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
     except jinja2.TemplateError as error:
         raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
+
+
+def engine_media(encoded: EncodedPrompt) -> dict[str, list[Any]]:
+    """Return the images as vLLM takes them; nothing for a text prompt."""
+    return {"image": encoded.images} if encoded.images else {}
+
+
+def base_model_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return what stands under the output layer of Hugging Face's generation classes."""
+    return model.model
 
 
 def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:

@@ -50,6 +50,8 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int) -> di
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     correction = config.algo.advantage.is_correction_level != "off"
     on_gpu = cpu.has_cuda()
+    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     return {
         "model": path,
         "trust_remote_code": trust_remote_code,
@@ -74,5 +76,5 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int) -> di
         "reward_endpoints": config.reward.remote_url.split(","),
         "reward_timeout_s": config.reward.timeout_s,
         "reward_deadline_s": config.reward.deadline_s,
-        **kit_of(path, trust_remote_code=trust_remote_code).engine_arguments(max_images=max_images),
+        **kit.engine_arguments(model_config, max_images=max_images, max_videos=0),
     }

@@ -83,8 +83,9 @@ class GroupRollout:
     ) -> AsyncIterator[_Sample]:
         """Yield each sample of the group when it is finished."""
         request = TokensPrompt(prompt_token_ids=prompt.engine_token_ids)
-        if prompt.images:
-            request["multi_modal_data"] = {"image": prompt.images}
+        media = self.kit.engine_media(prompt)
+        if media:
+            request["multi_modal_data"] = media
         parameters = sampling_params(
             n_samples=settings.n_samples,
             temperature=settings.temperature,

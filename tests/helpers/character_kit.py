@@ -42,6 +42,9 @@ class CharacterKit:
     def placeholder_ids(self, processor: object) -> frozenset[int]:
         return frozenset({PLACEHOLDER})
 
+    def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Image.Image]]:
+        return {"image": encoded.images} if encoded.images else {}
+
     def encode(
         self,
         processor: object,
@@ -49,6 +52,7 @@ class CharacterKit:
         *,
         images: Sequence[Image.Image],
         add_generation_prompt: bool,
+        videos: Sequence[object] = (),
     ) -> EncodedPrompt:
         self.encoded += 1
         if any(image.width < 2 for image in images):

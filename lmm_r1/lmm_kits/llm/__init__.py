@@ -1,12 +1,13 @@
 """The kit of every plain causal language model, whatever its `model_type`."""
 
-from lmm_r1.lmm_kits.base import LmmKit, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, engine_media, merge_along_batch
 from lmm_r1.lmm_kits.llm import encoding
 from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
 
 KIT = LmmKit(
     model_type="llm",
     takes_images=False,
+    takes_videos=False,
     load_config=encoding.load_config,
     load_model=encoding.load_model,
     load_processor=encoding.load_processor,
@@ -15,12 +16,19 @@ KIT = LmmKit(
     render=encoding.render,
     placeholder_ids=encoding.placeholder_ids,
     engine_arguments=encoding.engine_arguments,
+    engine_media=engine_media,
+    engine_refusal=None,
+    engine_disagreement=None,
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
     filler_media=None,
     vision_prefixes=(),
     projector_prefixes=(),
+    language_prefixes=("",),
+    untrained_prefixes=(),
+    backbone_of=encoding.backbone_of,
+    zero3_leaf_classes=(),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,
 )

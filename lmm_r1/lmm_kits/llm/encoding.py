@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from lmm_r1.data.messages import Message
+from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import EncodedPrompt, Media, check_chat, ids_beyond_tokenizer, text_positions
 
@@ -59,10 +60,12 @@ def encode(
     *,
     images: Sequence[Image.Image],
     add_generation_prompt: bool,
+    videos: Sequence[Video] = (),
 ) -> EncodedPrompt:
-    """Encode a text conversation; raises UserError when it holds an image."""
-    if images:
-        raise UserError(f"a plain language model cannot take the {len(images)} image(s) of this row")
+    """Encode a text conversation; raises UserError when it holds an image or a video."""
+    if images or videos:
+        given = f"{len(images)} image(s)" if images else f"{len(videos)} video(s)"
+        raise UserError(f"a plain language model cannot take the {given} of this row")
     token_ids = render(processor, messages, add_generation_prompt=add_generation_prompt)
     return EncodedPrompt(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
 
@@ -81,8 +84,13 @@ def placeholder_ids(processor: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset()
 
 
-def engine_arguments(*, max_images: int) -> dict[str, Any]:
+def engine_arguments(config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
     return {}
+
+
+def backbone_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return what stands under the output layer; its name differs between architectures."""
+    return model.base_model
 
 
 def banned_token_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
 from lmm_r1.data.messages import Message, TextPart, images_of
+from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
@@ -96,6 +97,7 @@ def encode(
     *,
     images: Sequence[Image.Image],
     add_generation_prompt: bool,
+    videos: Sequence[Video] = (),
 ) -> EncodedPrompt:
     """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
     resized = [
@@ -169,8 +171,8 @@ def _within_bounds(
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def engine_arguments(*, max_images: int) -> dict[str, Any]:
-    return {"limit_mm_per_prompt": {"image": max_images, "video": 0}}
+def engine_arguments(config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    return {"limit_mm_per_prompt": {"image": max_images, "video": max_videos}}
 
 
 def banned_token_ids(config: Qwen2_5_VLConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -1,0 +1,110 @@
+"""What vLLM computes on a kit's checkpoint is what the training forward computes, before and after weight updates."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.tiny_models import CORPUS, encode, make_actor
+
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
+
+pytestmark = pytest.mark.contract
+
+ENGINE_KITS = [name for name in KITS if get_kit(name).engine_refusal is None]
+LONG = "What is 12 + 34? Which digit does the picture show? " * 12
+TOLERANCE = 1e-4
+SAMPLED_TOKENS = 10_000
+
+
+def prompts_of(kit: LmmKit, processor: object, *, with_images: bool) -> list[EncodedPrompt]:
+    """Short and long prompts: the engine caches prefixes in blocks of 128 tokens."""
+    conversations = [
+        [message("user", "What is 12 + 34?")],
+        [message("system", "Think first."), message("user", LONG)],
+    ]
+    if with_images:
+        small, wide, tall = picture(56, 56), picture(140, 84), picture(84, 112)
+        conversations = [
+            [message("user", wide, "Which digit is this?")],
+            [message("user", small, LONG)],
+            [message("user", small, wide, "Add them to", tall, "please.")],
+        ]
+    return [encode(kit, processor, messages) for messages in conversations]
+
+
+def make_checkpoint(kit: LmmKit, folder: Path, *, tied: bool) -> Path:
+    folder.mkdir()
+    kit.build_tiny(TinyModelSpec(hidden_size=64, layers=2, seed=1, tie_embeddings=tied), CORPUS, folder)
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", ENGINE_KITS)
+def test_the_engines_log_probs_are_those_of_the_training_forward_at_load_and_after_updates(name, tied, tmp_path):
+    kit = get_kit(name)
+    original = make_checkpoint(kit, tmp_path / "original", tied=tied)
+    actor = make_actor(original, ban_media_tokens=True)
+    processor = kit.load_processor(str(original), trust_remote_code=False)
+    disturb(actor, seed=0)
+    # The engine starts from what a run saves, not from what the tiny model's builder wrote.
+    saved = tmp_path / "saved"
+    actor.model.save_pretrained(saved)
+    kit.save_processor(processor, saved)
+    banned = actor.banned_token_ids.tolist()
+
+    texts = prompts_of(kit, processor, with_images=False)
+    images = prompts_of(kit, processor, with_images=True) if kit.takes_images else []
+    differences = []
+    with running_engine(kit, saved, max_images=3 if kit.takes_images else 0) as llm:
+        for update in range(3):
+            if update:
+                disturb(actor, seed=update)
+                load_weights(llm, actor, tmp_path / f"update {update}")
+            for prompts in (texts, images):
+                samples = sampled(llm, kit, prompts, banned=banned, n=2, max_tokens=12)
+                differences.append(largest_difference(actor, prompts, samples))
+    of_texts, of_images = differences[::2], differences[1::2]
+    assert max(of_texts) <= TOLERANCE, of_texts
+    if kit.engine_disagreement is None:
+        assert max(of_images) <= TOLERANCE, of_images
+    else:
+        assert max(of_images) > TOLERANCE, "the engine agrees: the kit need not say that it does not"
+
+
+@pytest.mark.parametrize("name", ENGINE_KITS)
+def test_an_untrained_policy_samples_no_banned_token(name, tmp_path):
+    kit = get_kit(name)
+    folder = make_checkpoint(kit, tmp_path / "model", tied=False)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    config = kit.load_config(str(folder), trust_remote_code=False)
+    banned = kit.banned_token_ids(config, kit.tokenizer_of(processor))
+    prompts = prompts_of(kit, processor, with_images=kit.takes_images)[:1]
+    with running_engine(kit, folder, max_images=1 if kit.takes_images else 0) as llm:
+        (samples,) = sampled(llm, kit, prompts, banned=banned, n=50, max_tokens=SAMPLED_TOKENS // 50)
+    tokens = [token for token_ids, _ in samples for token in token_ids]
+    assert len(tokens) == SAMPLED_TOKENS
+    assert set(banned).isdisjoint(tokens)
+    # Without the ban a model of so few tokens would have sampled each of them.
+    assert len(set(tokens)) > 100
+
+
+def test_the_ban_is_what_keeps_media_tokens_out(tmp_path):
+    name = next(name for name in ENGINE_KITS if get_kit(name).takes_images)
+    kit = get_kit(name)
+    folder = make_checkpoint(kit, tmp_path / "model", tied=False)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    config = kit.load_config(str(folder), trust_remote_code=False)
+    banned = kit.banned_token_ids(config, kit.tokenizer_of(processor))
+    prompts = prompts_of(kit, processor, with_images=False)[:1]
+    with running_engine(kit, folder, max_images=0) as llm:
+        (samples,) = sampled(llm, kit, prompts, banned=(), n=50, max_tokens=SAMPLED_TOKENS // 50)
+    assert not set(banned).isdisjoint(token for token_ids, _ in samples for token in token_ids)
+
+
+def test_a_disturbed_model_differs_from_the_original(tiny_checkpoint):
+    actor = make_actor(tiny_checkpoint("llm"))
+    before = {name: weight.clone() for name, weight in actor.model.named_parameters()}
+    disturb(actor, seed=0)
+    assert all(not torch.equal(weight, before[name]) for name, weight in actor.model.named_parameters())

@@ -1,0 +1,111 @@
+"""vLLM in the test's own process, on a checkpoint and with the arguments that its kit gives."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmm_r1 import cpu
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.rollout.worker_extension import FileWeights
+
+MAX_MODEL_LEN = 4096
+
+
+@contextmanager
+def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0) -> Iterator[Any]:
+    """Yield a `vllm.LLM` in fp32 that takes new weights as a training run gives them."""
+    cpu.prepare_process()
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    config = kit.load_config(str(folder), trust_remote_code=False)
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=64,
+        seed=0,
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
+        **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
+    )
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+def sampled(
+    llm: Any, kit: LmmKit, prompts: Sequence[EncodedPrompt], *, banned: Sequence[int], n: int, max_tokens: int
+) -> list[list[tuple[list[int], list[float]]]]:
+    """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    requests = []
+    for prompt in prompts:
+        request = TokensPrompt(prompt_token_ids=prompt.engine_token_ids)
+        media = kit.engine_media(prompt)
+        if media:
+            request["multi_modal_data"] = media
+        requests.append(request)
+    parameters = SamplingParams(
+        n=n, max_tokens=max_tokens, logprobs=1, ignore_eos=True, logit_bias=dict.fromkeys(banned, BAN_BIAS)
+    )
+    outputs = llm.generate(requests, parameters, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"
+    return [
+        [
+            (
+                list(sample.token_ids),
+                [entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs, strict=True)],
+            )
+            for sample in output.outputs
+        ]
+        for output in outputs
+    ]
+
+
+def load_weights(llm: Any, actor: KitActor, folder: Path) -> None:
+    """Give the engine the actor's weights as a training run does, and let it forget what it computed with the old ones."""
+    actor.model.save_pretrained(folder)
+    llm.collective_rpc("load_weights_from", args=(str(folder),))
+    llm.reset_prefix_cache()
+    llm.llm_engine.reset_encoder_cache()
+    llm.llm_engine.reset_mm_cache()
+
+
+def largest_difference(
+    actor: KitActor, prompts: Sequence[EncodedPrompt], samples: Sequence[Sequence[tuple[list[int], list[float]]]]
+) -> float:
+    """Return the largest distance between the engine's log-probs and those of the training forward."""
+    differences = [0.0]
+    for prompt, group in zip(prompts, samples, strict=True):
+        for token_ids, reported in group:
+            sequence = torch.tensor([[*prompt.token_ids, *token_ids]])
+            with torch.no_grad():
+                log_probs = actor(
+                    sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[prompt.media]
+                )[0, -len(token_ids) :]
+            differences.append((log_probs - torch.tensor(reported)).abs().max().item())
+    return max(differences)
+
+
+def disturb(actor: KitActor, *, seed: int) -> None:
+    """Move every weight a little, as an optimizer step does; also those that a fresh model starts at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in actor.model.parameters():
+            scale = 0.1 * weight.std() if weight.numel() > 1 and weight.std() > 0 else 0.02
+            weight.add_(torch.randn(weight.shape, generator=generator) * scale)
