@@ -38,6 +38,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py
 	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3
+	$(VENV)/bin/python benchmarks/reward_server.py
 
 clean:
 	rm -rf $(VENV) runs
