@@ -17,6 +17,7 @@ from remote_rm.normalization import enclosing_delimiters, normalize, split_top_l
 from remote_rm.notation import same_notation
 from remote_rm.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
 from remote_rm.region import Region, Span, is_plain_pair, parse_region, without_membership
+from remote_rm.sentence import complements, without_remark
 from remote_rm.units import split_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -31,7 +32,11 @@ class _Rules:
     """Whether the order counts in a list without brackets."""
 
 
-_CHOICE = re.compile(r"(?:(?:option|choice)\s+)?\(?([A-Ja-j])(?:\)?$|[).:]\s*.*$)", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
+    r"\(?([A-J])(?:\)?$|[).:]\s*.*$|\s+(?=[\d\\$(-]).*$)",
+    re.IGNORECASE,
+)
 _GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
 _WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")
@@ -42,9 +47,10 @@ _FUNCTION_NAME = re.compile(r"(?:pi|ln|log|exp|sin|cos|tan)")
 _ARITHMETIC = re.compile(r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
-_TUPLE_ASSIGNMENT = re.compile(r"\([A-Za-z](?:,\s?[A-Za-z])+\)=(?=[(\\])")
+_TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
 _LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
 _OR = re.compile(r"\sor\s")
+_NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
 
@@ -98,11 +104,18 @@ def _match(answer: str, label: str, rules: _Rules) -> bool | None:
         return answer.strip() == label.strip() and is_gradable(label)
     if not is_gradable(label):
         return False
-    gold, read = normalize(label), normalize(answer)
+    gold, read = normalize(label), normalize(without_remark(answer))
     if split_unit(read)[1] or (not is_prose(answer) and not _is_text(read)):
         return _match_value(read, gold, rules)
     if _match_value(read, gold, replace(rules, undecided=_refuse)):
         return True
+    said = complements(answer)
+    if said:
+        last = normalize(said[0])
+        if split_unit(last)[1] or (not is_prose(said[0]) and not _is_text(last)):
+            return _match_value(last, gold, rules)
+        if any(_match_value(normalize(words), gold, replace(rules, undecided=_refuse)) for words in said):
+            return True
     value = sole_value(answer)
     if value is None:
         gold_items, listed = _gold_sequence(gold), listed_values(answer)
@@ -196,6 +209,9 @@ def _match_single(answer: str, gold: str, rules: _Rules) -> bool | None:
     if gold_unit or answer_unit:
         differ = gold_unit and answer_unit and gold_unit != answer_unit
         return False if differ else _match_value(answer_value, gold_value, rules)
+    named_letter = _NAMED_LETTER.fullmatch(answer)
+    if named_letter is not None and re.fullmatch("[A-Z]", gold):
+        return named_letter[1] == gold
     if _is_text(gold) or _is_text(answer):
         return _as_words(answer) == _as_words(gold)
     gold_assigned, answer_assigned = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
@@ -214,7 +230,7 @@ def _match_single(answer: str, gold: str, rules: _Rules) -> bool | None:
 
 
 def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: _Rules) -> bool | None:
-    answer = answer if "=" in gold else _TUPLE_ASSIGNMENT.sub("", answer)
+    answer = _named_one_by_one(answer) if "=" in gold else _TUPLE_ASSIGNMENT.sub("", answer)
     gold_pair, answer_pair = enclosing_delimiters(gold), enclosing_delimiters(answer)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
         return False
@@ -234,6 +250,19 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: _Rules
     if is_set or (gold_pair is None and has_no_order):
         return _match_unordered(answer_items, gold_items, rules)
     return _all(_pairwise(*_aligned(answer_items, gold_items), rules))
+
+
+def _named_one_by_one(text: str) -> str:
+    """`(a,b)=(1,2)` as `a=1, b=2`; any other text as it is."""
+    match = _TUPLE_ASSIGNMENT.match(text)
+    if match is None:
+        return text
+    names, values = split_top_level(match[0][1:-2]), text[match.end() :]
+    pair = enclosing_delimiters(values)
+    items = split_top_level(_inside(values, pair)) if pair is not None else []
+    if len(items) != len(names):
+        return text
+    return ", ".join(f"{name}={item}" for name, item in zip(names, items, strict=True))
 
 
 def _order_is_free(gold: str, gold_items: list[str], rules: _Rules) -> bool:
@@ -310,14 +339,14 @@ def _both_signs(item: str) -> list[str]:
     r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
     if item.count(r"\pm") != 1 or _is_text(item):
         return [item]
-    return [item.replace(r"\pm", sign) for sign in ("+", "-")]
+    return [re.sub(r"\\pm ?", sign, item) for sign in ("+", "-")]
 
 
 def _answer_sequence(inside: str, *, length: int) -> list[str]:
     """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
     items = split_top_level(_LIST_WORDS.sub(", ", inside))
     spaced = inside.split()
-    return spaced if len(items) == 1 and len(spaced) == length else items
+    return spaced if len(items) == 1 and len(spaced) == length and r"\pm" not in inside else items
 
 
 def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:

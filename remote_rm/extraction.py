@@ -7,6 +7,7 @@ A block that was never closed runs to the end; where the thinking was not closed
 import re
 
 from remote_rm.normalization import without_environments
+from remote_rm.sentence import bold_end, complement, unit_in_prose
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -14,10 +15,14 @@ MAX_BOXES = 20
 """How many boxes are looked at, from the last one back, before the response counts as having none."""
 MAX_BOX_CHARS = 2000
 """The length from which on a box counts as never closed."""
+MAX_PLAIN_CHARS = 100
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![\w/]|[.,]\d)")
+_PLAIN_VALUE = re.compile(
+    r"[-+]?(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*\d(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*"
+)
 _ANSWER_CLAUSE = re.compile(
     r"(?:\b(?:answer|option|choice)\b\W{0,4}(?:\s*(?:is|are|=|:))+(?:\s*:)?|####|答案\s*(?:是|为|：|:))"
     r"[*_\s]{0,5}([^\n]{1,300})",
@@ -40,9 +45,9 @@ def final_answer(response: str) -> str | None:
     conclusion = without_thinking(response)
     block = _last_answer_block(conclusion)
     if block is not None:
-        boxed = last_boxed(block)
+        boxed = _boxed_with_unit(block)
         return block.strip() if boxed is None else boxed
-    boxed = last_boxed(conclusion)
+    boxed = _boxed_with_unit(conclusion)
     return _last_stated_value(conclusion[-MAX_TAIL_CHARS:].strip()) if boxed is None else boxed
 
 
@@ -70,13 +75,29 @@ def last_boxed(text: str) -> str | None:
 
     `\boxed{\frac{1}{2}} or \boxed{3}` → `3`
     """
+    place = _last_box(text)
+    return None if place is None else text[slice(*place)].strip()
+
+
+def _boxed_with_unit(text: str) -> str | None:
+    r"""The last box with the unit behind it: `\boxed{12} cm` → `12 cm`."""
+    place = _last_box(text)
+    if place is None:
+        return None
+    boxed = text[slice(*place)].strip()
+    unit = unit_in_prose(text, place[1] + 1) if _is_plain(boxed) else ""
+    return f"{boxed} {unit}" if unit else boxed
+
+
+def _last_box(text: str) -> tuple[int, int] | None:
+    """Where the content of the last complete box starts and ends."""
     end = len(text)
     for _ in range(MAX_BOXES):
         end = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
         opening = _BOX.match(text, max(end, 0))
         closing = None if opening is None else _closing_brace(text, start=opening.end())
         if opening is not None and closing is not None:
-            return text[opening.end() : closing].strip()
+            return opening.end(), closing
         if end <= 0:
             break
     return None
@@ -99,14 +120,25 @@ def sole_value(text: str) -> str | None:
     spans = {_span_content(match) for match in _MATH_SPAN.finditer(text)}
     if _BOUND.search(text) and not any(map(_BOUND.search, spans)):
         return None
-    values = spans or set(_NUMBER.findall(text))
+    found = list(_MATH_SPAN.finditer(text)) or list(_NUMBER.finditer(text))
+    values = spans or {match.group() for match in found}
     value = values.pop() if len(values) == 1 else None
-    return None if value is not None and _is_alternative(value, text) else value
+    if value is None or _is_alternative(value, text):
+        return None
+    units = {unit_in_prose(text, match.end()) for match in found} - {""}
+    if not units or not _is_plain(value):
+        return value
+    return f"{value} {units.pop()}" if len(units) == 1 else None
 
 
 def listed_values(text: str) -> list[str]:
     """Return the formulas of a sentence, in order: `The solutions are $2$ and $3$.` → `2`, `3`."""
     return [_span_content(match) for match in _MATH_SPAN.finditer(text)]
+
+
+def _is_plain(value: str) -> bool:
+    """Whether it is a number or an expression of numbers, so that a unit may stand behind it."""
+    return len(value) <= MAX_PLAIN_CHARS and _PLAIN_VALUE.fullmatch(value) is not None
 
 
 def _is_alternative(value: str, text: str) -> bool:
@@ -152,9 +184,16 @@ def _last_stated_value(text: str) -> str | None:
     # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
     if not is_prose(last_line) and not (_words(last_line) and re.search(r"\d|\$", last_line)):
         return last_line.rpartition("=")[2].strip() or None
+    said = bold_end(last_line) or complement(last_line)
+    if said is not None and not is_prose(said) and (re.search(r"\d|\$|^[A-J]$", said) or bold_end(last_line)):
+        return said
     stated = [(match.end(), _span_content(match)) for match in _MATH_SPAN.finditer(text)]
     stated += [(match.end(), match.group()) for match in _NUMBER.finditer(text)]
-    return max(stated)[1] if stated else None
+    if not stated:
+        return None
+    end, value = max(stated)
+    unit = unit_in_prose(text, end) if _is_plain(value) else ""
+    return f"{value} {unit}" if unit else value
 
 
 def _span_content(match: re.Match[str]) -> str:

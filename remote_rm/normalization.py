@@ -53,8 +53,12 @@ _DROPPED_COMMANDS = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
 )
 _SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
+_SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
 _THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _MONEY = re.compile(r"^[\s$*]*\\\$\s*(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s$*.]*$")
+# A dollar sign alone opens no formula.
+_CURRENCY = re.compile(r"^[\s*]*([$€£¥])\s?(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s*.]*$")
+_CURRENCIES = {"$": "dollars", "€": "euros", "£": "GBP", "¥": "yen"}
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TEXT_COMMANDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
@@ -95,7 +99,7 @@ _SPELLINGS = (
     (re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)"), r"\\times "),
     (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
     (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
-    (re.compile(r"_\{?\(?(\d+)\)?\}?(?!\w)"), r"_{\1}"),
+    (re.compile(r"_(?:\{\(?(\d+)\)?\}|\((\d+)\)|(\d+))(?!\w)"), r"_{\1\2\3}"),
     (re.compile(r"\^\{(\w)\}"), r"^\1"),
     (_FOR_ALL, r"\1"),
 )
@@ -132,8 +136,10 @@ def normalize(text: str) -> str:
 # The samples of one prompt share their label and mostly their answer.
 @lru_cache(maxsize=8192)
 def _normalized(text: str) -> str:
-    text = _THIN_SPACED_THOUSANDS.sub("", text.replace(r"\!", ""))
+    text = _SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
+    text = _THIN_SPACED_THOUSANDS.sub("", text)
     text = _MONEY.sub(r"\1 dollars", text.replace("{,}", ","))
+    text = _CURRENCY.sub(lambda match: f"{match[2]} {_CURRENCIES[match[1]]}", text)
     text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
     text = _MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
     text = _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text))

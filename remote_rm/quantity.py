@@ -1,10 +1,11 @@
 r"""Numbers as they are written in answers, read exactly: `1,234.50`, `3/4`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from remote_rm.units import canonical_unit
+from remote_rm.number_words import parse_number_words
+from remote_rm.units import canonical_unit, conversion
 
 ROUNDED_FROM_PLACES = 2
 """From this many decimal places on, a gold answer counts as rounded; below it is exact."""
@@ -45,7 +46,8 @@ def parse_quantity(text: str) -> Quantity | None:
     """Return the number that a normalised text is, or None where it is anything more than one number and its unit."""
     match = _QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if match is None:
-        return None
+        number = parse_number_words(text) if text[:1].isalpha() else None
+        return None if number is None else Quantity(value=Fraction(number), places=0, percent=False, unit="")
     unit = _unit_of(match)
     value = _magnitude(match)
     if unit is None or value is None:
@@ -62,11 +64,15 @@ def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:
     """Return whether the answer is the gold number.
 
     A gold with two or more decimal places is met by any answer that rounds to it (3.14159 meets 3.14, 3.1 does not);
-    every other gold is exact (16.2 does not meet 16). A unit or a percent sign may be missing on one side, but not differ.
+    every other gold is exact (16.2 does not meet 16). A unit or a percent sign may be missing on one side; different
+    units of one measure are converted (1200 cm meets 12 m).
     """
     measures = ["%" if quantity.percent else quantity.unit for quantity in (answer, gold)]
     if all(measures) and measures[0] != measures[1]:
-        return False
+        factor = conversion(measures[0], into=measures[1])
+        if factor is None:
+            return False
+        answer = replace(answer, value=answer.value * factor)
     tolerance = Fraction(1, 2 * 10**gold.places) if gold.places >= ROUNDED_FROM_PLACES else Fraction(0)
     return any(abs(value - gold.value) <= tolerance for value in _readings(answer, gold=gold))
 

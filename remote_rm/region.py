@@ -14,6 +14,7 @@ _SET_BUILDER = re.compile(
 )
 _UNION = re.compile(r"\\cup(?![A-Za-z])|\s+or\s+")
 _WORDS = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|exp|sqrt)(?![A-Za-z]))[A-Za-z]{3,}")
+_HOLE = re.compile(r"([A-Za-z])\s*\\ne(?![A-Za-z])\s*([^,;=<>]+)")
 _INFINITE = ("-\\infty", "\\infty")
 
 
@@ -37,6 +38,11 @@ class Region:
 
 def parse_region(text: str) -> Region | None:
     """Return the region that a normalised text states, or None where it states none."""
+    hole = _HOLE.fullmatch(text)
+    if hole is not None:
+        ends = (_end(hole[2]), "\\infty")
+        left = Span(left="-\\infty", right=ends[0], brackets=("(", ")"))
+        return Region(spans=(left, Span(left=ends[0], right=ends[1], brackets=("(", ")"))), variable=hole[1])
     body, variable = without_membership(_without_set_builder(text))
     pieces = [piece.strip() for piece in _UNION.split(body)]
     spans, variables = [], {variable} - {""}

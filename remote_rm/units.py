@@ -1,6 +1,7 @@
 r"""Units and counted things as they are written behind a value: `12 cm`, `36\pi square inches`, `3 apples`."""
 
 import re
+from fractions import Fraction
 
 _SHORT_UNITS = (
     "mm cm dm m km nm in ft yd mi mg g kg t lb oz ms s min h mL ml L K N kN J kJ W kW V mV A mA C F Hz kHz MHz Pa kPa "
@@ -44,6 +45,9 @@ _SPELLED = {
     "degree": r"degree degrees deg ^\circ",
     "dollar": "dollar dollars USD",
     "cent": "cent cents ¢",
+    "euro": "euro euros EUR",
+    "GBP": "GBP",
+    "yen": "yen JPY",
     "": "unit units",
 }
 _UNITS = {unit: unit for unit in _SHORT_UNITS if unit not in ("ml", "deg")}
@@ -71,6 +75,37 @@ _NO_THINGS = re.compile(
     re.IGNORECASE,
 )
 _ANGLE_OF_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis\}?)\s?\(?[\d.]+$")
+_BEHIND = re.compile(
+    rf"(?:\$|\\\)|\\\]|\s|\\[ ,;!]|~){{0,4}}(?:\\(?:text|mathrm)\s*\{{\s*|\\?[ ~])?(?P<unit>{_PHRASE.pattern})",
+    re.ASCII,
+)
+_BASE_UNITS: dict[str, tuple[str, Fraction | int]] = {
+    "mm": ("m", Fraction(1, 1000)),
+    "cm": ("m", Fraction(1, 100)),
+    "dm": ("m", Fraction(1, 10)),
+    "m": ("m", 1),
+    "km": ("m", 1000),
+    "in": ("ft", Fraction(1, 12)),
+    "ft": ("ft", 1),
+    "yd": ("ft", 3),
+    "mi": ("ft", 5280),
+    "mg": ("g", Fraction(1, 1000)),
+    "g": ("g", 1),
+    "kg": ("g", 1000),
+    "t": ("g", 10**6),
+    "oz": ("lb", Fraction(1, 16)),
+    "lb": ("lb", 1),
+    "ms": ("s", Fraction(1, 1000)),
+    "s": ("s", 1),
+    "min": ("s", 60),
+    "h": ("s", 3600),
+    "d": ("s", 86_400),
+    "wk": ("s", 604_800),
+    "mL": ("L", Fraction(1, 1000)),
+    "L": ("L", 1),
+    "cent": ("dollar", Fraction(1, 100)),
+    "dollar": ("dollar", 1),
+}
 _CHINESE = re.compile(r"[\u4e00-\u9fff]{1,4}")
 
 
@@ -102,6 +137,42 @@ def split_unit(text: str) -> tuple[str, str]:
     if match["unit"].startswith("^") and _ANGLE_OF_FUNCTION.search(match["value"]):
         return text, ""
     return match["value"].strip(), canonical_unit(match["unit"]) or ""
+
+
+def unit_behind(text: str, position: int) -> str:
+    r"""Return the unit as written right behind a value: ` cm`, `$ cm`, `\text{ cm}`; "" where there is none.
+
+    A single letter counts at the end of a phrase only.
+    """
+    match = _BEHIND.match(text, position)
+    if match is None:
+        return ""
+    unit, rest = match["unit"], text[match.end() :]
+    is_letter = len(unit.partition("^")[0]) == 1 and unit[0].isalpha()
+    return "" if is_letter and not re.match(r"[}\s$]*(?:[.,;:)]|$)", rest) else unit
+
+
+def conversion(unit: str, *, into: str) -> Fraction | None:
+    """Return what one `unit` is in the other, both canonical, or None where they measure different things."""
+    factors = [_scaled(unit), _scaled(into)]
+    if factors[0] is None or factors[1] is None or factors[0][0] != factors[1][0]:
+        return None
+    return factors[0][1] / factors[1][1]
+
+
+def _scaled(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
+    """The base units with their powers, and how many of them the unit is; None where a part has no base unit here."""
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    for index, part in enumerate(unit.split("/")):
+        name, _, exponent = part.partition("^")
+        if name not in _BASE_UNITS or not re.fullmatch(r"\d?", exponent):
+            return None
+        base, size = _BASE_UNITS[name]
+        power = int(exponent or 1) * (1 if index == 0 else -1)
+        powers[base] = powers.get(base, 0) + power
+        factor *= Fraction(size) ** power
+    return tuple(sorted(powers.items())), factor
 
 
 def _canonical_factor(factor: str) -> str:
