@@ -17,7 +17,7 @@ from remote_rm.normalization import enclosing_delimiters, normalize, split_top_l
 from remote_rm.notation import same_notation
 from remote_rm.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
 from remote_rm.region import Region, Span, is_plain_pair, parse_region, without_membership
-from remote_rm.sentence import complements, without_remark
+from remote_rm.sentence import complements, subject, without_remark
 from remote_rm.units import split_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -50,6 +50,11 @@ _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]
 _TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
 _LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
 _OR = re.compile(r"\sor\s")
+_RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
+_NAME_BEFORE = re.compile(
+    r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
+    r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
+)
 _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
@@ -104,10 +109,13 @@ def _match(answer: str, label: str, rules: _Rules) -> bool | None:
         return answer.strip() == label.strip() and is_gradable(label)
     if not is_gradable(label):
         return False
-    gold, read = normalize(label), normalize(without_remark(answer))
+    answer = _without_name(without_remark(answer), label)
+    gold, read = normalize(label), normalize(answer)
     if split_unit(read)[1] or (not is_prose(answer) and not _is_text(read)):
         return _match_value(read, gold, rules)
     if _match_value(read, gold, replace(rules, undecided=_refuse)):
+        return True
+    if _alternatives_agree(answer, gold, rules):
         return True
     said = complements(answer)
     if said:
@@ -116,12 +124,29 @@ def _match(answer: str, label: str, rules: _Rules) -> bool | None:
             return _match_value(last, gold, rules)
         if any(_match_value(normalize(words), gold, replace(rules, undecided=_refuse)) for words in said):
             return True
+    if _is_text(gold) and subject(answer).casefold() == gold.casefold():
+        return True
     value = sole_value(answer)
     if value is None:
         gold_items, listed = _gold_sequence(gold), listed_values(answer)
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = ", ".join(listed) if gold_items is not None and len(listed) == len(gold_items) else ""
     return _match_value(normalize(value), gold, rules)
+
+
+def _alternatives_agree(answer: str, gold: str, rules: _Rules) -> bool:
+    """Whether an answer gives several forms, each of which is the gold: `1/2, or equivalently 0.5`."""
+    parts = _RESTATED.split(answer)
+    if len(parts) < 2:
+        return False
+    forms = [(complements(part) or [part])[0] for part in parts]
+    exact = replace(rules, undecided=lambda answer, gold: _work_out(answer, gold) or False)
+    return all(_match_value(normalize(form), gold, exact) for form in forms)
+
+
+def _without_name(answer: str, label: str) -> str:
+    r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is where the label has a relation, too."""
+    return answer if _has_relation(label) else _NAME_BEFORE.sub("", answer, count=1)
 
 
 def _match_value(answer: str, gold: str, rules: _Rules) -> bool | None:
@@ -221,6 +246,9 @@ def _match_single(answer: str, gold: str, rules: _Rules) -> bool | None:
         return _match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
     if gold_number is not None and len(split_top_level(_LIST_WORDS.sub(", ", answer))) > 1:
         return False
+    gold_terms, answer_terms = gold.split(":"), answer.split(":")
+    if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
+        return len(gold_terms) == len(answer_terms) and _all(_pairwise(answer_terms, gold_terms, rules))
     if "=" in answer and not _has_relation(gold):
         return _match_value(_last_side(answer), gold, rules)
     # "17+25" repeats the question "17+25"; a gold number wants the sum worked out.
@@ -230,6 +258,10 @@ def _match_single(answer: str, gold: str, rules: _Rules) -> bool | None:
 
 
 def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: _Rules) -> bool | None:
+    if "=" in gold and _TUPLE_ASSIGNMENT.match(gold):
+        # By name where the answer has names, too, else by place.
+        gold = _named_one_by_one(gold) if _ASSIGNMENT.match(answer) else _TUPLE_ASSIGNMENT.sub("", gold)
+        gold_items = split_top_level(_inside(gold, enclosing_delimiters(gold)))
     answer = _named_one_by_one(answer) if "=" in gold else _TUPLE_ASSIGNMENT.sub("", answer)
     gold_pair, answer_pair = enclosing_delimiters(gold), enclosing_delimiters(answer)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):

@@ -7,6 +7,7 @@ A block that was never closed runs to the end; where the thinking was not closed
 import re
 
 from remote_rm.normalization import without_environments
+from remote_rm.number_words import parse_number_words
 from remote_rm.sentence import bold_end, complement, unit_in_prose
 
 MAX_TAIL_CHARS = 2000
@@ -24,7 +25,7 @@ _PLAIN_VALUE = re.compile(
     r"[-+]?(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*\d(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*"
 )
 _ANSWER_CLAUSE = re.compile(
-    r"(?:\b(?:answer|option|choice)\b\W{0,4}(?:\s*(?:is|are|=|:))+(?:\s*:)?|####|答案\s*(?:是|为|：|:))"
+    r"(?:\b(?:answer|option|choice)\b\W{0,4}(?:\s*(?:is|are|=|:))+(?:\s*:)?|####|答案\s*(?:是|为)?\s*[：:]?(?<=[是为：:])|故选\s*[：:]?)"
     r"[*_\s]{0,5}([^\n]{1,300})",
     re.IGNORECASE,
 )
@@ -37,6 +38,7 @@ _BOUND = re.compile(
 _SENTENCE_END = re.compile(r"(?<!\b[ap]\.m)[.?。](?=\s|[*$]*$)|(?<![\w)!}])!(?=\s|$)|(?<=[a-z]{2})!(?=\s|$)")
 _OPTION_LINE = re.compile(r"(?:\([A-J]\)|\*{0,2}[A-J][.):])\s.{1,200}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_NO_NUMBERS = frozenset(("one", "hundred", "thousand", "million"))
 _NOT_PROSE = frozenset("sin cos tan cot sec csc log ln exp sqrt pi lim mod max min gcd lcm and or".split())
 
 
@@ -122,6 +124,9 @@ def sole_value(text: str) -> str | None:
         return None
     found = list(_MATH_SPAN.finditer(text)) or list(_NUMBER.finditer(text))
     values = spans or {match.group() for match in found}
+    if not values:
+        words = [word for word in _WORD.findall(text) if word.lower() not in _NO_NUMBERS and parse_number_words(word)]
+        return words[0] if len(words) == 1 else None
     value = values.pop() if len(values) == 1 else None
     if value is None or _is_alternative(value, text):
         return None

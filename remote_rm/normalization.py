@@ -21,8 +21,10 @@ _UNICODE_TO_LATEX = str.maketrans(
         "±": r"\pm ",
         "∪": r"\cup ",
         "°": r"^\circ ",
-        "²": "^2",
-        "³": "^3",
+        "⌊": r"\lfloor ",
+        "⌋": r"\rfloor ",
+        "⌈": r"\lceil ",
+        "⌉": r"\rceil ",
         "∅": r"\emptyset ",
         "√": r"\sqrt ",
         "½": r"\frac{1}{2}",
@@ -54,6 +56,12 @@ _DROPPED_COMMANDS = re.compile(
 )
 _SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
 _SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
+_RAISED = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_RAISED_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+# Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
+_CONDITION = re.compile(
+    r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
+)
 _THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _MONEY = re.compile(r"^[\s$*]*\\\$\s*(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s$*.]*$")
 # A dollar sign alone opens no formula.
@@ -100,6 +108,12 @@ _SPELLINGS = (
     (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
     (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
     (re.compile(r"_(?:\{\(?(\d+)\)?\}|\((\d+)\)|(\d+))(?!\w)"), r"_{\1\2\3}"),
+    (re.compile(r"\\log_\{?e\}?(?![A-Za-z])"), r"\\ln "),
+    (re.compile(r"(?<=10)\^(-?\d{2,}|-\d)(?!\d)"), r"^{\1}"),
+    (re.compile(r",\s*&"), "&"),
+    (re.compile(r"^all (?:the )?real (?:numbers|x)(?: x)? except(?: for)? (?:x\s*=)?\s*", re.IGNORECASE), r"x\\ne "),
+    (re.compile(r"^all (?:integers|real numbers|reals|numbers|positive integers) (?=[a-z]\s*(?:[<>]|\\[lg]e))"), ""),
+    (re.compile(r"^([^<>]+?)(<|\\le)\s*([a-z])\s+and\s+\3\s*(<|\\le)([^<>]+)$"), r"\1\2 \3\4\5"),
     (re.compile(r"\^\{(\w)\}"), r"^\1"),
     (_FOR_ALL, r"\1"),
 )
@@ -138,6 +152,8 @@ def normalize(text: str) -> str:
 def _normalized(text: str) -> str:
     text = _SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
     text = _THIN_SPACED_THOUSANDS.sub("", text)
+    text = _RAISED.sub(lambda match: "^{" + match[0].translate(_RAISED_DIGITS) + "}", text)
+    text = _CONDITION.sub("", text)
     text = _MONEY.sub(r"\1 dollars", text.replace("{,}", ","))
     text = _CURRENCY.sub(lambda match: f"{match[2]} {_CURRENCIES[match[1]]}", text)
     text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")

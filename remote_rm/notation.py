@@ -13,13 +13,23 @@ _RESIDUE = re.compile(
     r"(?:[A-Za-z]\\equiv ?)?(-?\d{1,300}) ?(?:\\pmod\{(\d{1,300})\}|\(?mod (\d{1,300})\)?)", re.ASCII
 )
 _RATIO = re.compile(r"\d{1,100}(?::\d{1,100})+", re.ASCII)
+_SUBJECT = r"(?:the |this |it |its )?(?:[a-z]+ ){0,4}?"
+_PHRASES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:no (?:real )?solutions?|no real roots?|none)[.!]?",
+        rf"(?:{_SUBJECT}(?:does not exist|doesn't exist)|dne|does not exist)[.!]?",
+        rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:an )?infinite(?:ly many| number of)(?: (?:real )?solutions?)?[.!]?",
+        rf"(?:{_SUBJECT}is |{_SUBJECT})?undefined[.!]?",
+    )
+)
 _CHOICES = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _LISTED_CHOICES = re.compile(r"\(?[A-J]\)?(?:(?:[,;&\s]|and)+\(?[A-J]\)?)+")
 
 
 def same_notation(answer: str, gold: str) -> bool | None:
     """Return whether two normalised texts mean the same where the gold is in a notation of this module, else None."""
-    for rule in (_same_word, _same_time, _same_based, _same_residue, _same_ratio, _same_choices):
+    for rule in (_same_word, _same_phrase, _same_time, _same_based, _same_residue, _same_ratio, _same_choices):
         verdict = rule(answer, gold)
         if verdict is not None:
             return verdict
@@ -32,6 +42,14 @@ def _same_word(answer: str, gold: str) -> bool | None:
         return None
     match = _YES_NO.fullmatch(answer)
     return match is not None and match[1].lower() == gold.lower()
+
+
+def _same_phrase(answer: str, gold: str) -> bool | None:
+    """`There are no solutions.` is `No solution`; the gold says which phrase it is about."""
+    for phrase in _PHRASES:
+        if phrase.fullmatch(gold):
+            return phrase.fullmatch(answer) is not None or None
+    return None
 
 
 def _same_time(answer: str, gold: str) -> bool | None:

@@ -20,7 +20,7 @@ def parse_number_words(text: str) -> int | None:
     if not _WORDS.fullmatch(lowered):
         return None
     words = [word for word in re.split("[- ]", lowered) if word != "and"]
-    if not all(word in _VALUES or word in _SCALES for word in words) or words[0] in _SCALES:
+    if not words or not all(word in _VALUES or word in _SCALES for word in words) or words[0] in _SCALES:
         return None
     total, group = 0, 0
     for before, word in zip(["", *words], words, strict=False):

@@ -8,7 +8,8 @@ MAX_SENTENCE_CHARS = 400
 MAX_VERBS = 3
 _FILLING = r"(?:(?:an?|the|exactly|simply|equal to|given by)\s+)*"
 _VERB = re.compile(
-    rf"\b(?:is|are|was|were|be|equals?|becomes?|such that|satisfying|namely)\b\s+{_FILLING}", re.IGNORECASE
+    rf"\b(?:is|are|was|were|be|equals?|becomes?|such that|satisfying|namely)\b\s+{_FILLING}|(?:是|为)[:：]?\s*(?=[^\s.。])",
+    re.IGNORECASE,
 )
 _COLON = re.compile(rf"(?<=[A-Za-z*]):\s+{_FILLING}", re.IGNORECASE)
 _NEGATION = re.compile(
@@ -16,6 +17,10 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _END = re.compile(r"(?<=[^\s.])[.!?。]\s+(?=[A-Z])")
+_CHAIN = re.compile(
+    r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(-]|[.,]\d)"
+)
+_CONCLUDED_OPTION = re.compile(r"\b(?:therefore|so|thus|hence),?\s*\(?([A-J])\)?\.?$")
 _CORRECT_OPTION = re.compile(
     r"\b(?:option|choice|answer|statement)\s*\(?([A-J])\)?\s+(?:is|are|must be)\s+(?:the\s+)?(?:only\s+)?"
     r"(?:correct|right|true|best|answer)",
@@ -25,7 +30,13 @@ _LEADING_VALUE = re.compile(
     r"(\$[^$]{1,200}\$|\\\([^\n]{1,200}?\\\)|-?\d[\d,]*(?:\.\d+)?)(?=,? (?:when|where|at|for|if|since|because|which|with|by|achieved|attained)\b)"
 )
 _WRAPPED_WORDS = re.compile(r"\\text\s*\{([^{}]{1,300})\}")
+_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:has|had|is|was|wins?|won|ran|got|took|does|did|finishe[sd])\b")
 _BOLD_AT_END = re.compile(r"\*\*([^*\n]{1,60})\*\*[.!]?$")
+_OR = re.compile(r"\bor\b")
+_ROUNDED = re.compile(
+    r"(?<=\S),?\s+(?:\((?:that is|i\.e\.|about|approximately|≈|=)[^()]*\)"
+    r"|(?:or|which is) (?:about|approximately|roughly) \$?\\?\$?[\d.,]+\\?%?\$?)(?=[.\s*$]*$)"
+)
 _REMARK = re.compile(r"\s\((?!.*\bor\b)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)")
 _NO_UNIT_IN_PROSE = frozenset(("in", "a", "A", "at"))
 
@@ -46,17 +57,40 @@ def complements(text: str) -> list[str]:
     if _NEGATION.search(sentence):
         return []
     option = {letter.upper() for letter in _CORRECT_OPTION.findall(sentence)}
+    concluded = _CONCLUDED_OPTION.search(sentence)
+    if concluded is not None:
+        return [concluded[1]]
     if len(option) == 1:
         return [option.pop()]
     verbs = list(_VERB.finditer(sentence)) or list(_COLON.finditer(sentence))
     said = [_value_of(sentence[verb.end() :]) for verb in verbs[: -MAX_VERBS - 1 : -1]]
-    return [words for words in said if words]
+    subjects = [sentence[: verb.start()].split() for verb in verbs[: -MAX_VERBS - 1 : -1]]
+    # The triangle is an isosceles triangle.
+    said += [
+        words[: -len(subject[-1])].strip()
+        for words, subject in zip(said, subjects, strict=True)
+        if subject and words.lower().endswith(f" {subject[-1].lower()}")
+    ]
+    return [words for words in [*said, *_end_of_chain(sentence)] if words.strip("$ ")]
+
+
+def _end_of_chain(sentence: str) -> list[str]:
+    """The last value of a chain of numbers, with its unit: `3 * 60 * 3 = 540 meters a week` → `540 meters`."""
+    plain = sentence.replace("**", "")
+    chain = None if _OR.search(plain) else next(reversed(list(_CHAIN.finditer(plain))), None)
+    return [] if chain is None else [f"{chain[1]} {unit_in_prose(plain, chain.end())}".strip()]
 
 
 def _value_of(words: str) -> str:
     said = without_remark(words).strip(" *").rstrip(".!。").strip(" *")
     leading = _LEADING_VALUE.match(said)
     return leading[1] if leading else said
+
+
+def subject(text: str) -> str:
+    """Return who a sentence is about: `Evelyn has the greatest speed.` → `Evelyn`; "" where it denies or leaves open."""
+    match = _SUBJECT.match(text.strip())
+    return "" if match is None or _NEGATION.search(text) or _OR.search(text) else match[1]
 
 
 def bold_end(line: str) -> str | None:
@@ -66,8 +100,8 @@ def bold_end(line: str) -> str | None:
 
 
 def without_remark(text: str) -> str:
-    """Return the text without words in brackets behind it: `6, 8, 10 (in increasing order)`."""
-    return _REMARK.sub("", text)
+    """Return the text without what only comments on it: `6, 8, 10 (in increasing order)`, `1/3, or about 0.33`."""
+    return _REMARK.sub("", _ROUNDED.sub("", text))
 
 
 def unit_in_prose(text: str, position: int) -> str:

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from remote_rm.number_words import parse_number_words
-from remote_rm.sentence import bold_end, complement, complements, unit_in_prose, without_remark
+from remote_rm.sentence import bold_end, complement, complements, subject, unit_in_prose, without_remark
 from remote_rm.units import conversion
 
 pytestmark = pytest.mark.unit
@@ -68,3 +68,12 @@ def test_units_of_one_measure_are_converted():
 )  # fmt: skip
 def test_numbers_in_words(text, number):
     assert parse_number_words(text) == number
+
+
+def test_the_end_of_a_chain_of_numbers_and_the_subject_of_a_sentence():
+    assert complements("James runs 3 × 60 × 3 = 540 meters a week.") == ["540 meters"]
+    assert complements("The curve is x^2 = 4") == ["x^2 = 4"]
+    assert complement("The triangle is an isosceles triangle.") == "isosceles triangle"
+    assert complements("The triangle is an isosceles triangle.")[1] == "isosceles"
+    assert subject("Evelyn has the greatest average speed.") == "Evelyn"
+    assert subject("Evelyn or Bob has the greatest average speed.") == ""
