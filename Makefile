@@ -3,8 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 VENV ?= .venv
-DEMO ?= runs/demo
 SEED ?= 1
+ARCH ?= qwen2_5_vl
+DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
 SOURCES := lmm_r1 remote_rm tests benchmarks compat setup.py
 
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn
 	touch $@
 
 demo: $(STAMP)
-	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) examples/scripts/demo.sh $(DEMO)
+	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) ARCH=$(ARCH) examples/scripts/demo.sh $(DEMO)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest

@@ -42,6 +42,13 @@ SEAMS: tuple[Seam, ...] = (
         signature=_ACTOR,
     ),
     Seam(
+        upstream="openrlhf.models:Actor.gradient_checkpointing_enable",
+        how="subclassed",
+        ours="lmm_r1.models.actor:KitActor.gradient_checkpointing_enable",
+        reason="no gradient runs through a frozen vision tower, and LoRA's runs through the frozen layers",
+        signature="self gradient_checkpointing_kwargs",
+    ),
+    Seam(
         upstream="openrlhf.models.utils:log_probs_from_logits",
         how="used",
         ours="lmm_r1.models.actor:KitActor.forward",
@@ -221,6 +228,20 @@ SEAMS: tuple[Seam, ...] = (
         ours="lmm_r1.trainer.strategy:KitStrategy._get_model_parameters",
         reason="the vision tower's parameters get groups of their own for --adam.vision_lr",
         signature="self model optim weight_decay",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.save_model",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_model",
+        reason="upstream saves LoRA's adapters alone, which neither vLLM nor the next stage can start from",
+        signature="self model tokenizer output_dir kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._unwrap_model",
+        how="used",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_model",
+        reason="a policy and a bare engine are saved by the same call",
+        signature="self model",
     ),
     Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_distributed",

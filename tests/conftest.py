@@ -16,10 +16,18 @@ if importlib.util.find_spec("openrlhf") is None:
         "unit/lmm_kits/*",
         "unit/test_cpu.py",
         "contracts/test_kit_engines.py",
+        "contracts/test_kit_videos.py",
+        "contracts/test_kit_images.py",
+        "contracts/test_kit_runs.py",
+        "contracts/test_kit_training.py",
+        "contracts/test_kit_videos.py",
         "contracts/test_kits.py",
+        "contracts/test_kits_table.py",
         "contracts/test_openrlhf_seams.py",
         "integration/test_bad_input.py",
         "integration/test_evaluate_errors.py",
+        "integration/test_lora.py",
+        "integration/test_video_rows.py",
     ]
 # Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

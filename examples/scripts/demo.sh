@@ -3,6 +3,7 @@
 # from text first and from handwriting then. Same scripts, trainer, engine and reward service as on a GPU cluster.
 #   bash examples/scripts/demo.sh                    into runs/demo
 #   SEED=2 bash examples/scripts/demo.sh runs/two    another seed, into runs/two
+#   ARCH=gemma3 bash examples/scripts/demo.sh        another architecture (lmm-r1 kits lists them)
 # A finished stage is skipped and a stopped one continued, so the same command takes up an interrupted demo.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

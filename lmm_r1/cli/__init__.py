@@ -13,6 +13,8 @@ COMMANDS = {
     "evaluate": "accuracy, format and length of one or more checkpoints on row files",
     "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
     "make_task": "write row files of a procedural task, with images",
+    "kits": "the architectures that can be trained, and what each supports",
+    "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
 }
 

@@ -114,9 +114,11 @@ def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], r
     """Raise UserError for the last checkpoint, too, before the first is measured."""
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.lmm_kits.weight_files import check_weights
+    from lmm_r1.rollout.agreement import check_engine
 
     for name, path in checkpoints.items():
         kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+        check_engine(kit, model=f"--checkpoints {name}={path}")
         kit.load_processor(path, trust_remote_code=config.trust_remote_code)
         check_weights(path)
         check_images_taken(rows, kit=kit, model=f"--checkpoints {name}={path}")

@@ -15,6 +15,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with user_errors(PROG):
         config = resolve(config)
         from lmm_r1 import cpu
+        from lmm_r1.lmm_kits.registry import kit_name_of
+
+        # Asked before the training stack is loaded, which takes longer than telling.
+        kit_name_of(config.actor.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
 
         cpu.prepare_process()
         from lmm_r1.trainer.run import train

@@ -53,7 +53,6 @@ NOT_YET: dict[str, Container[object]] = {
     "ds.packing_samples": (True,),
     "ds.ring_attn_size": range(2, sys.maxsize),
     "ds.load_in_4bit": (True,),
-    "ds.lora.rank": range(1, sys.maxsize),
     "ds.use_liger_kernel": (True,),
     "train.async_enable": (True,),
     "train.dynamic_batch_enable": (True,),

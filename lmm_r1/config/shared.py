@@ -51,11 +51,11 @@ class OptimizerConfig:
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     rank: int = 0
-    """Rank of the LoRA adapters; 0 trains the weights themselves."""
+    """Rank of the LoRA adapters, which are merged into the saved model; 0 trains the weights themselves."""
     alpha: int = 16
-    """LoRA's scale."""
+    """Scale of the adapters: they add alpha / rank times their product."""
     target_modules: tuple[str, ...] = ("all-linear",)
-    """Names of the modules that get an adapter."""
+    """Linear layers of the language model that get an adapter, by name; all-linear takes all but the output layer."""
     dropout: float = 0.0
     """Dropout in front of the adapters."""
 
@@ -95,7 +95,7 @@ class DeepSpeedConfig:
     load_in_4bit: bool = False
     """Load the base weights in 4 bits, for LoRA."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """LoRA."""
+    """LoRA: small adapters are trained, all other weights are frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)

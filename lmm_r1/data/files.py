@@ -8,7 +8,9 @@ from typing import Any
 
 from lmm_r1 import hub
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Row, images_of, parse_row
+from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 
 ROWS_FILE = "rows.jsonl"
@@ -47,7 +49,7 @@ def load_rows(
     image_key: str = "images",
     answer_required: bool = True,
 ) -> list[Row]:
-    """The first `max_rows` rows, all of them validated and their local images known to be there.
+    """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
 
     Raises:
         UserError: the file is missing or empty, or a record breaks the schema (with file and line).
@@ -65,6 +67,8 @@ def load_rows(
         )
         for part in images_of(row.messages):
             check_image_exists(part, location=location)
+        for part in videos_of(row.messages):
+            check_video_exists(part, location=location)
         rows.append(row)
     if not rows:
         raise UserError(f"{path} holds no rows; check the path")

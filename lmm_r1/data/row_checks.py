@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 def check_images_taken(rows: Sequence[Row], *, kit: LmmKit, model: str) -> None:
-    """Raise UserError at the first row with an image where the kit is that of plain language models."""
-    if kit.takes_images:
-        return
+    """Raise UserError at the first row with an image or a video that the kit's models cannot take."""
     for row in rows:
-        if images_of(row.messages):
+        if images_of(row.messages) and not kit.takes_images:
             raise UserError(
                 f"{row.location}: the row has an image, but {model} is a plain language model; "
                 "give a multimodal model or leave such rows out"
+            )
+        if videos_of(row.messages) and not kit.takes_videos:
+            raise UserError(
+                f"{row.location}: the row has a video, but {model} takes none; "
+                "give a model that does (lmm-r1 kits lists them), or leave such rows out"
             )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import learnt_turns
+from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 
 if TYPE_CHECKING:
     import torch
@@ -34,20 +34,20 @@ class SFTBatch:
 
 def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool) -> SFTSample | None:
     """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut)."""
-    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-    try:
-        encoded = kit.encode(processor, row.messages, images=images, add_generation_prompt=False)
-    except UserError as error:
-        raise UserError(f"{row.location}: {error}") from error
+    encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if len(encoded.token_ids) > max_len:
         return None
     turns = learnt_turns(row, every_turn=every_turn)
     learnt = [False] * len(encoded.token_ids)
-    offsets = _expanded_offsets(encoded.token_ids, placeholders=kit.placeholder_ids(processor))
+    placeholders = kit.placeholder_ids(processor)
     for turn in turns:
         start, end = _span(row, turn=turn, kit=kit, processor=processor, ids=encoded.engine_token_ids)
+        before = replace(row, messages=row.messages[:turn])
+        through = replace(row, messages=row.messages[: turn + 1])
+        start += _shift(before, at=start, kit=kit, processor=processor, whole=encoded, add_generation_prompt=True)
+        end += _shift(through, at=end, kit=kit, processor=processor, whole=encoded, add_generation_prompt=False)
         for index in range(start, end):
-            learnt[offsets[index]] = True
+            learnt[index] = encoded.token_ids[index] not in placeholders
     return SFTSample(token_ids=encoded.token_ids, learnt=learnt, media=encoded.media)
 
 
@@ -89,7 +89,7 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_
 
 
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -> tuple[int, int]:
-    """Return [start, end) of an assistant turn in the ids with one placeholder per image, end token included."""
+    """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
     before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
     through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False)
     # The last token of either may have grown together with the text behind it.
@@ -108,10 +108,15 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -
     return start, end
 
 
-def _expanded_offsets(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:
-    """Map positions with one placeholder per image to positions in the expanded ids: [1, 9, 9, 2] -> [0, 1, 3]."""
-    return [
-        index
-        for index, token in enumerate(token_ids)
-        if token not in placeholders or index == 0 or token_ids[index - 1] != token
-    ]
+def _shift(
+    before: Row, *, at: int, kit: LmmKit, processor: Any, whole: EncodedPrompt, add_generation_prompt: bool
+) -> int:
+    """Return how many ids the media of `before` add, at position `at` of the ids with one placeholder for each of them."""
+    ids, placeholders = whole.engine_token_ids, kit.placeholder_ids(processor)
+    if placeholders.isdisjoint(ids[:at]):
+        return 0
+    if placeholders.isdisjoint(ids[at:]):
+        return len(whole.token_ids) - len(ids)
+    # Between media. What a placeholder is expanded to may hold text, so that only encoding tells its length.
+    encoded = encode_row(before, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
+    return len(encoded.token_ids) - len(encoded.engine_token_ids)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.evaluation.generation import CheckpointEngine, GenerationSettings, Response
 from remote_rm import math_verifier
 
@@ -19,8 +19,13 @@ def evaluate_checkpoint(
     report: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
     """Return, per file, the number of rows, accuracy, format rate, mean response tokens and truncation rate."""
-    max_images = max(len(images_of(row.messages)) for rows in files.values() for row in rows)
-    engine = CheckpointEngine(path, settings=settings, max_images=max_images)
+    everything = [row for rows in files.values() for row in rows]
+    engine = CheckpointEngine(
+        path,
+        settings=settings,
+        max_images=max(len(images_of(row.messages)) for row in everything),
+        max_videos=max(len(videos_of(row.messages)) for row in everything),
+    )
     try:
         scores = {}
         for name, rows in files.items():

@@ -10,8 +10,8 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row
+from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.models.banned_tokens import BAN_BIAS
@@ -45,7 +45,7 @@ class Response:
 class CheckpointEngine:
     """A vLLM engine on one checkpoint; `close` frees its memory for the next."""
 
-    def __init__(self, path: str, *, settings: GenerationSettings, max_images: int) -> None:
+    def __init__(self, path: str, *, settings: GenerationSettings, max_images: int, max_videos: int) -> None:
         self.settings = settings
         self.kit = kit_of(path, trust_remote_code=settings.trust_remote_code)
         self.processor = self.kit.load_processor(path, trust_remote_code=settings.trust_remote_code)
@@ -63,7 +63,7 @@ class CheckpointEngine:
             enforce_eager=True,
             # A line per checkpoint is printed by whoever asks for responses.
             use_tqdm_on_load=False,
-            **self.kit.engine_arguments(config, max_images=max_images, max_videos=0),
+            **self.kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
         )
 
     def respond(self, rows: Sequence[Row], *, on_progress: Callable[[int], None]) -> list[Response]:
@@ -75,6 +75,7 @@ class CheckpointEngine:
             top_p=settings.top_p,
             max_tokens=settings.max_new_tokens,
             # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
+            stop_token_ids=[self.tokenizer.eos_token_id],
             skip_special_tokens=False,
             logit_bias=dict.fromkeys(self.banned, BAN_BIAS),
         )
@@ -94,11 +95,7 @@ class CheckpointEngine:
         gc.collect()
 
     def _prompt(self, row: Row) -> TokensPrompt:
-        images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-        try:
-            encoded = self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
-        except UserError as error:
-            raise UserError(f"{row.location}: {error}") from error
+        encoded = encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
         if len(encoded.token_ids) >= self.settings.max_model_len:
             raise UserError(
                 f"{row.location}: the prompt takes {len(encoded.token_ids)} tokens, which leaves no room for a response "
@@ -112,7 +109,7 @@ class CheckpointEngine:
 
     def _response(self, row: Row, sample: Any) -> Response:
         ids = list(sample.token_ids)
-        if ids and ids[-1] == self.tokenizer.eos_token_id:
+        if sample.finish_reason == "stop":
             ids = ids[:-1]
         return Response(
             row=row,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.errors import UserError
@@ -56,6 +57,8 @@ class LmmKit:
 
     model_type: str
     """The `model_type` of the checkpoint's config; also the folder's name and the registry's key."""
+    checkpoints: str
+    """The released checkpoints it serves, for the table of `lmm-r1 kits`: "Qwen2.5-VL"."""
     takes_images: bool
     takes_videos: bool
     load_config: Callable[..., PretrainedConfig]
@@ -75,6 +78,8 @@ class LmmKit:
     """(config, *, max_images, max_videos) -> extra arguments for vLLM's engine, `hf_overrides` among them."""
     engine_media: Callable[[EncodedPrompt], dict[str, list[Any]]]
     """(encoded) -> vLLM's `multi_modal_data`; empty for a text prompt."""
+    takes_flash_attention: bool
+    """Whether `--ds.attn_implementation auto` may choose flash attention, which takes causal and no masks alone."""
     engine_refusal: str | None
     """Why vLLM cannot run this architecture, so that it trains (SFT) but takes no part in RL; None where it can."""
     engine_disagreement: str | None
@@ -149,6 +154,46 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
         longer = max(factor, max_pixels // shorter // factor * factor)
         rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
     return rows, columns
+
+
+def load_image_processor(path: str, *, processor_class: type[ProcessorMixin]) -> Any:
+    """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing."""
+    from transformers import AutoProcessor
+
+    # Either name holds the image processor's settings; transformers 5 writes the first.
+    names = ("processor_config.json", "preprocessor_config.json")
+    wanted = f"copy {' or '.join(names)}, the tokenizer files and the chat template of the original model into it"
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise UserError(f"{path}: no image processor in this checkpoint; {wanted}")
+    try:
+        processor = AutoProcessor.from_pretrained(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); {wanted}"
+        ) from error
+    if not isinstance(processor, processor_class):
+        raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
+    # Some processor classes take no chat template when they are loaded; the same file gives the tokenizer its own.
+    if processor.chat_template is None:
+        processor.chat_template = processor.tokenizer.chat_template
+    check_chat(processor, tokenizer=processor.tokenizer, path=path)
+    return processor
+
+
+def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> bool:
+    """Return whether the tokenizer is to add its start token to a rendered chat: not where the template wrote it."""
+    return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+
+
+def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
+    """Raise UserError where a text holds a media token: it would stand for an image that is not there."""
+    from lmm_r1.data.messages import TextPart
+
+    texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+    typed = [token for token in media_tokens for text in texts if token in text]
+    if typed:
+        raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
 
 
 def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:

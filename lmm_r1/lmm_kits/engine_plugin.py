@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib
 
-ENGINE_CLASSES: dict[str, str] = {}
-"""Architecture as a checkpoint's `config.json` names it -> "module:class" of vLLM's model for it."""
-AUTO_CLASS_MODULES: tuple[str, ...] = ()
+ENGINE_CLASSES: dict[str, str] = {
+    "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
+    "LmmR1Gemma3ForConditionalGeneration": "lmm_r1.lmm_kits.gemma3.engine_model:Gemma3ForConditionalGeneration",
+    "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen2_5_vl.engine_model:TimedVideoModel",
+    "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
+    "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
+}
+"""Architecture as a checkpoint's `config.json` or a kit's `hf_overrides` names it -> "module:class" of vLLM's model for it."""
+AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v.auto_classes",)
 """Modules with a `register_auto_classes()` for configs and processors that transformers does not know."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from lmm_r1 import hub
@@ -12,9 +13,19 @@ from lmm_r1.lmm_kits.base import LmmKit
 
 # Imported on demand: a kit loads transformers.
 KITS: dict[str, str] = {
+    "aria": "lmm_r1.lmm_kits.aria",
+    "gemma3": "lmm_r1.lmm_kits.gemma3",
+    "janus": "lmm_r1.lmm_kits.janus",
     "llm": "lmm_r1.lmm_kits.llm",
+    "phi3_v": "lmm_r1.lmm_kits.phi3_v",
+    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal",
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
+    "qwen2_vl": "lmm_r1.lmm_kits.qwen2_vl",
+    "qwen3_vl": "lmm_r1.lmm_kits.qwen3_vl",
 }
+
+# `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
+CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
 
 # Plain language models share one kit; a config with a key that holds any of these words is not one of them.
 _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
@@ -28,14 +39,24 @@ def get_kit(model_type: str) -> LmmKit:
 
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
-    """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none.
+    """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
+    return get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
+
+
+def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
+    """Return the name of the checkpoint's kit without loading the kit; raises UserError if there is none.
 
     A multimodal architecture without a kit is refused: training it as a plain language model would drop its images.
     """
     config = _read_config(model_path)
     model_type = config.get("model_type")
     if model_type in KITS:
-        return get_kit(model_type)
+        return model_type
+    if model_type in CONVERTERS:
+        raise UserError(
+            f"{model_path}: no kit for model_type '{model_type}', an original format; convert it first: "
+            f"lmm-r1 convert_checkpoint --input {model_path} --output FOLDER"
+        )
     media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
     if media or not _is_causal_lm(model_type, config, trust_remote_code=trust_remote_code):
         raise UserError(
@@ -43,7 +64,20 @@ def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
             + (f" (its config has {', '.join(media)})" if media else "")
             + f"; known: {', '.join(sorted(KITS))}, and 'llm' serves any plain causal language model"
         )
-    return get_kit("llm")
+    return "llm"
+
+
+def converter_of(folder: Path) -> Callable[[Path, Path], list[str]]:
+    """Return the function (source, output) -> sentences that converts the checkpoint; raises UserError if none does."""
+    model_type = _read_config(str(folder)).get("model_type")
+    if model_type in KITS:
+        raise UserError(
+            f"{folder}: model_type '{model_type}' needs no conversion; give the folder to the other commands"
+        )
+    if model_type not in CONVERTERS:
+        known = ", ".join(sorted(CONVERTERS))
+        raise UserError(f"{folder}: model_type '{model_type}' cannot be converted; what can be: {known}")
+    return importlib.import_module(CONVERTERS[model_type]).convert
 
 
 def _read_config(model_path: str) -> dict:
@@ -75,8 +109,12 @@ def _read_config(model_path: str) -> dict:
 
 
 def _is_causal_lm(model_type: str | None, config: dict, *, trust_remote_code: bool) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return True
+    # The second list loads torch: an unknown name is told without it.
+    if model_type in CONFIG_MAPPING_NAMES:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return True
     return trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {})

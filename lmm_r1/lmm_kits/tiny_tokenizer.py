@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,3 +49,27 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )
+
+
+def train_character_bpe(corpus: Iterable[str], *, vocab_size: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the pieces and the merges of a BPE over characters, in which "▁" stands for a space.
+
+    As SentencePiece trains them: no piece spans two words, digits stay single, and lines are kept apart.
+    """
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\s+"), behavior="removed"),
+            pre_tokenizers.Split("▁", behavior="merged_with_next"),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    printable = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=["▁", *printable], show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    vocab = tokenizer.get_vocab()
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return sorted(vocab, key=vocab.__getitem__), [(left, right) for left, right in merges]

@@ -12,7 +12,8 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits, set_z3
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Media, kit_of
+from lmm_r1.lmm_kits import LmmKit, Media, kit_of
+from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
 from lmm_r1.models.banned_tokens import ban
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -36,6 +37,9 @@ class KitActor(Actor):
         freeze_visual_encoder: bool = False,
         load_in_4bit: bool = False,
         lora_rank: int = 0,
+        lora_alpha: int = 16,
+        lora_dropout: float = 0.0,
+        target_modules: str | Sequence[str] = EVERY_LAYER,
         use_liger_kernel: bool = False,
         packing_samples: bool = False,
         experts_implementation: str | None = None,
@@ -43,7 +47,7 @@ class KitActor(Actor):
         ban_media_tokens: bool = False,
         **unused: Any,
     ) -> None:
-        assert not any((load_in_4bit, lora_rank, use_liger_kernel, packing_samples)), "refused by config.resolve"
+        assert not any((load_in_4bit, use_liger_kernel, packing_samples)), "refused by config.resolve"
         kit = kit_of(pretrain_or_model, trust_remote_code=trust_remote_code)
         # While this object lives, transformers loads straight into ZeRO-3 shards.
         sharded = ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
@@ -52,7 +56,7 @@ class KitActor(Actor):
         model = kit.load_model(
             pretrain_or_model,
             dtype=DTYPES[param_dtype],
-            attn_implementation=resolve_attention(attn_implementation),
+            attn_implementation=resolve_attention(attn_implementation, kit=kit),
             trust_remote_code=trust_remote_code,
             **extra,
         )
@@ -65,12 +69,27 @@ class KitActor(Actor):
         self.model_config = model.config
         if freeze_visual_encoder:
             freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
+        if lora_rank:
+            _refuse_split_layers(ds_config)
+            names = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
+            lora = LoraSettings(rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=names)
+            add_adapters(model, kit, lora)
+        self.trains_vision = not (freeze_visual_encoder or lora_rank)
         set_z3_leaf_modules(model, detect_hybrid=False)
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
             processor = kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
             banned = kit.banned_token_ids(model.config, kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+        if not self.trains_vision:
+            # The reentrant kind needs an input that requires a gradient. Transformers hooks the inputs of all towers,
+            # which would send gradients through a frozen one; the text's embeddings are enough.
+            self.model.disable_input_require_grads()
+            self.model.get_input_embeddings().register_forward_hook(_require_gradient)
 
     def forward(
         self,
@@ -142,10 +161,24 @@ class KitActor(Actor):
         return padded, mask, [media]
 
 
-def resolve_attention(name: str) -> str:
+def _require_gradient(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def _refuse_split_layers(ds_config: dict | None) -> None:
+    pieces = 1 if ds_config is None else ds_config["tensor_parallel"]["autotp_size"]
+    if pieces > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {pieces} splits the layers that --ds.lora.rank adapts; leave one out"
+        )
+
+
+def resolve_attention(name: str, *, kit: LmmKit) -> str:
     """Return the attention implementation for `auto`: flash-attn where it can run, PyTorch's SDPA elsewhere."""
     if name != "auto":
         return name
+    if not kit.takes_flash_attention:
+        return "sdpa"
     try:
         import flash_attn_2_cuda  # noqa: F401  # the compiled part; the stand-in in compat/ has none
     except ImportError:

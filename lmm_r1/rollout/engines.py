@@ -19,7 +19,7 @@ ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLOCATED_SHARE = 0.2
 
 
-def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int) -> list[Any]:
+def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
     """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
     tensor_parallel = config.vllm.tensor_parallel_size
     group = shared
@@ -30,7 +30,7 @@ def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_imag
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
-    arguments = _engine_arguments(config, share=share, max_images=max_images)
+    arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
     engines = []
     for index in range(config.vllm.num_engines):
         bundles = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
@@ -46,7 +46,7 @@ def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_imag
     return engines
 
 
-def _engine_arguments(config: PPOConfig, *, share: float, max_images: int) -> dict[str, Any]:
+def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     correction = config.algo.advantage.is_correction_level != "off"
     on_gpu = cpu.has_cuda()
@@ -76,5 +76,5 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int) -> di
         "reward_endpoints": config.reward.remote_url.split(","),
         "reward_timeout_s": config.reward.timeout_s,
         "reward_deadline_s": config.reward.deadline_s,
-        **kit.engine_arguments(model_config, max_images=max_images, max_videos=0),
+        **kit.engine_arguments(model_config, max_images=max_images, max_videos=max_videos),
     }

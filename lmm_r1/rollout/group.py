@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from vllm.inputs import TokensPrompt
 
-from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, images_of, to_json
+from lmm_r1.data.messages import Row, to_json
+from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.rollout.sampling import sampling_params
@@ -55,7 +55,7 @@ class GroupRollout:
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
         Raises RewardUnavailable when a sample's reward cannot be had.
         """
-        prompt = self._encode(row)
+        prompt = encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
         room = settings.max_len - len(prompt.token_ids)
         if room < (settings.max_new_tokens or 1):
             if settings.overlong_prompts == "skip":
@@ -71,13 +71,6 @@ class GroupRollout:
         ]
         return list(await asyncio.gather(*tasks))
 
-    def _encode(self, row: Row) -> EncodedPrompt:
-        images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-        try:
-            return self.kit.encode(self.processor, row.messages, images=images, add_generation_prompt=True)
-        except UserError as error:
-            raise UserError(f"{row.location}: {error}") from error
-
     async def _samples(
         self, engine: Any, prompt: EncodedPrompt, settings: GroupSettings, *, max_tokens: int
     ) -> AsyncIterator[_Sample]:
@@ -92,6 +85,7 @@ class GroupRollout:
             top_p=settings.top_p,
             max_tokens=max_tokens,
             banned_token_ids=self.banned_token_ids,
+            end_token_id=self.tokenizer.eos_token_id,
             logprobs=settings.logprobs,
         )
         samples = [_Sample() for _ in range(settings.n_samples)]
@@ -108,7 +102,8 @@ class GroupRollout:
 
     async def _score(self, row: Row, prompt: EncodedPrompt, sample: _Sample) -> dict[str, Any]:
         response_ids = sample.token_ids
-        ended = bool(response_ids) and response_ids[-1] == self.tokenizer.eos_token_id
+        # A model may have several end tokens; no stop strings are used.
+        ended = sample.finish_reason == "stop"
         response = self.tokenizer.decode(response_ids[:-1] if ended else response_ids, skip_special_tokens=False)
         prompt_json = to_json(row.messages)
         scored = await self.scorer.reward(

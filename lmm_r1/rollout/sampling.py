@@ -17,6 +17,7 @@ def sampling_params(
     top_p: float,
     max_tokens: int,
     banned_token_ids: Sequence[int],
+    end_token_id: int,
     logprobs: bool,
 ) -> SamplingParams:
     """Return vLLM's parameters for one group; each response is streamed, so that it can be scored when it ends."""
@@ -25,7 +26,8 @@ def sampling_params(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
-        min_tokens=1,
+        # Beside those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
+        stop_token_ids=[end_token_id],
         skip_special_tokens=False,
         detokenize=False,
         logprobs=1 if logprobs else None,

@@ -18,7 +18,7 @@ class TaskRow:
     """A worked response: what the cold start teaches. It earns the full reward."""
 
     def record(self, *, solution: bool) -> dict[str, Any]:
-        """The row as `lmm_r1.data.messages.parse_row` reads it; `solution` appends the solution as assistant turn."""
+        """The row as `lmm_r1.data.row_parser.parse_row` reads it; `solution` appends the solution as assistant turn."""
         turn = [{"role": "assistant", "content": self.solution}] if solution else []
         return {"messages": self.messages + turn, "answer": self.answer, "datasource": self.datasource}
 

@@ -17,12 +17,13 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, to_openrlhf_args, to_yaml
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.prompt_stream import PromptStream, check_prompts
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.rollout.agreement import check_engine, with_correction
 from lmm_r1.rollout.engines import create_engines
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
@@ -39,6 +40,7 @@ def train(config: PPOConfig) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     kit = kit_of(path, trust_remote_code=trust_remote_code)
+    check_engine(kit, model=f"--actor.model_name_or_path {path}")
     processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
     check_weights(path)
     rows = _prompts(config)
@@ -47,13 +49,19 @@ def train(config: PPOConfig) -> None:
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     max_images = _max_images(config, rows + eval_rows)
     _check_rewards(config)
+    config = with_correction(config, kit=kit, rows=rows)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     folder.open(to_yaml(config))
 
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     shared = _shared_gpus(config)
-    engines = create_engines(config, shared=shared if config.train.colocate_all else None, max_images=max_images)
+    engines = create_engines(
+        config,
+        shared=shared if config.train.colocate_all else None,
+        max_images=max_images,
+        max_videos=max(len(videos_of(row.messages)) for row in rows + eval_rows),
+    )
     actor_group = _group(config, PolicyWorker, config.actor, shared)
     reference_group = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmm_r1.data.atomic_file import write_atomically, write_bytes_atomically
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message
+from lmm_r1.data.messages import ImagePart, Message, VideoPart, describe_video
 from lmm_r1.errors import UserError
 
 STAGE_FILE = "stage.json"
@@ -83,6 +83,8 @@ class RunFolder:
         for part in message.parts:
             if isinstance(part, ImagePart):
                 parts.append({"type": "image", "image": self._image(part, location)})
+            elif isinstance(part, VideoPart):
+                parts.append({"type": "video", "video": describe_video(part)})
             else:
                 parts.append({"type": "text", "text": part.text})
         return {"role": message.role, "content": parts}

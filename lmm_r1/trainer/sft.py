@@ -96,6 +96,10 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         attn_implementation=config.ds.attn_implementation,
         param_dtype=config.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),
+        lora_rank=config.ds.lora.rank,
+        lora_alpha=config.ds.lora.alpha,
+        lora_dropout=config.ds.lora.dropout,
+        target_modules=config.ds.lora.target_modules,
         experts_implementation=config.ds.experts_implementation,
         trust_remote_code=config.train.trust_remote_code,
     )

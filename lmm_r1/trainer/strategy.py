@@ -6,13 +6,17 @@ import os
 import socket
 from collections.abc import Sequence, Set
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
+from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 
 
 class KitStrategy(DeepspeedStrategy):
@@ -40,10 +44,39 @@ class KitStrategy(DeepspeedStrategy):
             return raw_model, groups
         assert optim == "adam", "refused by config.resolve"
         prefixes = (*model.kit.vision_prefixes, *model.kit.projector_prefixes)
-        vision = {id(value) for name, value in raw_model.named_parameters() if prefixes and name.startswith(prefixes)}
+        vision = [value for name, value in raw_model.named_parameters() if prefixes and name.startswith(prefixes)]
         if not vision:
             raise UserError(f"--adam.vision_lr {self._vision_lr}: this model has no vision tower; leave it out")
-        return raw_model, split_groups(groups, members=vision, lr=self._vision_lr)
+        trained = {id(value) for value in vision if value.requires_grad}
+        if not trained:
+            raise UserError(
+                f"--adam.vision_lr {self._vision_lr}: --ds.lora.rank or --actor.freeze_visual_encoder freezes the vision "
+                "tower; leave one out"
+            )
+        return raw_model, split_groups(groups, members=trained, lr=self._vision_lr)
+
+    def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
+        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well."""
+        module = self._unwrap_model(model)
+        if not adapted_layers(module):
+            super().save_model(model, tokenizer, output_dir, **kwargs)
+            return
+        weights = whole_state_dict(model.model)
+        if self.is_rank_0():
+            module.save_pretrained(output_dir, state_dict=merged_state_dict(module, weights), **kwargs)
+            save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
+            tokenizer.save_pretrained(output_dir)
+        dist.barrier()
+
+
+def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:
+    """Return all weights of a DeepSpeed engine's model; None on other ranks than 0 where ZeRO-3 holds shards of them.
+
+    Every rank must call it.
+    """
+    if engine.zero_optimization_stage() == 3:
+        return engine._consolidated_16bit_state_dict()
+    return engine.module.state_dict()
 
 
 def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: float) -> list[dict[str, Any]]:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import ray
+import torch
 import torch.distributed as dist
 from openrlhf.trainer.ray.launcher import ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+from peft.tuners.lora import LoraLayer
 
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.lmm_kits import Media, kit_of
-from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
+from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
+
+# How many merged weights are held beside the model while they are sent; a block of a language model has seven.
+LAYERS_AT_A_TIME = 14
 
 
 def load_processor(
@@ -44,27 +52,56 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to all engines, then let them forget what they computed with the old ones."""
-        if cpu.has_cuda():
-            super().broadcast_to_vllm()
-        else:
+        if not cpu.has_cuda():
             self._send_files()
+        elif adapted_layers(self.actor.model.module):
+            self._send_merged()
+        else:
+            super().broadcast_to_vllm()
         if dist.get_rank() == 0:
             ray.get([engine.reset_caches.remote() for engine in self.vllm_engines])
         dist.barrier()
 
     def _send_files(self) -> None:
         engine = self.actor.model
-        # ZeRO-3 gathers the shards on rank 0; the other stages hold all weights everywhere.
-        weights = engine._consolidated_16bit_state_dict() if self.args.ds.zero_stage == 3 else None
+        weights = whole_state_dict(engine)
         if dist.get_rank() != 0:
             return
         memory = Path("/dev/shm")
         folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
         try:
-            engine.module.save_pretrained(folder, state_dict=weights)
+            engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
             ray.get([rollout.load_weights_from.remote(folder) for rollout in self.vllm_engines])
         finally:
             shutil.rmtree(folder)
+
+    def _send_merged(self) -> None:
+        """Let OpenRLHF send what an adapter has changed, a few layers at a time; the engines have the rest already."""
+        trained = self.actor
+        layers = list(adapted_layers(trained.model.module).items())
+        try:
+            for start in range(0, len(layers), LAYERS_AT_A_TIME):
+                part = dict(layers[start : start + LAYERS_AT_A_TIME])
+                # Upstream reads names and weights off `actor.model.module`, and sends those that are trained.
+                module = SimpleNamespace(named_parameters=_merged_parameters(part).items)
+                self.actor = SimpleNamespace(model=SimpleNamespace(module=module))
+                super().broadcast_to_vllm()
+        finally:
+            self.actor = trained
+
+
+def _merged_parameters(layers: Mapping[str, LoraLayer]) -> dict[str, torch.nn.Parameter]:
+    """Return the merged weights of adapted layers, whole on every rank, by their name in the bare model."""
+    merged = {}
+    for name, layer in layers.items():
+        shards = layer_weights(layer)
+        # Without ZeRO-3 the weights are whole, and this does nothing.
+        with deepspeed.zero.GatheredParameters(shards):
+            weight = torch.nn.Parameter(merged_weight(layer, *shards))
+        # The shape, where upstream looks for it under ZeRO-3.
+        weight.ds_shape = weight.shape
+        merged[f"{name}.weight"] = weight
+    return merged
 
 
 class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):

@@ -53,8 +53,32 @@ IMAGES = {
     ],
 }
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
-# Qwen2.5-VL has one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2; sqrt(20000 / 9408) = 1.458, 5 x 6.
-BOUNDED_PLACEHOLDERS = {"qwen2_5_vl": (12, 4, 30)}
+# Qwen2-VL and Qwen2.5-VL have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
+# sqrt(20000 / 9408) = 1.458 gives 5 x 6.
+# Qwen3-VL has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2; with 1.458, 3.8 x 5.1 up to
+# 4 x 6.
+# Gemma 3 scales every image to one size: 112 x 112 pixels in patches of 14, of which each 2 x 2 become one placeholder,
+# are 4 x 4 whatever the bounds.
+# Phi-3.5-vision scales every image to as many crops as its shape allows, with ratio 4 : 3 and 4 crops at most to 2 x 2
+# whatever the bounds: here 3 x 3 for each and for the whole, 6 + 3 newlines and a separator, 5 * 9 + 9 + 1.
+BOUNDED_PLACEHOLDERS = {
+    "aria": (16, 16, 16),
+    "gemma3": (16, 16, 16),
+    "janus": (36, 36, 36),
+    "phi3_v": (55, 55, 55),
+    "phi4_multimodal": (477, 494, 477),
+    "qwen2_5_vl": (12, 4, 30),
+    "qwen2_vl": (12, 4, 30),
+    "qwen3_vl": (12, 2, 24),
+}
+# Their processor takes an image of 300 x 1 pixels.
+ANY_SHAPE = ("aria", "gemma3", "janus", "phi3_v")
+# Their chat template takes white space off both ends of a text, as the released one does.
+TRIMMING = ("gemma3", "janus")
+# Their chat template writes a space before an assistant's words, behind the generation prompt.
+SPACED = ("janus",)
+# Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
+COMPLETED = ("janus",)
 CASES = [(name, case) for name in KITS for case in TEXTS] + [(name, case) for name in IMAGE_KITS for case in IMAGES]
 
 
@@ -98,9 +122,12 @@ def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor
         # A language model's template takes a string.
         chat.append({"role": turn.role, "content": parts if loaded.kit.takes_images else turn.parts[0].text})
     text = loaded.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    if loaded.kit.model_type in COMPLETED:
+        return dict(loaded.processor(text=[text], images=images or None, return_tensors="pt"))
     if not images:
         return dict(loaded.tokenizer([text], add_special_tokens=False, return_tensors="pt"))
-    return dict(loaded.processor(text=[text], images=images, return_tensors="pt"))
+    # The template has written the start token, if there is one.
+    return dict(loaded.processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt"))
 
 
 def test_a_kit_is_registered_under_its_model_type():
@@ -157,7 +184,7 @@ def test_bounds_beyond_the_processors_own_do_not_blow_an_image_up(load, name):
     assert image.width * image.height < 10**8
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", [name for name in IMAGE_KITS if name not in ANY_SHAPE])
 def test_an_image_that_the_processor_refuses_is_a_user_error_with_its_size(load, name):
     loaded = load(name)
     with pytest.raises(UserError, match="300x1"):
@@ -209,7 +236,8 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
     known = len(loaded.tokenizer)
     config.get_text_config().vocab_size = known + 5
-    words = ("vision", "image", "video", "audio")
+    # Aria writes an image between the tokens that language models use for infilling.
+    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix")
     media = {
         token
         for token, added in loaded.tokenizer.added_tokens_decoder.items()
@@ -311,7 +339,9 @@ def test_the_filler_row_changes_no_log_prob_and_gives_the_vision_tower_a_gradien
         loaded.actor.zero_grad()
         log_probs = loaded.actor(sequences, attention_mask=mask, return_logprobs=True) * mask[:, 1:]
         log_probs.sum().backward()
-        return log_probs.detach(), {key: weight.grad for key, weight in loaded.actor.model.named_parameters()}
+        weights = loaded.actor.model.named_parameters()
+        # Without the weights that a kit freezes itself, as no loss of ours reaches them.
+        return log_probs.detach(), {key: weight.grad for key, weight in weights if weight.requires_grad}
 
     alone, gradients = run()
     gradients = {key: None if grad is None else grad.clone() for key, grad in gradients.items()}
@@ -345,13 +375,14 @@ def test_the_filler_image_fits_the_shortest_sequence(load, name, monkeypatch):
 def test_vision_and_projector_are_found_by_their_prefixes_and_nothing_else_is_outside_the_language_model(load, name):
     loaded = load(name)
     model = make_actor(loaded.folder).model
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
     freeze(model, prefixes=(*loaded.kit.vision_prefixes, *loaded.kit.projector_prefixes))
-    frozen = {key for key, weight in model.named_parameters() if not weight.requires_grad}
+    frozen = {key for key in trained if not model.get_parameter(key).requires_grad}
     for prefixes in (loaded.kit.vision_prefixes, loaded.kit.projector_prefixes):
         for prefix in prefixes:
             assert any(key.startswith(prefix) for key in frozen), prefix
-    language = {key for key, _ in model.named_parameters() if "language_model" in key or key.startswith("lm_head")}
-    assert frozen == {key for key, _ in model.named_parameters()} - language
+    others = (*loaded.kit.language_prefixes, *loaded.kit.untrained_prefixes)
+    assert frozen == {key for key in trained if not key.startswith(others)}
 
 
 @pytest.mark.parametrize("name", KITS)
@@ -424,9 +455,11 @@ def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone
         message("assistant", "<answer>47</answer>\n"),
     ]
     end = loaded.tokenizer.eos_token
-    last = f"<answer>47</answer>\n{end}"
+    start = " " if name in SPACED else ""
+    first = f"{start}<think>easy</think><answer>46</answer>{end}"
+    last = f"{start}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
     assert learnt_text(loaded, messages, every_turn=False) == last
-    assert learnt_text(loaded, messages, every_turn=True) == f"<think>easy</think><answer>46</answer>{end}{last}"
+    assert learnt_text(loaded, messages, every_turn=True) == first + last
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> str:

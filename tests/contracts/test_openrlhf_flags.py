@@ -44,7 +44,7 @@ COMMAND_LINES = {
         --data.prompt_dataset prompts.jsonl --data.input_key messages --data.label_key answer --data.apply_chat_template
         --actor.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2 --actor.freeze_visual_encoder
         --algo.advantage.is_correction_level token --algo.advantage.is_correction_threshold 2 --vllm.sync_with_ray
-        --actor.muon.no_nesterov --actor.optim muon --ds.lora.target_modules q_proj v_proj
+        --actor.muon.no_nesterov --actor.optim muon --ds.lora.rank 8 --ds.lora.alpha 32 --ds.lora.target_modules q_proj v_proj
         --eval.dataset test.jsonl --eval.steps 10 --ckpt.load_enable --logger.wandb.run_name mine""",
         """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --reward.remote_url http://a/get_reward
         --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
@@ -57,7 +57,7 @@ COMMAND_LINES = {
         --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.save_steps -1
         --eval.steps -1 --ds.zero_stage 2 --train.max_epochs 1 --ds.param_dtype bf16 --adam.lr 5e-6
         --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --lr_scheduler cosine
-        --max_norm 0.5 --muon.no_nesterov --logger.wandb.run_name mine"""
+        --max_norm 0.5 --muon.no_nesterov --ds.lora.rank 16 --ds.lora.dropout 0.05 --logger.wandb.run_name mine"""
     ],
 }
 CASES = [(command, line.split()) for command, lines in COMMAND_LINES.items() for line in lines]

@@ -1,8 +1,8 @@
-"""Conversations for tests: images that differ everywhere, messages and rows."""
+"""Conversations for tests: images and videos that differ everywhere, messages and rows."""
 
-from PIL import Image
+from PIL import Image, ImageChops
 
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 
 
 def picture(width: int, height: int) -> Image.Image:
@@ -11,9 +11,15 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.frombytes("RGB", (width, height), pixels)
 
 
-def message(role: str, *parts: str | Image.Image | ImagePart) -> Message:
-    """Return a message of texts and images in the order given."""
-    wrapped = {str: TextPart, Image.Image: ImagePart, ImagePart: lambda part: part}
+def clip(frames: int, width: int, height: int, **settings: float) -> VideoPart:
+    """Return a video of frames that differ from one another everywhere."""
+    still = picture(width, height)
+    return VideoPart(tuple(ImageChops.offset(still, 9 * index, 5 * index) for index in range(frames)), **settings)
+
+
+def message(role: str, *parts: str | Image.Image | ImagePart | VideoPart) -> Message:
+    """Return a message of texts, images and videos in the order given."""
+    wrapped = {str: TextPart, Image.Image: ImagePart, ImagePart: lambda part: part, VideoPart: lambda part: part}
     return Message(role=role, parts=tuple(wrapped[type(part)](part) for part in parts))
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from lmm_r1.data.messages import ImagePart, Message
+from lmm_r1.data.messages import Message, images_of, videos_of
+from lmm_r1.data.videos import load_video
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
 from lmm_r1.models.actor import KitActor
 
@@ -24,14 +25,29 @@ def build_checkpoint(kit: LmmKit, folder: Path) -> None:
 
 
 def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> EncodedPrompt:
-    """Encode with the generation prompt; the images are those in the messages."""
-    images = [part.source for turn in messages for part in turn.parts if isinstance(part, ImagePart)]
-    return kit.encode(processor, messages, images=images, add_generation_prompt=True)
+    """Encode with the generation prompt; the images and the videos' frames are those in the messages."""
+    images = [part.source for part in images_of(messages)]
+    videos = [load_video(part, location="test") for part in videos_of(messages)]
+    return kit.encode(processor, messages, images=images, videos=videos, add_generation_prompt=True)
 
 
 def make_actor(folder: Path, *, attention: str = "sdpa", **settings: object) -> KitActor:
     """Return the checkpoint's actor in fp32, in evaluation mode."""
     return KitActor(str(folder), attn_implementation=attention, param_dtype="fp32", **settings).eval()
+
+
+def run_kit(kit: LmmKit, folder: Path, messages: Sequence[Message]) -> tuple[list[int], torch.Tensor]:
+    """Return a conversation's ids and the logits (T, V) of the checkpoint in fp32, through the given kit alone."""
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    model = kit.load_model(
+        str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+    ).eval()
+    encoded = encode(kit, processor, messages)
+    sequences, mask = pad([encoded.token_ids], side="right")
+    media = None if encoded.media is None else kit.merge_media([encoded.media])
+    with torch.no_grad():
+        inputs = kit.forward_inputs(model.config, sequences, mask, media)
+        return encoded.token_ids, model(sequences, attention_mask=mask, use_cache=False, **inputs).logits[0]
 
 
 def pad(rows: Sequence[Sequence[int]], *, side: str) -> tuple[torch.Tensor, torch.Tensor]:

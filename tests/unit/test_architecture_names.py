@@ -11,10 +11,10 @@ from lmm_r1.lmm_kits import KITS
 pytestmark = pytest.mark.unit
 
 PACKAGE = Path(lmm_r1.__file__).parent
-KIT_NAMES = set(KITS) - {"llm"}
 # Short names are looked for as words: "variables" holds one of them, and "graphics" another.
-ANYWHERE = ("qwen", "gemma", "llama", "janus", "internvl", *KIT_NAMES)
 AS_WORDS = ("phi", "aria")
+KIT_NAMES = set(KITS) - {"llm", *AS_WORDS}
+ANYWHERE = ("qwen", "gemma", "llama", "janus", "internvl", *KIT_NAMES)
 NAMES = re.compile(
     "|".join([*map(re.escape, ANYWHERE), *(f"(?<![a-z]){name}(?![a-z])" for name in AS_WORDS)]), re.IGNORECASE
 )

@@ -6,6 +6,7 @@ from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
 
 KIT = LmmKit(
     model_type="llm",
+    checkpoints="any plain language model",
     takes_images=False,
     takes_videos=False,
     load_config=encoding.load_config,
@@ -17,6 +18,7 @@ KIT = LmmKit(
     placeholder_ids=encoding.placeholder_ids,
     engine_arguments=encoding.engine_arguments,
     engine_media=engine_media,
+    takes_flash_attention=True,
     engine_refusal=None,
     engine_disagreement=None,
     banned_token_ids=encoding.banned_token_ids,

@@ -1,13 +1,14 @@
 """The kit of Qwen2.5-VL."""
 
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, base_model_of, merge_along_batch
 from lmm_r1.lmm_kits.qwen2_5_vl import encoding
 from lmm_r1.lmm_kits.qwen2_5_vl.tiny_model import build_tiny
 
 KIT = LmmKit(
     model_type="qwen2_5_vl",
+    checkpoints="Qwen2.5-VL",
     takes_images=True,
-    takes_videos=False,
+    takes_videos=True,
     load_config=encoding.load_config,
     load_model=encoding.load_model,
     load_processor=encoding.load_processor,
@@ -16,7 +17,8 @@ KIT = LmmKit(
     render=encoding.render,
     placeholder_ids=encoding.placeholder_ids,
     engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
+    engine_media=encoding.engine_media,
+    takes_flash_attention=True,
     engine_refusal=None,
     engine_disagreement=None,
     banned_token_ids=encoding.banned_token_ids,

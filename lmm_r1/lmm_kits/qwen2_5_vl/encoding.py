@@ -1,40 +1,38 @@
-"""Qwen2.5-VL: messages to ids and pixel patches, M-RoPE positions, and the tokens that may not be sampled."""
+"""Messages to ids and pixel patches, positions, and the tokens that may not be sampled; for the whole Qwen-VL family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
 from transformers import (
-    AutoProcessor,
+    PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
 )
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from lmm_r1.data.messages import Message, TextPart, images_of
+from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
-    bounded_size,
     chat_of,
-    check_chat,
-    collapse_runs,
+    check_typed_media,
     ids_beyond_tokenizer,
+    load_image_processor,
     text_positions,
 )
+from lmm_r1.lmm_kits.qwen2_5_vl.frames import bounded_image, bounded_video, channels_first, video_metadata
+from lmm_r1.lmm_kits.qwen2_5_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
 
-# Either name holds the image processor's settings; transformers 5 writes the first.
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MEDIA_TOKENS = (
     "<|vision_start|>",
     "<|vision_end|>",
@@ -42,6 +40,8 @@ MEDIA_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+MEDIA_KEYS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+ENGINE_CLASS = "LmmR1Qwen2_5_VLForConditionalGeneration"
 
 
 def load_config(path: str, *, trust_remote_code: bool) -> Qwen2_5_VLConfig:
@@ -51,13 +51,19 @@ def load_config(path: str, *, trust_remote_code: bool) -> Qwen2_5_VLConfig:
 def load_model(
     path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Load the model with its generation cache off.
+    """Load the model with its generation cache off."""
+    return without_cache(
+        Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, **kwargs
+        )
+    )
+
+
+def without_cache(model: PreTrainedModel) -> PreTrainedModel:
+    """Turn the generation cache off and return the model.
 
     The inner config is the one that counts: a cache would also switch off the detection of packed rows.
     """
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        path, dtype=dtype, attn_implementation=attn_implementation, **kwargs
-    )
     model.config.use_cache = False
     model.config.text_config.use_cache = False
     return model
@@ -65,117 +71,116 @@ def load_model(
 
 def load_processor(path: str, *, trust_remote_code: bool) -> Qwen2_5_VLProcessor:
     """Load processor and tokenizer; raises UserError when the checkpoint lacks one of them or a chat template."""
-    folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        raise UserError(
-            f"{path}: no image processor in this checkpoint; copy {' or '.join(PROCESSOR_FILES)} of the original model "
-            "into it"
-        )
-    try:
-        processor = AutoProcessor.from_pretrained(path)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); copy "
-            f"{' or '.join(PROCESSOR_FILES)}, the tokenizer files and the chat template of the original model into it"
-        ) from error
-    if not isinstance(processor, Qwen2_5_VLProcessor):
-        raise UserError(
-            f"{path}: this checkpoint has a tokenizer but no image processor; copy {' or '.join(PROCESSOR_FILES)} "
-            "of the original model into it"
-        )
-    check_chat(processor, tokenizer=processor.tokenizer, path=path)
-    return processor
+    return load_image_processor(path, processor_class=Qwen2_5_VLProcessor)
 
 
-def tokenizer_of(processor: Qwen2_5_VLProcessor) -> PreTrainedTokenizerBase:
+def tokenizer_of(processor: ProcessorMixin) -> PreTrainedTokenizerBase:
     return processor.tokenizer
 
 
 def encode(
-    processor: Qwen2_5_VLProcessor,
+    processor: ProcessorMixin,
     messages: Sequence[Message],
     *,
     images: Sequence[Image.Image],
     add_generation_prompt: bool,
     videos: Sequence[Video] = (),
 ) -> EncodedPrompt:
-    """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
-    resized = [
-        _within_bounds(processor, image, part.min_pixels, part.max_pixels)
-        for image, part in zip(images, images_of(messages), strict=True)
+    """Encode a conversation with its media; raises UserError when it holds what the processor cannot take."""
+    bounded = [
+        bounded_video(processor, video, min_pixels=part.min_pixels, max_pixels=part.max_pixels, frames_together=1)
+        for video, part in zip(videos, videos_of(messages), strict=True)
     ]
-    text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
-    if not resized:
-        token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return EncodedPrompt(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
-    try:
-        batch = processor(text=[text], images=resized, add_special_tokens=False, return_tensors="pt")
-    except ValueError as error:
-        sizes = ", ".join(f"{image.width}x{image.height}" for image in resized)
-        raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
-    token_ids = batch["input_ids"][0].tolist()
-    return EncodedPrompt(
-        token_ids=token_ids,
-        engine_token_ids=collapse_runs(token_ids, placeholders=placeholder_ids(processor)),
-        images=resized,
-        media={"pixel_values": batch["pixel_values"], "image_grid_thw": batch["image_grid_thw"]},
+    return encode_bounded(
+        processor, messages, images=images, videos=bounded, add_generation_prompt=add_generation_prompt
     )
 
 
-def render(processor: Qwen2_5_VLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
-    """Return the ids of a conversation with one placeholder per image, without reading the images."""
+def encode_bounded(
+    processor: ProcessorMixin,
+    messages: Sequence[Message],
+    *,
+    images: Sequence[Image.Image],
+    videos: Sequence[Video],
+    add_generation_prompt: bool,
+) -> EncodedPrompt:
+    """Encode a conversation whose videos have been brought within their bounds."""
+    resized = [
+        bounded_image(processor, image, part.min_pixels, part.max_pixels)
+        for image, part in zip(images, images_of(messages), strict=True)
+    ]
+    text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+    engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not resized and not videos:
+        return EncodedPrompt(token_ids=engine_token_ids, engine_token_ids=engine_token_ids, images=[], media=None)
+    media: dict[str, Any] = {"images": resized} if resized else {}
+    if videos:
+        media["videos"] = [channels_first(video) for video in videos]
+        media["video_metadata"] = [video_metadata(video) for video in videos]
+        media["do_sample_frames"] = False
+    try:
+        batch = processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
+    except ValueError as error:
+        sizes = [f"{image.width}x{image.height}" for image in resized]
+        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in videos]
+        raise UserError(
+            f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out"
+        ) from error
+    return EncodedPrompt(
+        token_ids=batch["input_ids"][0].tolist(),
+        engine_token_ids=engine_token_ids,
+        images=resized,
+        media={key: batch[key] for key in MEDIA_KEYS if key in batch},
+        videos=list(videos),
+    )
+
+
+def render(processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    """Return the ids of a conversation with one placeholder per image or video, without reading any."""
     text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
     return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _render_text(processor: Qwen2_5_VLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    for message in messages:
-        for part in message.parts:
-            typed = [token for token in MEDIA_TOKENS if isinstance(part, TextPart) and token in part.text]
-            if typed:
-                raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
+def _render_text(processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
     text = processor.apply_chat_template(
         chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
-    written, given = text.count(processor.image_token), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    for token, parts, kind in (
+        (processor.image_token, images_of(messages), "images"),
+        (processor.video_token, videos_of(messages), "videos"),
+    ):
+        if text.count(token) != len(parts):
+            raise UserError(
+                f"the checkpoint's chat template writes {text.count(token)} placeholders for the {len(parts)} {kind} "
+                "of a row"
+            )
     return text
 
 
-def placeholder_ids(processor: Qwen2_5_VLProcessor) -> frozenset[int]:
+def placeholder_ids(processor: ProcessorMixin) -> frozenset[int]:
     return frozenset({processor.image_token_id, processor.video_token_id})
 
 
-def _within_bounds(
-    processor: Qwen2_5_VLProcessor, image: Image.Image, min_pixels: int | None, max_pixels: int | None
-) -> Image.Image:
-    """Resize an image to its own pixel bounds, as far as the processor's own bounds leave room for them.
-
-    Done before both the training and the rollout side see it, so that both cut it into the same patches.
-    """
-    if min_pixels is None and max_pixels is None:
-        return image
-    image_processor = processor.image_processor
-    lowest, highest = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
-    highest = min(highest, max_pixels or highest)
-    height, width = bounded_size(
-        height=image.height,
-        width=image.width,
-        factor=image_processor.patch_size * image_processor.merge_size,
-        min_pixels=min(max(lowest, min_pixels or lowest), highest),
-        max_pixels=highest,
-    )
-    return image.resize((width, height), Image.Resampling.BICUBIC)
-
-
 def engine_arguments(config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    """Return vLLM's limits, and for rows with videos the class of `engine_model`, which knows how long they last."""
+    limits = media_limits(max_images=max_images, max_videos=max_videos)
+    return {**limits, "hf_overrides": {"architectures": [ENGINE_CLASS]}} if max_videos else limits
+
+
+def media_limits(*, max_images: int, max_videos: int) -> dict[str, Any]:
     return {"limit_mm_per_prompt": {"image": max_images, "video": max_videos}}
 
 
-def banned_token_ids(config: Qwen2_5_VLConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def engine_media(encoded: EncodedPrompt) -> dict[str, list[Any]]:
+    """Return images, and videos with their times, as vLLM takes them; nothing for a text prompt."""
+    media: dict[str, list[Any]] = {"image": encoded.images} if encoded.images else {}
+    if encoded.videos:
+        media["video"] = [(channels_first(video), video_metadata(video)) for video in encoded.videos]
+    return media
+
+
+def banned_token_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids of all media tokens and of the vocabulary's padding."""
     media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]
     known = [
@@ -189,7 +194,7 @@ def banned_token_ids(config: Qwen2_5_VLConfig, tokenizer: PreTrainedTokenizerBas
 
 
 def forward_inputs(
-    config: Qwen2_5_VLConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
 ) -> dict[str, torch.Tensor]:
     """Return M-RoPE positions (3, B, T) and the media tensors for a padded batch (B, T).
 
@@ -198,26 +203,19 @@ def forward_inputs(
     if media is None:
         positions = text_positions(attention_mask)
         return {"position_ids": positions.expand(3, *positions.shape)}
-    types = (sequences == config.image_token_id).to(torch.int32)
-    positions, _ = Qwen2_5_VLModel.get_rope_index(
-        _position_source(config),
-        sequences,
-        mm_token_type_ids=types,
-        image_grid_thw=media["image_grid_thw"],
-        attention_mask=attention_mask,
-    )
-    # (sequences.device, so that the caller need not know where the positions were computed)
-    return {"position_ids": positions.to(sequences.device), "mm_token_type_ids": types, **media}
+    types = torch.zeros_like(sequences, dtype=torch.int32)
+    types[sequences == config.image_token_id] = IMAGE
+    types[sequences == config.video_token_id] = VIDEO
+    grids = grids_of(media, vision=config.vision_config)
+    features = {key: value for key, value in media.items() if key != "second_per_grid_ts"}
+    return {
+        "position_ids": mrope_positions(types, attention_mask, grids),
+        "mm_token_type_ids": types,
+        **features,
+    }
 
 
-def _position_source(config: Qwen2_5_VLConfig) -> SimpleNamespace:
-    """Return what `get_rope_index` reads of the model: its config and one helper; no weights."""
-    source = SimpleNamespace(config=config)
-    source.get_vision_position_ids = partial(Qwen2_5_VLModel.get_vision_position_ids, source)
-    return source
-
-
-def filler_media(config: Qwen2_5_VLConfig) -> tuple[list[int], Media]:
+def filler_media(config: PretrainedConfig) -> tuple[list[int], Media]:
     """Return the smallest legal image sample: one merged patch of zeros between its two markers."""
     vision = config.vision_config
     patches = vision.spatial_merge_size**2
@@ -229,5 +227,5 @@ def filler_media(config: Qwen2_5_VLConfig) -> tuple[list[int], Media]:
     return [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id], media
 
 
-def save_processor(processor: Qwen2_5_VLProcessor, folder: str | Path) -> None:
+def save_processor(processor: ProcessorMixin, folder: str | Path) -> None:
     processor.save_pretrained(folder)

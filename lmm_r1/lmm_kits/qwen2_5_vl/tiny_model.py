@@ -1,12 +1,17 @@
-"""A small random Qwen2.5-VL with its real special tokens, chat template conventions and image processor."""
+"""A small random Qwen2.5-VL with its real special tokens, chat template conventions and processors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
@@ -33,13 +38,15 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-# Renders as the released checkpoints do: a default system turn, and images in place between vision markers.
-CHAT_TEMPLATE = """\
-{%- macro media(kind) -%}<|vision_start|><|{{ kind }}_pad|><|vision_end|>{%- endmacro -%}
-{%- set seen = namespace(image=0, video=0) -%}
+# Renders as the released checkpoints do: media in place between vision markers, and first a default system turn.
+DEFAULT_SYSTEM = """\
 {%- if messages[0].role != 'system' -%}
 {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
 {%- endif -%}
+"""
+TURNS = """\
+{%- macro media(kind) -%}<|vision_start|><|{{ kind }}_pad|><|vision_end|>{%- endmacro -%}
+{%- set seen = namespace(image=0, video=0) -%}
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
 {%- if message.content is string -%}
@@ -66,67 +73,100 @@ CHAT_TEMPLATE = """\
 ORDINARY_TOKENS = 384
 HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 VISION_LAYERS = 2
+# As the released checkpoints have it for videos and images alike; the class's own default blows small frames up.
+VIDEO_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
 
 def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
     """Write a random checkpoint, its processor and chat template to `folder`."""
-    tokenizer = train_tokenizer(
-        tokenizer_corpus,
-        vocab_size=ORDINARY_TOKENS,
-        special_tokens=SPECIAL_TOKENS,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
-    )
-    config = _config(spec, {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}, len(tokenizer))
-    torch.manual_seed(spec.seed)
-    model = Qwen2_5_VLForConditionalGeneration(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
-    processor = Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(),
-        tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
-        chat_template=CHAT_TEMPLATE,
-    )
-    processor.save_pretrained(folder)
-
-
-def _config(spec: TinyModelSpec, ids: dict[str, int], vocab_size: int) -> Qwen2_5_VLConfig:
-    heads = max(2, spec.hidden_size // HEAD_DIM)
-    return Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": vocab_size,
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": 4 * spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads // 2,
-            "max_position_embeddings": 32768,
-            # The released models' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
-            "initializer_range": spec.hidden_size**-0.5,
-            # Half of the head dimension, split over time, height and width in the released models' proportions.
-            # The width gets the slowest rotations: with so few of them and the usual base of 10,000 they would turn
-            # by less than 0.004 a column, and no attention could tell the columns of an image apart.
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [4, 6, 6]},
-            "tie_word_embeddings": spec.tie_embeddings,
-            "bos_token_id": None,
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-        },
+    tokenizer = tiny_tokenizer(tokenizer_corpus, chat_template=DEFAULT_SYSTEM + TURNS)
+    config = Qwen2_5_VLConfig(
+        text_config=text_config(spec, tokenizer),
         vision_config={
             "depth": VISION_LAYERS,
             "hidden_size": spec.hidden_size,
             "intermediate_size": 2 * spec.hidden_size,
-            "num_heads": heads,
+            "num_heads": heads(spec),
             "out_hidden_size": spec.hidden_size,
             "fullatt_block_indexes": [VISION_LAYERS - 1],
+            "tokens_per_second": 2,
             "initializer_range": spec.hidden_size**-0.5,
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=spec.tie_embeddings,
+        **media_token_ids(tokenizer),
     )
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(size=dict(VIDEO_PIXELS)),
+        chat_template=tokenizer.chat_template,
+    )
+    write_checkpoint(
+        folder, model_class=Qwen2_5_VLForConditionalGeneration, config=config, processor=processor, seed=spec.seed
+    )
+
+
+def tiny_tokenizer(corpus: Iterable[str], *, chat_template: str) -> PreTrainedTokenizerFast:
+    return train_tokenizer(
+        corpus,
+        vocab_size=ORDINARY_TOKENS,
+        special_tokens=SPECIAL_TOKENS,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=chat_template,
+    )
+
+
+def heads(spec: TinyModelSpec) -> int:
+    return max(2, spec.hidden_size // HEAD_DIM)
+
+
+def text_config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the settings of a small language model."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": 4 * spec.hidden_size,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": heads(spec),
+        "num_key_value_heads": heads(spec) // 2,
+        "max_position_embeddings": 32768,
+        # The released models' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
+        "initializer_range": spec.hidden_size**-0.5,
+        # Half of the head dimension, split over time, height and width in the released models' proportions.
+        # The width gets the slowest rotations: with so few of them and the usual base of 10,000 they would turn
+        # by less than 0.004 a column, and no attention could tell the columns of an image apart.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [4, 6, 6]},
+        "tie_word_embeddings": spec.tie_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def media_token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """Return the ids of the media tokens under their names in a config."""
+    tokens = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
+
+
+def write_checkpoint(
+    folder: str | Path,
+    *,
+    model_class: type[PreTrainedModel],
+    config: PretrainedConfig,
+    processor: ProcessorMixin,
+    seed: int,
+) -> None:
+    """Write a random model, its processor and the tokens that end and pad its responses."""
+    torch.manual_seed(seed)
+    model = model_class(config)
+    model.generation_config.eos_token_id = processor.tokenizer.eos_token_id
+    model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)

@@ -5,12 +5,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of, parse_row, to_chat, to_json
+from lmm_r1.data.messages import (
+    ImagePart,
+    Message,
+    Row,
+    TextPart,
+    VideoPart,
+    images_of,
+    to_chat,
+    to_json,
+    videos_of,
+)
+from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
 BASE = Path("/data/geo")
+PICTURE = Image.new("RGB", (3, 2))
 CONTENT = [{"type": "image", "image": "img/a.png"}, {"type": "text", "text": "Find x."}]
 
 
@@ -164,6 +176,92 @@ def test_bad_pixel_bounds_are_errors(bounds, sentence):
     assert sentence in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ({"type": "video", "video": "a.mp4"}, "/data/geo/a.mp4"),
+        ({"type": "video", "video": "file:///abs/a%20b.mp4"}, "/abs/a b.mp4"),
+        ({"type": "video", "video": {"path": "../b/a.mp4"}}, "/data/b/a.mp4"),
+        ({"type": "video_url", "video_url": {"url": "/abs/a.mp4"}}, "/abs/a.mp4"),
+        (
+            {"type": "video", "video": ["a.png", "data:image/png;base64,AAAA", {"bytes": b"raw"}]},
+            ("/data/geo/a.png", "data:image/png;base64,AAAA", b"raw"),
+        ),
+    ],
+)
+def test_a_video_is_a_file_or_a_list_of_frames(part, source):
+    assert videos_of(parse(user([part])).messages) == [VideoPart(source)]
+
+
+def test_the_settings_of_a_video_are_kept():
+    part = {"type": "video", "video": "a.mp4", "fps": 1, "max_frames": 8.0, "min_pixels": 784, "max_pixels": 7840}
+    (video,) = videos_of(parse(user([part])).messages)
+    assert video == VideoPart("/data/geo/a.mp4", fps=1.0, max_frames=8, min_pixels=784, max_pixels=7840)
+
+
+def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
+    record = {
+        "input": "<video>Is <image> in <video>?",
+        "images": "a.png",
+        "videos": ["a.mp4", ["f.png", "g.png"]],
+        "answer": "A",
+    }
+    assert parse(record, message_key="input").messages[0].parts == (
+        VideoPart("/data/geo/a.mp4"),
+        TextPart("Is"),
+        ImagePart("/data/geo/a.png"),
+        TextPart("in"),
+        VideoPart(("/data/geo/f.png", "/data/geo/g.png")),
+        TextPart("?"),
+    )
+    row = parse({**user([{"type": "video", "fps": 4}]), "clips": "a.mp4"}, video_key="clips")
+    assert row.messages[0].parts == (VideoPart("/data/geo/a.mp4", fps=4.0),)
+
+
+@pytest.mark.parametrize(
+    ("videos", "sentence"),
+    [
+        ([], 'more "<video>" places in the messages than the 0 videos in the field "videos"; add the missing videos'),
+        (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in the messages'),
+        ([[]], "videos entry 1 holds no video"),
+        ([["a.png", 3]], "videos entry 1, frame 2 holds no image"),
+        (["https://host/a.mp4"], "is needed, not a URL"),
+        ([b"raw"], "is needed, not bytes"),
+    ],
+)
+def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
+    with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
+        parse({"input": "<video>?", "videos": videos, "answer": "A"}, message_key="input")
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"fps": 0}, "message 1, part 1 has fps 0; a number of frames per second above 0 is needed"),
+        ({"fps": "2"}, "fps '2'"),
+        ({"fps": True}, "fps True"),
+        ({"fps": float("inf")}, "fps inf"),
+        ({"max_frames": 0}, "max_frames 0; a whole number of frames, 1 or more, is needed"),
+        ({"max_frames": 1.5}, "max_frames 1.5"),
+        ({"min_pixels": 785, "max_pixels": 784}, "min_pixels 785 above max_pixels 784"),
+    ],
+)
+def test_bad_settings_of_a_video_are_errors(settings, sentence):
+    with pytest.raises(UserError) as raised:
+        parse(user([{"type": "video", "video": "a.mp4", **settings}]))
+    assert sentence in str(raised.value)
+
+
+def test_chat_and_json_forms_show_videos():
+    messages = parse(
+        user([{"type": "video", "video": "a.mp4", "fps": 1}, {"type": "video", "video": ["f.png", PICTURE]}])
+    ).messages
+    assert to_chat(messages) == [{"role": "user", "content": [{"type": "video"}, {"type": "video"}]}]
+    shown = '{"type":"video","video":"/data/geo/a.mp4"},{"type":"video","video":["/data/geo/f.png","<image 3x2>"]}'
+    assert to_json(messages) == f'[{{"role":"user","content":[{shown}]}}]'
+
+
 @pytest.mark.parametrize(("answer", "text"), [(12, "12"), (0, "0"), (0.5, "0.5"), (" x ", " x ")])
 def test_answers_that_are_numbers_become_text(answer, text):
     assert parse({**user("Hi"), "answer": answer}).answer == text
@@ -209,8 +307,8 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"messages": [{"role": "user", "content": []}]}, "message 1 (user) is empty"),
         ({"messages": [{"role": "user", "content": ["Hi"]}]}, 'message 1, part 1 must be an object with a "type"'),
         (
-            {"messages": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
-            "the type 'video'; known",
+            {"messages": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}]},
+            "the type 'audio'; known types are text, image, image_url, video, video_url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),

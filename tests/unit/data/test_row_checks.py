@@ -2,14 +2,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.data.row_checks import check_images_taken, learnt_turns
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-TEXT_KIT = SimpleNamespace(takes_images=False)
-IMAGE_KIT = SimpleNamespace(takes_images=True)
+TEXT_KIT = SimpleNamespace(takes_images=False, takes_videos=False)
+IMAGE_KIT = SimpleNamespace(takes_images=True, takes_videos=False)
+VIDEO_KIT = SimpleNamespace(takes_images=True, takes_videos=True)
 
 
 def row(*roles, part=None, number=1):
@@ -23,6 +24,20 @@ def test_a_row_with_an_image_is_refused_for_a_language_model_only():
     check_images_taken(rows[:1], kit=TEXT_KIT, model="--checkpoints a=b")
     with pytest.raises(UserError, match="^rows.jsonl line 2: .* --checkpoints a=b is a plain language model; give"):
         check_images_taken(rows, kit=TEXT_KIT, model="--checkpoints a=b")
+
+
+def test_a_row_with_a_video_is_refused_where_the_kit_takes_none():
+    rows = [
+        row("user"),
+        row("user", part=ImagePart("/a.png"), number=2),
+        row("user", part=VideoPart("/a.mp4"), number=3),
+    ]
+    check_images_taken(rows, kit=VIDEO_KIT, model="--checkpoints a=b")
+    check_images_taken(rows[:2], kit=IMAGE_KIT, model="--checkpoints a=b")
+    with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video, but --checkpoints a=b takes none"):
+        check_images_taken(rows, kit=IMAGE_KIT, model="--checkpoints a=b")
+    with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video"):
+        check_images_taken(rows[2:], kit=TEXT_KIT, model="--checkpoints a=b")
 
 
 def test_the_last_or_every_assistant_turn_is_learnt():

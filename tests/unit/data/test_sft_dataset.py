@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
@@ -40,6 +42,38 @@ def test_every_assistant_turn_is_learnt_only_when_asked_for():
     # 0 u a END \n  4 a b END \n  8 u <image x 3> </image> END \n  15 a c d END \n
     assert learnt_positions(encode(*turns, every_turn=True)) == [5, 6, 16, 17, 18]
     assert learnt_positions(encode(*turns)) == [16, 17, 18]
+
+
+class CaptioningKit(CharacterKit):
+    """Writes a colon between the placeholders of an image, as kits do with the times of a video's frames."""
+
+    def encode(self, processor, messages, **settings):
+        encoded = super().encode(processor, messages, **settings)
+        ids = []
+        for token in encoded.token_ids:
+            ids += [ord(":"), token] if token == PLACEHOLDER else [token]
+        return replace(encoded, token_ids=ids)
+
+
+def test_turns_before_between_and_behind_media_are_found_whatever_the_media_expand_to():
+    turns = [
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", IMAGE),
+        message("assistant", "cd"),
+        message("user", "e", IMAGE),
+        message("assistant", "f"),
+    ]
+    sample = encode(*turns, every_turn=True, kit=CaptioningKit())
+    # 0 u a END \n  4 a b END \n  8 u <: image> x 3 </image> END \n  18 a c d END \n  23 u e <...> END \n  34 a f END \n
+    assert [sample.token_ids[index] for index in (18, 34)] == [ord("a"), ord("a")]
+    assert learnt_positions(sample) == [5, 6, 19, 20, 21, 35, 36]
+
+
+def test_an_image_in_an_assistants_turn_is_not_learnt_but_the_words_around_it_are():
+    sample = encode(message("user", "a"), message("assistant", "b", IMAGE, "c"), message("user", IMAGE, "d"))
+    # 0 u a END \n  4 a b <image x 3> </image> c END \n
+    assert learnt_positions(sample) == [5, 9, 10, 11]
 
 
 def test_a_sample_longer_than_the_limit_is_left_out_and_never_cut():

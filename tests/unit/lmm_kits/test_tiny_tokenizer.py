@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.tiny_tokenizer import train_character_bpe, train_tokenizer
 
 pytestmark = pytest.mark.unit
 
@@ -38,3 +38,14 @@ def test_every_digit_is_a_token_of_its_own():
 
 def test_training_twice_gives_the_same_tokenizer():
     assert trained().get_vocab() == trained().get_vocab()
+
+
+def test_a_character_bpe_learns_the_most_frequent_pair_first_and_keeps_words_lines_and_digits_apart():
+    # "ab" stands there three times, "a" after a space twice, "12" twice.
+    pieces, merges = train_character_bpe(["ab ab\nab 12 12"], vocab_size=1000)
+    assert merges[0] == ("a", "b")
+    assert ("▁", "ab") in merges
+    assert pieces[-len(merges) :] == ["".join(merge) for merge in merges]
+    assert all(" " not in piece and "\n" not in piece for piece in pieces)
+    assert "12" not in pieces
+    assert {"▁", "!", "~", "Z"} <= set(pieces)

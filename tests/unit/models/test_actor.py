@@ -1,10 +1,15 @@
 """The actor's arithmetic on a tiny language model; what depends on the kit is in tests/contracts/test_kits.py."""
 
+import sys
+from dataclasses import replace
+from types import ModuleType
+
 import pytest
 import torch
 from helpers.tiny_models import make_actor, pad
 
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor, freeze, resolve_attention
 
 pytestmark = pytest.mark.unit
@@ -107,7 +112,16 @@ def test_freezing_stops_gradients_under_the_prefixes_alone():
 
 
 def test_attention_is_what_was_asked_for_and_auto_runs_without_a_gpu(monkeypatch):
-    assert resolve_attention("eager") == "eager"
-    assert resolve_attention("flash_attention_2") == "flash_attention_2"
+    kit = get_kit("llm")
+    assert resolve_attention("eager", kit=kit) == "eager"
+    assert resolve_attention("flash_attention_2", kit=kit) == "flash_attention_2"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_attention("auto") == "sdpa"
+    assert resolve_attention("auto", kit=kit) == "sdpa"
+
+
+def test_auto_takes_flash_attention_where_it_can_run_and_the_kit_does(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", ModuleType("flash_attn_2_cuda"))
+    kit = get_kit("llm")
+    assert resolve_attention("auto", kit=kit) == "flash_attention_2"
+    assert resolve_attention("auto", kit=replace(kit, takes_flash_attention=False)) == "sdpa"

@@ -9,10 +9,13 @@ pytestmark = pytest.mark.unit
 
 def test_a_group_is_streamed_with_banned_tokens_and_without_text():
     parameters = sampling_params(
-        n_samples=3, temperature=0.5, top_p=0.9, max_tokens=7, banned_token_ids=(4, 9), logprobs=True
+        n_samples=3, temperature=0.5, top_p=0.9, max_tokens=7, banned_token_ids=(4, 9), end_token_id=5, logprobs=True
     )
     assert (parameters.n, parameters.temperature, parameters.top_p) == (3, 0.5, 0.9)
-    assert (parameters.max_tokens, parameters.min_tokens, parameters.logprobs) == (7, 1, 1)
+    assert (parameters.max_tokens, parameters.logprobs) == (7, 1)
+    # At a first token vLLM would mask the end token, which the training forward does not.
+    assert parameters.min_tokens == 0
+    assert parameters.stop_token_ids == [5]
     assert parameters.logit_bias == {4: BAN_BIAS, 9: BAN_BIAS}
     assert parameters.output_kind is RequestOutputKind.DELTA
     assert parameters.detokenize is False
@@ -20,6 +23,6 @@ def test_a_group_is_streamed_with_banned_tokens_and_without_text():
 
 def test_log_probs_are_returned_only_where_asked_for():
     parameters = sampling_params(
-        n_samples=1, temperature=1.0, top_p=1.0, max_tokens=1, banned_token_ids=(), logprobs=False
+        n_samples=1, temperature=1.0, top_p=1.0, max_tokens=1, banned_token_ids=(), end_token_id=5, logprobs=False
     )
     assert parameters.logprobs is None

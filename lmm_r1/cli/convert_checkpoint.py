@@ -1,0 +1,61 @@
+"""Convert a checkpoint from its maker's own format: `lmm-r1 convert_checkpoint --input DIR --output DIR`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.data.atomic_file import check_creatable
+from lmm_r1.errors import UserError
+
+PROG = "lmm-r1 convert_checkpoint"
+DESCRIPTION = "Write a checkpoint in its maker's original format again in the format that the other commands take."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    input: Path
+    """Folder with the original checkpoint: config, safetensors and tokenizer; it is only read."""
+    output: Path
+    """Folder to write; must not exist yet or be empty."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    config = parse(ConvertConfig, argv, prog=PROG, description=DESCRIPTION)
+    with user_errors(PROG):
+        if not config.input.is_dir():
+            raise UserError(f"--input {config.input}: no such folder; give a checkpoint on this machine")
+        check_creatable(config.output, flag="--output")
+        if config.output.is_file():
+            raise UserError(f"--output {config.output} is a file; name a folder")
+        if config.output.exists() and any(config.output.iterdir()):
+            raise UserError(f"--output {config.output} exists and is not empty; choose another folder")
+        convert(config)
+
+
+def convert(config: ConvertConfig) -> None:
+    """Write the converted checkpoint to a temporary folder beside `output`, then put it in place."""
+    from lmm_r1.lmm_kits.registry import converter_of
+
+    convert_to = converter_of(config.input)
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{config.output.name}-", dir=config.output.parent))
+    try:
+        sentences = convert_to(config.input, folder)
+        folder.chmod(0o755)
+        if config.output.exists():
+            config.output.rmdir()
+        folder.rename(config.output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for sentence in sentences:
+        print(sentence)
+    size = sum(file.stat().st_size for file in config.output.iterdir())
+    print(f"{config.output}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""From a record of a row file to a row: every field validated, every error with its place."""
+
+import json
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from PIL import Image
+
+from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
+from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
+from lmm_r1.errors import UserError
+
+IMAGE_TAG = "<image>"
+VIDEO_TAG = "<video>"
+_DEFAULT_MESSAGE_KEYS = ("message", "messages")
+# A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
+_JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
+_TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
+# Names under which writers of chat messages put the source of an image or a video part.
+_SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
+_VIDEO_KEYS = ("video", "video_url", "url", "path")
+
+
+def parse_row(
+    record: Mapping[str, Any],
+    *,
+    location: str,
+    base_dir: Path,
+    message_key: str | None = None,
+    answer_key: str = "answer",
+    image_key: str = "images",
+    video_key: str = "videos",
+    answer_required: bool = True,
+) -> Row:
+    """The validated row of one record; relative paths of images and videos become absolute against `base_dir`.
+
+    Args:
+        message_key: the field with the messages (a list, or JSON text of one) or with a plain prompt, which becomes
+            one user turn; None looks for `message` and `messages`.
+        image_key: the field with the images that fill `<image>` tags and image parts without a source, in order.
+        video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
+
+    Raises:
+        UserError: the record breaks the schema; the message begins with `location`.
+    """
+    parser = _Parser(
+        location=location,
+        base_dir=base_dir,
+        images=_MediaField("image", key=image_key, entries=_entries(record.get(image_key))),
+        videos=_MediaField("video", key=video_key, entries=_entries(record.get(video_key))),
+    )
+    messages = parser.messages(_message_field(record, message_key=message_key, parser=parser))
+    parser.finish()
+    return Row(
+        messages=messages,
+        answer=parser.answer(record, key=answer_key, required=answer_required),
+        datasource=str(record.get("datasource") or "default"),
+        location=location,
+    )
+
+
+def _entries(value: Any) -> list[Any]:
+    """A media field's value as a list: a single entry needs none."""
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        return [value]
+    return list(value)
+
+
+def _message_field(record: Mapping[str, Any], *, message_key: str | None, parser: "_Parser") -> Any:
+    keys = _DEFAULT_MESSAGE_KEYS if message_key is None else (message_key,)
+    found = [key for key in keys if record.get(key) is not None]
+    if not found:
+        wanted = " or ".join(f'"{key}"' for key in keys)
+        parser.fail(f"no field {wanted} (found: {', '.join(record) or 'nothing'}); name it with --data.input_key")
+    if len(found) > 1:
+        parser.fail('both "message" and "messages" are given; choose one with --data.input_key')
+    return record[found[0]]
+
+
+class _MediaField:
+    """The entries of a record's field for images or videos, handed out in order."""
+
+    def __init__(self, kind: str, *, key: str, entries: list[Any]) -> None:
+        self.kind = kind
+        self.key = key
+        self.entries = entries
+        self.used = 0
+
+    @property
+    def tag(self) -> str:
+        return f"<{self.kind}>"
+
+
+class _Parser:
+    """Reads one record: media fields fill the places for media in order; every error starts with the location."""
+
+    def __init__(self, *, location: str, base_dir: Path, images: _MediaField, videos: _MediaField) -> None:
+        self.location = location
+        self.base_dir = base_dir
+        self.images = images
+        self.videos = videos
+
+    def fail(self, sentence: str) -> NoReturn:
+        raise UserError(f"{self.location}: {sentence}")
+
+    def messages(self, value: Any) -> tuple[Message, ...]:
+        if isinstance(value, str):
+            if not _JSON_MESSAGES.match(value):
+                return (self.message({"role": "user", "content": value}, where="the prompt"),)
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                self.fail(f"the messages are not valid JSON: {error}")
+        if not isinstance(value, Sequence) or not value:
+            self.fail("the messages must be a list with at least one message, or JSON text of one")
+        return tuple(self.message(item, where=f"message {number}") for number, item in enumerate(value, start=1))
+
+    def message(self, item: Any, *, where: str) -> Message:
+        if not isinstance(item, Mapping):
+            self.fail(f'{where} must be an object with "role" and "content", not {type(item).__name__}')
+        role = item.get("role")
+        if role not in ROLES:
+            self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
+        content = item.get("content")
+        if isinstance(content, str):
+            parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
+        elif isinstance(content, Sequence) and not isinstance(content, bytes):
+            parts = [self.part(part, where=f"{where}, part {number}") for number, part in enumerate(content, start=1)]
+        else:
+            self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
+        if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+            self.fail(f"{where} ({role}) is empty")
+        return Message(role=role, parts=tuple(parts))
+
+    def tagged(self, text: str) -> list[Part]:
+        """`"<image>\\nFind x."` → an image part from the image field, then the text `"Find x."`."""
+        if _TAGS.search(text) is None:
+            return [TextPart(text)]
+        parts: list[Part] = []
+        for piece in _TAGS.split(text):
+            if piece == IMAGE_TAG:
+                parts.append(ImagePart(self.next_image()))
+            elif piece == VIDEO_TAG:
+                parts.append(VideoPart(self.next_video()))
+            elif piece.strip():
+                parts.append(TextPart(piece.strip()))
+        return parts
+
+    def part(self, part: Any, *, where: str) -> Part:
+        if not isinstance(part, Mapping):
+            self.fail(f'{where} must be an object with a "type", not {type(part).__name__}')
+        kind = part.get("type")
+        if kind == "text":
+            text = part.get("text")
+            if not isinstance(text, str):
+                self.fail(f'{where} has the type "text" but no "text" string')
+            return TextPart(text)
+        if kind in ("image", "image_url"):
+            value = next((part[key] for key in _SOURCE_KEYS if part.get(key) is not None), None)
+            bounds = self.pixel_bounds(part, where=where)
+            return ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
+        if kind in ("video", "video_url"):
+            value = next((part[key] for key in _VIDEO_KEYS if part.get(key) is not None), None)
+            settings = {
+                "fps": self.fps(part, where=where),
+                "max_frames": self.whole_number(part, "max_frames", unit="frames", where=where),
+                **self.pixel_bounds(part, where=where),
+            }
+            return VideoPart(self.next_video() if value is None else self.video(value, where=where), **settings)
+        self.fail(f"{where} has the type {kind!r}; known types are text, image, image_url, video, video_url")
+
+    def next_image(self) -> ImageSource:
+        """The image field's next entry, for an `<image>` tag or an image part without a source."""
+        return self.image(self.next_entry(self.images), where=f"{self.images.key} entry {self.images.used}")
+
+    def next_video(self) -> str | tuple[ImageSource, ...]:
+        """The same for a video."""
+        return self.video(self.next_entry(self.videos), where=f"{self.videos.key} entry {self.videos.used}")
+
+    def next_entry(self, field: _MediaField) -> Any:
+        if field.used == len(field.entries):
+            self.fail(
+                f'more "{field.tag}" places in the messages than the {len(field.entries)} {field.kind}s in the field '
+                f'"{field.key}"; add the missing {field.kind}s{_other_field(field)}'
+            )
+        field.used += 1
+        return field.entries[field.used - 1]
+
+    def finish(self) -> None:
+        for field in (self.images, self.videos):
+            if field.used < len(field.entries):
+                self.fail(
+                    f'{len(field.entries)} {field.kind}s in the field "{field.key}" but {field.used} "{field.tag}" '
+                    f"places in the messages; add the missing places{_other_field(field)}"
+                )
+
+    def image(self, value: Any, *, where: str) -> ImageSource:
+        if isinstance(
+            value, Mapping
+        ):  # OpenAI's {"url": ...} and Hugging Face's image feature {"bytes": ..., "path": ...}
+            value = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
+        if isinstance(value, (bytearray, memoryview)):
+            value = bytes(value)
+        if not isinstance(value, (str, bytes, Image.Image)) or value in ("", b""):
+            self.fail(
+                f"{where} holds no image: a path, file:// or http(s) URL, data URI, base64 text, bytes or a PIL image "
+                f"is needed, not {type(value).__name__}"
+            )
+        return resolve(value, base_dir=self.base_dir)
+
+    def video(self, value: Any, *, where: str) -> str | tuple[ImageSource, ...]:
+        if isinstance(value, Mapping):
+            value = next((value[key] for key in ("url", "path") if value.get(key) is not None), None)
+        if isinstance(value, str) and value and kind_of(value) == "path":
+            return str(resolve(value, base_dir=self.base_dir))
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value:
+            return tuple(
+                self.image(frame, where=f"{where}, frame {number}") for number, frame in enumerate(value, start=1)
+            )
+        given = (
+            "a URL" if isinstance(value, str) and value.startswith(("http://", "https://")) else type(value).__name__
+        )
+        self.fail(
+            f"{where} holds no video: the path or file:// URL of a video file, or a list of frame images, is needed, "
+            f"not {given}"
+        )
+
+    def fps(self, part: Mapping[str, Any], *, where: str) -> float | None:
+        value = part.get("fps")
+        if value is None:
+            return None
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            self.fail(f"{where} has fps {value!r}; a number of frames per second above 0 is needed")
+        return float(value)
+
+    def pixel_bounds(self, part: Mapping[str, Any], *, where: str) -> dict[str, int | None]:
+        lowest = self.whole_number(part, "min_pixels", unit="pixels", where=where)
+        highest = self.whole_number(part, "max_pixels", unit="pixels", where=where)
+        if lowest is not None and highest is not None and lowest > highest:
+            self.fail(f"{where} has min_pixels {lowest} above max_pixels {highest}")
+        return {"min_pixels": lowest, "max_pixels": highest}
+
+    def whole_number(self, part: Mapping[str, Any], key: str, *, unit: str, where: str) -> int | None:
+        value = part.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or value % 1 != 0 or value < 1:
+            self.fail(f"{where} has {key} {value!r}; a whole number of {unit}, 1 or more, is needed")
+        return int(value)
+
+    def answer(self, record: Mapping[str, Any], *, key: str, required: bool) -> str:
+        value = record.get(key)
+        if isinstance(value, float) and math.isnan(value):  # how pandas writes a missing value
+            value = None
+        if value is None or (isinstance(value, str) and not value.strip()):
+            if not required:
+                return ""
+            state = "is empty" if key in record else f"is missing (found: {', '.join(record)})"
+            self.fail(f'the answer "{key}" {state}; fill it in, or name another field with --data.label_key')
+        if isinstance(value, bool) or not isinstance(value, (str, numbers.Number)):
+            self.fail(f'the answer "{key}" must be text or a number, not {type(value).__name__}')
+        return str(value)
+
+
+def _other_field(field: _MediaField) -> str:
+    """The second way out of a mismatch, where a flag names the field."""
+    return ", or name another field with --data.image_key" if field.kind == "image" else ""

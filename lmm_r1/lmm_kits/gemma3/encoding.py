@@ -1,0 +1,194 @@
+"""Gemma 3: messages to ids and square images of one size, which tokens are an image's, and which may not be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from PIL import Image
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor, PreTrainedTokenizerBase
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.base import (
+    EncodedPrompt,
+    Media,
+    adds_special_tokens,
+    chat_of,
+    check_typed_media,
+    collapse_runs,
+    ids_beyond_tokenizer,
+    load_image_processor,
+    text_positions,
+)
+
+END_OF_TURN = "<end_of_turn>"
+MEDIA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+# The class of `engine_model`, which vLLM knows by a name of its own: a server in the same environment that takes chats
+# goes on with vLLM's class.
+ENGINE_ARCHITECTURE = "LmmR1Gemma3ForConditionalGeneration"
+
+
+def load_config(path: str, *, trust_remote_code: bool) -> Gemma3Config:
+    return Gemma3Config.from_pretrained(path)
+
+
+def load_model(
+    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+) -> Gemma3ForConditionalGeneration:
+    """Load the model with its generation cache off; raises UserError for flash attention.
+
+    Transformers' flash attention takes no mask: without a warning, images would be attended to causally.
+    """
+    if "flash" in attn_implementation:
+        raise UserError(
+            f"--ds.attn_implementation {attn_implementation}: flash attention cannot let the tokens of an image attend "
+            "to each other in both directions, as Gemma 3 does; give --ds.attn_implementation sdpa"
+        )
+    model = Gemma3ForConditionalGeneration.from_pretrained(
+        path, dtype=dtype, attn_implementation=attn_implementation, **kwargs
+    )
+    model.config.use_cache = False
+    model.config.text_config.use_cache = False
+    return model
+
+
+def load_processor(path: str, *, trust_remote_code: bool) -> Gemma3Processor:
+    """Load processor and tokenizer, whose end token is what ends an assistant's turn.
+
+    Released tokenizers name `<eos>`, which ends a document, while the chat template ends turns with `<end_of_turn>` and
+    the generation config stops at both. Training must learn, and rollouts count as ended, the one that is sampled.
+
+    Raises:
+        UserError: the checkpoint lacks processor, tokenizer or chat template, or wants images cut into crops.
+    """
+    processor = load_image_processor(path, processor_class=Gemma3Processor)
+    if processor.image_processor.do_pan_and_scan:
+        raise UserError(
+            f"{path}: do_pan_and_scan is true in this checkpoint's image processor, but crops of images are supported "
+            "neither in training (transformers' processor does not follow the setting) nor in rollouts; set it to false"
+        )
+    tokenizer = processor.tokenizer
+    if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
+        tokenizer.eos_token = END_OF_TURN
+    return processor
+
+
+def tokenizer_of(processor: Gemma3Processor) -> PreTrainedTokenizerBase:
+    return processor.tokenizer
+
+
+def encode(
+    processor: Gemma3Processor,
+    messages: Sequence[Message],
+    *,
+    images: Sequence[Image.Image],
+    add_generation_prompt: bool,
+    videos: Sequence[Video] = (),
+) -> EncodedPrompt:
+    """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+
+    Pixel bounds of an image change nothing: the processor scales every image, whatever its shape, to one square size,
+    which always becomes the same number of tokens (256 in the releases).
+    """
+    text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+    if not images:
+        token_ids = _ids(processor, text)
+        return EncodedPrompt(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
+    special = adds_special_tokens(processor.tokenizer, text=text)
+    batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
+    token_ids = batch["input_ids"][0].tolist()
+    return EncodedPrompt(
+        token_ids=token_ids,
+        engine_token_ids=collapse_runs(token_ids, placeholders=placeholder_ids(processor)),
+        images=list(images),
+        media={"pixel_values": batch["pixel_values"]},
+    )
+
+
+def render(processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    """Return the ids of a conversation with one placeholder per image, without reading the images."""
+    text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+    # The blank lines that the processor puts around an image grow together with line breaks of the text beside it.
+    token = processor.tokenizer.image_token
+    image = processor.full_image_sequence.replace(token * processor.image_seq_length, token)
+    return _ids(processor, text.replace(processor.boi_token, image))
+
+
+def _ids(processor: Gemma3Processor, text: str) -> list[int]:
+    special = adds_special_tokens(processor.tokenizer, text=text)
+    return processor.tokenizer(text, add_special_tokens=special)["input_ids"]
+
+
+def _render_text(processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    """Return the chat as text, with one `<start_of_image>` per image."""
+    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
+    chat = [_with_one_system_text(turn) for turn in chat_of(messages)]
+    try:
+        text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except jinja2.TemplateError as error:
+        roles = ", ".join(message.role for message in messages)
+        raise UserError(
+            f"the checkpoint's chat template refuses the messages of a row, whose roles are {roles} ({error}); after a "
+            "system turn, which is text, user and assistant must take turns, the user first"
+        ) from error
+    written, given = text.count(processor.boi_token), len(images_of(messages))
+    if written != given:
+        raise UserError(
+            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
+        )
+    return text
+
+
+def _with_one_system_text(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Join the texts of a system turn: of several parts the released template writes the first and drops the others."""
+    content = turn["content"]
+    if turn["role"] != "system" or isinstance(content, str) or any(part["type"] != "text" for part in content):
+        return turn
+    return {**turn, "content": "\n".join(part["text"] for part in content)}
+
+
+def placeholder_ids(processor: Gemma3Processor) -> frozenset[int]:
+    # (processor.image_token_id is that of <start_of_image>)
+    return frozenset({processor.tokenizer.image_token_id})
+
+
+def engine_arguments(config: Gemma3Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    return {
+        "limit_mm_per_prompt": {"image": max_images},
+        "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]},
+    }
+
+
+def banned_token_ids(config: Gemma3Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of all media tokens and of the vocabulary's padding."""
+    media = {config.boi_token_index, config.eoi_token_index, config.image_token_index}
+    return tuple(sorted({*media, *ids_beyond_tokenizer(config, tokenizer)}))
+
+
+def forward_inputs(
+    config: Gemma3Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+) -> dict[str, torch.Tensor]:
+    """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T).
+
+    Without those token types the model attends causally within images, and does not say so.
+    """
+    positions = text_positions(attention_mask)
+    if media is None:
+        return {"position_ids": positions}
+    return {"position_ids": positions, "token_type_ids": (sequences == config.image_token_index).long(), **media}
+
+
+def filler_media(config: Gemma3Config) -> tuple[list[int], Media]:
+    """Return an image in black between its markers; there is no smaller one, as all images have one size."""
+    vision = config.vision_config
+    ids = [config.boi_token_index, *[config.image_token_index] * config.mm_tokens_per_image, config.eoi_token_index]
+    return ids, {"pixel_values": torch.zeros(1, vision.num_channels, vision.image_size, vision.image_size)}
+
+
+def save_processor(processor: Gemma3Processor, folder: str | Path) -> None:
+    processor.save_pretrained(folder)

@@ -1,0 +1,127 @@
+"""A small random Phi-4-multimodal with its real special tokens, chat template conventions and image processor.
+
+The crops keep their real size and number of patches: the image processor counts the placeholders with fixed numbers.
+So an image of any size takes at least 290 tokens, and 545 where it is square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from transformers import (
+    Phi4MultimodalConfig,
+    Phi4MultimodalFeatureExtractor,
+    Phi4MultimodalForCausalLM,
+    Phi4MultimodalImageProcessor,
+    Phi4MultimodalProcessor,
+    PreTrainedTokenizerFast,
+)
+
+from lmm_r1.lmm_kits.base import TinyModelSpec
+from lmm_r1.lmm_kits.phi4_multimodal.chat_template import chat_template
+from lmm_r1.lmm_kits.phi4_multimodal.loading import TURN_END, VISION_TOWER
+from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+
+IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    IMAGE_TOKEN,
+    AUDIO_TOKEN,
+    "<|assistant|>",
+    TURN_END,
+    "<|user|>",
+    "<|system|>",
+    "<|tool|>",
+    "<|/tool|>",
+)
+ORDINARY_TOKENS = 384
+HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
+ROTATED = 0.75  # of a head's width, as in the release
+VISION_LAYERS = 3  # of which the last is not used, as in the release
+AUDIO_WIDTH = 16
+
+
+def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+    """Write a random checkpoint, its processor and chat template to `folder`."""
+    template = chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
+    trained = train_tokenizer(
+        tokenizer_corpus,
+        vocab_size=ORDINARY_TOKENS,
+        special_tokens=SPECIAL_TOKENS,
+        eos_token=TURN_END,
+        pad_token="<|endoftext|>",
+        chat_template=template,
+    )
+    trained.save_pretrained(folder)
+    # Loaded again, as the media tokens get their names in the tokenizer on loading.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        folder, extra_special_tokens={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN}
+    )
+    torch.manual_seed(spec.seed)
+    model = Phi4MultimodalForCausalLM(_config(spec, tokenizer))
+    _rescale_vision_tower(model)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    processor = Phi4MultimodalProcessor(
+        image_processor=Phi4MultimodalImageProcessor(),
+        audio_processor=Phi4MultimodalFeatureExtractor(),
+        tokenizer=tokenizer,
+        chat_template=template,
+    )
+    processor.save_pretrained(folder)
+
+
+def _rescale_vision_tower(model: Phi4MultimodalForCausalLM) -> None:
+    """Draw the tower's matrices again: the class draws them with a variance of 1, and nothing can be learnt from that."""
+    for name, weight in model.named_parameters():
+        if name.startswith(VISION_TOWER) and weight.dim() > 1 and "embedding" not in name:
+            torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+
+
+def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> Phi4MultimodalConfig:
+    heads = max(2, spec.hidden_size // HEAD_DIM)
+    frequencies = int(spec.hidden_size // heads * ROTATED) // 2
+    return Phi4MultimodalConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden_size,
+        intermediate_size=4 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": ROTATED,
+            "original_max_position_embeddings": 4096,
+            "short_factor": [1.0] * frequencies,
+            "long_factor": [1.0 + index for index in range(frequencies)],
+        },
+        initializer_range=spec.hidden_size**-0.5,  # 0.02 suits wide models
+        tie_word_embeddings=spec.tie_embeddings,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=[tokenizer.pad_token_id, tokenizer.eos_token_id],
+        pad_token_id=tokenizer.pad_token_id,
+        vision_config={
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": 2 * spec.hidden_size,
+            "num_hidden_layers": VISION_LAYERS,
+            "num_attention_heads": heads,
+            "image_token_id": tokenizer.image_token_id,
+        },
+        audio_config={
+            "hidden_size": AUDIO_WIDTH,
+            "intermediate_size": AUDIO_WIDTH,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": AUDIO_WIDTH,
+            "depthwise_separable_out_channel": AUDIO_WIDTH,
+            "nemo_conv_channels": AUDIO_WIDTH,
+            "bias_max_distance": AUDIO_WIDTH,
+            "audio_token_id": tokenizer.audio_token_id,
+        },
+    )

@@ -1,0 +1,58 @@
+"""vLLM's Qwen2.5-VL with the times of video frames, which vLLM 0.29 drops (every video then counts as 24 frames a second).
+
+The same as https://github.com/vllm-project/vllm/pull/47736, which came after that release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.model_executor.models.qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLMultiModalProcessor,
+    Qwen2_5_VLProcessingInfo,
+)
+from vllm.model_executor.models.qwen2_vl import Qwen2VLDummyInputsBuilder, Qwen2VLMultiModalDataParser
+from vllm.multimodal import MULTIMODAL_REGISTRY
+
+
+class TimedVideoInfo(Qwen2_5_VLProcessingInfo):
+    """Takes videos as pairs of frames and metadata, as vLLM's own classes for later models do."""
+
+    def get_data_parser(self) -> Qwen2VLMultiModalDataParser:
+        return Qwen2VLMultiModalDataParser(
+            self.get_hf_config().vision_config.spatial_merge_size,
+            video_needs_metadata=True,
+            expected_hidden_size=self._get_expected_hidden_size(),
+            allow_missing_mm_embeddings=self.allow_missing_mm_embeddings,
+        )
+
+
+class TimedVideoDummies(Qwen2VLDummyInputsBuilder):
+    """What vLLM measures its memory with."""
+
+    def _get_dummy_videos(self, **size: Any) -> list[tuple[Any, dict[str, Any]]]:
+        videos = super()._get_dummy_videos(**size)
+        return [
+            (frames, {"fps": 2.0, "total_num_frames": len(frames), "frames_indices": list(range(len(frames)))})
+            for frames in videos
+        ]
+
+
+class TimedVideoProcessor(Qwen2_5_VLMultiModalProcessor):
+    """Hands frames and metadata to the Hugging Face processor as the two arguments that it has for them."""
+
+    def _preprocess_hf_mm_data(
+        self, mm_data: Mapping[str, object], hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> tuple[Mapping[str, object], Mapping[str, object]]:
+        if "videos" not in mm_data:
+            return mm_data, hf_processor_mm_kwargs
+        frames, metadata = zip(*mm_data["videos"], strict=True)
+        arguments = {"video_metadata": list(metadata), "do_sample_frames": False}
+        return {**mm_data, "videos": list(frames), **arguments}, hf_processor_mm_kwargs
+
+
+@MULTIMODAL_REGISTRY.register_processor(TimedVideoProcessor, info=TimedVideoInfo, dummy_inputs=TimedVideoDummies)
+class TimedVideoModel(Qwen2_5_VLForConditionalGeneration):
+    """vLLM's model as it is; only its inputs are prepared differently."""

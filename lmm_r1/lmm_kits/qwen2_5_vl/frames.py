@@ -1,0 +1,84 @@
+"""Images and videos as both training and rollouts give them to a Qwen-VL processor: their sizes, layout and times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import ProcessorMixin
+
+from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.base import bounded_size
+
+
+def bounded_image(
+    processor: ProcessorMixin, image: Image.Image, min_pixels: int | None, max_pixels: int | None
+) -> Image.Image:
+    """Resize an image to its own pixel bounds, as far as the processor's own bounds leave room for them.
+
+    Done before both the training and the rollout side see it, so that both cut it into the same patches.
+    """
+    if min_pixels is None and max_pixels is None:
+        return image
+    image_processor = processor.image_processor
+    lowest, highest = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
+    highest = min(highest, max_pixels or highest)
+    height, width = bounded_size(
+        height=image.height,
+        width=image.width,
+        factor=image_processor.patch_size * image_processor.merge_size,
+        min_pixels=min(max(lowest, min_pixels or lowest), highest),
+        max_pixels=highest,
+    )
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def bounded_video(
+    processor: ProcessorMixin,
+    video: Video,
+    *,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    frames_together: int,
+) -> Video:
+    """Resize a video's frames to its own pixel bounds, as far as the processor's own bounds leave room for them.
+
+    Args:
+        frames_together: how many frames share the pixels that the processor's bounds speak of.
+    """
+    if min_pixels is None and max_pixels is None:
+        return video
+    video_processor = processor.video_processor
+    lowest = -(-video_processor.size["shortest_edge"] // frames_together)
+    highest = max(lowest, video_processor.size["longest_edge"] // frames_together)
+    upper = min(max(lowest, max_pixels or highest), highest)
+    height, width = bounded_size(
+        height=video.frames.shape[1],
+        width=video.frames.shape[2],
+        factor=video_processor.patch_size * video_processor.merge_size,
+        min_pixels=min(max(lowest, min_pixels or lowest), upper),
+        max_pixels=upper,
+    )
+    frames = [
+        np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC)) for frame in video.frames
+    ]
+    return replace(video, frames=np.stack(frames))
+
+
+def channels_first(video: Video) -> np.ndarray:
+    """Return frames (N, 3, H, W): the processors would take frames (N, H, W, 3) of height 1 or 3 for such ones."""
+    return np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))
+
+
+def video_metadata(video: Video) -> dict[str, Any]:
+    """Return what the processors want to know: all frames are there, and they are to be taken as they are."""
+    number = len(video.frames)
+    return {
+        "fps": video.fps,
+        "total_num_frames": number,
+        "duration": number / video.fps,
+        # (an array, since a processor appends to a list)
+        "frames_indices": np.arange(number),
+    }

@@ -1,0 +1,250 @@
+"""What training changes and what it leaves alone, for every kit: all weights, a frozen vision tower, LoRA."""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.tiny_models import encode, make_actor, pad, run_kit
+
+from lmm_r1 import cpu
+from lmm_r1.lmm_kits import KITS, Media, get_kit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapted_layers, merged_state_dict
+
+pytestmark = pytest.mark.contract
+
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+TEXT = [message("user", "What is 12 + 34?")]
+IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
+RESPONSES = ([11, 5, 7, 30, 9], [8, 40, 6])
+LORA = {"lora_rank": 4, "lora_alpha": 8}
+SCALING = 8 / 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    sequences: torch.Tensor  # (B, T)
+    attention_mask: torch.Tensor  # (B, T)
+    learnt: torch.Tensor
+    """Whether the token after each position is part of a response, (B, T - 1)."""
+    media: list[Media | None]
+
+
+@pytest.fixture(scope="module")
+def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., Batch]:
+    """A function from a kit's name to two padded rows: a text and an image, or two texts."""
+
+    def batch(name: str, *, with_image: bool) -> Batch:
+        kit = get_kit(name)
+        processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+        prompts = [encode(kit, processor, messages) for messages in (TEXT, IMAGE if with_image else TEXT)]
+        rows = [[*prompt.token_ids, *response] for prompt, response in zip(prompts, RESPONSES, strict=True)]
+        sequences, mask = pad(rows, side="right")
+        learnt = torch.zeros_like(mask)
+        for index, (row, response) in enumerate(zip(rows, RESPONSES, strict=True)):
+            learnt[index, len(row) - len(response) : len(row)] = 1
+        media = [prompt.media for prompt in prompts]
+        return Batch(sequences=sequences, attention_mask=mask, learnt=learnt[:, 1:], media=media)
+
+    return batch
+
+
+def loss_of(actor: KitActor, batch: Batch) -> torch.Tensor:
+    log_probs = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
+    return -(log_probs * batch.learnt).sum() / batch.learnt.sum()
+
+
+def train(actor: KitActor, batch: Batch, *, steps: int) -> set[str]:
+    """Make AdamW steps and return the names of the parameters that they changed."""
+    before = {name: weight.detach().clone() for name, weight in actor.model.named_parameters()}
+    optimizer = torch.optim.AdamW(trained_by(actor), lr=1e-3, weight_decay=0.0)
+    actor.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(actor, batch).backward()
+        optimizer.step()
+    actor.eval()
+    return {name for name, weight in actor.model.named_parameters() if not torch.equal(weight, before[name])}
+
+
+def trained_by(actor: KitActor) -> list[torch.nn.Parameter]:
+    return [weight for weight in actor.model.parameters() if weight.requires_grad]
+
+
+def gradients(actor: KitActor, batch: Batch) -> dict[str, torch.Tensor | None]:
+    actor.zero_grad()
+    torch.manual_seed(0)
+    loss_of(actor, batch).backward()
+    return {name: weight.grad for name, weight in actor.model.named_parameters() if weight.requires_grad}
+
+
+def names_of(actor: KitActor, *, without: tuple[str, ...] = ()) -> set[str]:
+    return {name for name, _ in actor.model.named_parameters() if not name.startswith(without)}
+
+
+def trainable(actor: KitActor) -> set[str]:
+    """Parameters that a loss reaches; a kit may freeze others as it loads a model, where a config says which."""
+    trained = {name for name, weight in actor.model.named_parameters() if weight.requires_grad}
+    return trained & names_of(actor, without=actor.kit.untrained_prefixes)
+
+
+def towers(name: str) -> tuple[str, ...]:
+    kit = get_kit(name)
+    return (*kit.vision_prefixes, *kit.projector_prefixes)
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_every_parameter_is_under_one_kind_of_prefix(tiny_checkpoint, name):
+    kit = get_kit(name)
+    kinds = (kit.vision_prefixes, kit.projector_prefixes, kit.language_prefixes)
+    for key in names_of(make_actor(tiny_checkpoint(name)), without=kit.untrained_prefixes):
+        assert sum(key.startswith(prefixes) for prefixes in kinds) == 1, key
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_full_training_changes_every_parameter_that_a_loss_reaches(tiny_checkpoint, batch_of, name):
+    actor = make_actor(tiny_checkpoint(name))
+    left_out = names_of(actor, without=get_kit(name).untrained_prefixes) - trainable(actor)
+    assert not {key for key in left_out if key.startswith(get_kit(name).language_prefixes)}
+    changed = train(actor, batch_of(name, with_image=name in IMAGE_KITS), steps=1)
+    assert changed == trainable(actor)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_a_text_batch_leaves_the_vision_tower_alone(tiny_checkpoint, batch_of, name):
+    actor = make_actor(tiny_checkpoint(name))
+    changed = train(actor, batch_of(name, with_image=False), steps=1)
+    assert changed
+    assert not {key for key in changed if key.startswith(towers(name))}
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_a_frozen_vision_tower_stays_as_it_was_and_the_language_model_learns(tiny_checkpoint, batch_of, name):
+    actor = make_actor(tiny_checkpoint(name), freeze_visual_encoder=True)
+    changed = train(actor, batch_of(name, with_image=True), steps=2)
+    assert changed == trainable(actor)
+    assert changed == names_of(actor, without=(*towers(name), *get_kit(name).untrained_prefixes))
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_lora_adapts_the_language_models_linear_layers_and_changes_nothing_else(tiny_checkpoint, batch_of, name):
+    kit, bare = get_kit(name), make_actor(tiny_checkpoint(name)).model
+    actor = make_actor(tiny_checkpoint(name), **LORA)
+    linear = {
+        key
+        for key, module in bare.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and f"{key}.weight".startswith(kit.language_prefixes)
+        and not f"{key}.weight".startswith(kit.untrained_prefixes)
+    }
+    output = {key for key in linear if bare.get_submodule(key) is bare.get_output_embeddings()}
+    assert len(output) == 1
+    assert set(adapted_layers(actor.model)) == linear - output
+
+    changed = train(actor, batch_of(name, with_image=name in IMAGE_KITS), steps=2)
+    # The second factor starts at zero, so that the first one has a gradient from the second step on.
+    assert changed == {f"{key}.lora_{factor}.default.weight" for key in linear - output for factor in "AB"}
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoint, batch_of, name, tmp_path):
+    kit, folder, batch = get_kit(name), tiny_checkpoint(name), batch_of(name, with_image=name in IMAGE_KITS)
+    original = make_actor(folder).model.state_dict()
+    actor = make_actor(folder, **LORA)
+    train(actor, batch, steps=2)
+    trained = {key: value.clone() for key, value in actor.model.state_dict().items()}
+    merged = merged_state_dict(actor.model)
+    assert list(merged) == list(original)
+    for key, weight in merged.items():
+        place = key.removesuffix(".weight")
+        expected = original[key]
+        if key.endswith(".weight") and f"{place}.lora_A.default.weight" in trained:
+            a, b = (trained[f"{place}.lora_{factor}.default.weight"] for factor in "AB")
+            expected = expected + SCALING * b @ a
+            assert not torch.equal(weight, original[key]), key
+        torch.testing.assert_close(weight, expected, atol=1e-6, rtol=0)
+    assert all(torch.equal(value, trained[key]) for key, value in actor.model.state_dict().items())
+
+    actor.model.save_pretrained(tmp_path, state_dict=merged)
+    kit.save_processor(kit.load_processor(str(folder), trust_remote_code=False), tmp_path)
+    with torch.no_grad():
+        logits = [
+            one(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)["logits"]
+            for one in (actor, make_actor(tmp_path))
+        ]
+    learnt = batch.attention_mask.bool()
+    torch.testing.assert_close(logits[0][learnt], logits[1][learnt], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("settings", "reentrant"), [({}, False), (LORA, False), (LORA, True)])
+@pytest.mark.parametrize("name", KITS)
+def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, batch_of, name, settings, reentrant):
+    batch = batch_of(name, with_image=name in IMAGE_KITS)
+    torch.manual_seed(0)
+    actor = make_actor(tiny_checkpoint(name), **settings).train()
+    for layer in adapted_layers(actor.model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    expected = {key: None if value is None else value.clone() for key, value in gradients(actor, batch).items()}
+    assert any(value is not None for value in expected.values())
+
+    actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    through_vision = []
+    for key, module in actor.model.named_modules():
+        if isinstance(module, torch.nn.Linear) and f"{key}.weight".startswith(get_kit(name).vision_prefixes):
+            module.register_forward_hook(lambda module, inputs, output: through_vision.append(output.requires_grad))
+    for key, value in gradients(actor, batch).items():
+        torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=0)
+    assert bool(through_vision) == (name in IMAGE_KITS)
+    if settings:
+        assert not any(through_vision), "the frozen tower's gradients were computed for nothing"
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_pickled_kit_encodes_and_runs_as_before(tiny_checkpoint, name):
+    kit = get_kit(name)
+    copy = pickle.loads(pickle.dumps(kit))
+    messages = IMAGE if kit.takes_images else TEXT
+    ids, logits = run_kit(kit, tiny_checkpoint(name), messages)
+    copied_ids, copied_logits = run_kit(copy, tiny_checkpoint(name), messages)
+    assert copied_ids == ids
+    torch.testing.assert_close(copied_logits, logits, atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def ray_on_cpus() -> Iterator[Any]:
+    """A Ray of this test alone, whose workers are set up as a training run's."""
+    import ray
+
+    tests = str(Path(__file__).parents[1])
+    environment = {**cpu.worker_environment(), "PYTHONPATH": tests, "HF_HUB_OFFLINE": os.environ["HF_HUB_OFFLINE"]}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": environment, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_every_kit_encodes_and_runs_in_a_ray_worker(tiny_checkpoint, ray_on_cpus):
+    cases = [(get_kit(name), tiny_checkpoint(name), IMAGE if name in IMAGE_KITS else TEXT) for name in KITS]
+
+    def run_all(given: list[tuple]) -> list[tuple[list[int], torch.Tensor]]:
+        from helpers.tiny_models import run_kit
+
+        return [run_kit(*case) for case in given]
+
+    there = ray_on_cpus.get(ray_on_cpus.remote(run_all).remote(cases))
+    for name, case, (ids, logits) in zip(KITS, cases, there, strict=True):
+        here_ids, here_logits = run_kit(*case)
+        assert ids == here_ids, name
+        torch.testing.assert_close(logits, here_logits, atol=1e-5, rtol=0, msg=name)

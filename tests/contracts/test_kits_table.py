@@ -1,0 +1,44 @@
+"""The table of kits: what `lmm-r1 kits` prints, and the README's copy of it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.cli import kits
+from lmm_r1.lmm_kits import KITS, get_kit, table
+
+pytestmark = pytest.mark.contract
+
+ROOT = Path(__file__).resolve().parents[2]
+PINNED = re.search(r'"vllm==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+
+
+def test_the_readme_shows_the_table_of_the_kits():
+    shown = (ROOT / "README.md").read_text().partition("<!-- kits -->\n")[2].partition("\n<!-- /kits -->")[0]
+    made = table.markdown(table.kit_rows(vllm_version=PINNED), table.kit_notes())
+    assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in README.md"
+
+
+def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
+    trains_only = replace(
+        get_kit("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
+    )
+    monkeypatch.setattr(table, "KITS", {"some": "nowhere"})
+    monkeypatch.setattr(table, "get_kit", lambda name: trains_only)
+    (row,) = table.kit_rows(vllm_version="1.2.3", refusals=table.Refusals(lora=False, packing=True, critic=True))
+    named = dict(zip(table.COLUMNS, row, strict=True))
+    assert named == {
+        "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "RL": "no", "LoRA": "yes", "packing": "no", "critic": "no",
+        "vLLM": "no class", "checkpoints": "Some-1B",
+    }  # fmt: skip
+    assert table.kit_notes() == ["llm takes no part in RL: it has no class for it."]
+
+
+@pytest.mark.parametrize("flags", [[], ["--markdown"]])
+def test_the_command_prints_every_kit_with_the_engines_version(flags, capsys):
+    kits.main(flags)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in KITS)
+    assert kits.engine_version() in printed

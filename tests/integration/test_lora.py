@@ -1,0 +1,214 @@
+"""LoRA under DeepSpeed: what a run saves, resumes from and sends to the engines is the adapted model."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import openrlhf.trainer.ray.ppo_actor as upstream
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.conversations import message, picture
+from helpers.engines import largest_difference, running_engine, sampled
+from helpers.tiny_models import encode, make_actor
+from safetensors.torch import load_file
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.trainer import workers
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+
+pytestmark = pytest.mark.integration
+KIT = "qwen2_5_vl"
+SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)
+EVERYTHING = torch.ones_like(SEQUENCES)
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back.
+
+    Once for all tests: DeepSpeed cannot be set up a second time.
+    """
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
+        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
+        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
+        for owner, name in changed:
+            patch.setattr(owner, name, getattr(owner, name))
+        cpu.prepare_process()
+        default_to_one_process()
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def make_run(stage: int, **flags: object) -> KitStrategy:
+    settings = {
+        "train.batch_size": 1,
+        "train.micro_batch_size": 1,
+        "ds.zero_stage": stage,
+        "ds.param_dtype": "fp32",
+        "ds.lora.rank": 4,
+        "adam.lr": 1e-2,
+    }
+    args = to_openrlhf_args(dotted.replace(SFTConfig(), settings | flags))
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    return strategy
+
+
+def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
+    args = strategy.args
+    actor = KitActor(
+        str(folder),
+        attn_implementation="sdpa",
+        param_dtype="fp32",
+        ds_config=strategy.get_ds_train_config(),
+        lora_rank=args.ds.lora.rank,
+    )
+    settings = {
+        "optim": "adam",
+        "muon": vars(args.muon),
+        "adam": vars(args.adam),
+        "lr_scheduler": "constant",
+        "lr_warmup_ratio": 0.0,
+        "min_lr_ratio": 0.1,
+        "max_norm": 1.0,
+        "scheduler_steps": 10,
+    }
+    return strategy.prepare((actor, settings))[0]
+
+
+def train(strategy: KitStrategy, actor: KitActor, *, steps: int) -> list[float]:
+    losses = []
+    actor.train()
+    for _ in range(steps):
+        loss = -actor(SEQUENCES, attention_mask=EVERYTHING, return_logprobs=True).mean()
+        strategy.backward(loss, actor, None)
+        strategy.optimizer_step(None, actor, None)
+        losses.append(loss.item())
+    actor.eval()
+    return losses
+
+
+def logits(actor: KitActor) -> torch.Tensor:
+    with torch.no_grad():
+        return actor(SEQUENCES, attention_mask=EVERYTHING)["logits"]
+
+
+class RecordingEngine:
+    """Takes the calls that a rollout actor takes, and keeps the weights that come as files."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple, dict]] = []
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        def remote(*args: object, **kwargs: object) -> None:
+            self.calls.append((name, args, kwargs))
+            if name == "load_weights_from":
+                self.weights = load_file(Path(args[0]) / "model.safetensors")
+
+        return SimpleNamespace(remote=remote)
+
+
+def ppo_trainer(strategy: KitStrategy, actor: KitActor, engine: RecordingEngine) -> workers.KitActorPPOTrainer:
+    """A trainer of which only the part that sends weights is set up."""
+    strategy.args.vllm = SimpleNamespace(enable_prefix_caching=False, sync_with_ray=False)
+    trainer = object.__new__(workers.KitActorPPOTrainer)
+    trainer.strategy, trainer.args, trainer.actor = strategy, strategy.args, actor
+    trainer.vllm_engines, trainer.use_cuda_ipc = [engine], False
+    return trainer
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint, tmp_path, monkeypatch):
+    folder = tiny_checkpoint(KIT)
+    original = load_file(folder / "model.safetensors")
+    strategy = make_run(stage)
+    actor = prepared(strategy, folder)
+    train(strategy, actor, steps=2)
+    strategy.save_ckpt(actor.model, str(tmp_path / "states"), "global_step2", client_state={"global_step": 2})
+    expected = train(strategy, actor, steps=2)
+
+    resumed = prepared(strategy, folder)
+    _, states = strategy.load_ckpt(resumed.model, str(tmp_path / "states"))
+    assert states["global_step"] == 2
+    assert train(strategy, resumed, steps=2) == pytest.approx(expected, abs=1e-5)
+
+    kit = get_kit(KIT)
+    saved = tmp_path / "saved"
+    strategy.save_model(actor, kit.load_processor(str(folder), trust_remote_code=False), str(saved))
+    weights = load_file(saved / "model.safetensors")
+    assert set(weights) == set(original)
+    assert sum(not torch.equal(weights[name], original[name]) for name in original) == 14
+    assert {path.name for path in (saved / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    assert kit.load_processor(str(saved), trust_remote_code=False).chat_template
+
+    before = {name: weight.clone() for name, weight in whole_state_dict(actor.model).items()}
+    merged = merged_state_dict(actor.model.module, before)
+    engine = RecordingEngine()
+    trainer = ppo_trainer(strategy, actor, engine)
+    monkeypatch.setattr(workers.ray, "get", lambda references: None)
+    trainer.broadcast_to_vllm()
+    assert set(engine.weights) == set(weights)
+    assert all(torch.equal(engine.weights[name], weight) for name, weight in weights.items())
+
+    # OpenRLHF's own sending, with a GPU pretended and its broadcast recorded.
+    received = {}
+
+    def broadcast(weight: torch.Tensor, *, src: int, stream: object) -> None:
+        _, (name,), arguments = engine.calls[-1]
+        assert (arguments["dtype"], arguments["shape"]) == (weight.dtype, weight.shape)
+        received[name] = weight.clone()
+
+    trainer._model_update_group = SimpleNamespace(broadcast=broadcast)
+    monkeypatch.setattr(workers.cpu, "has_cuda", lambda: True)
+    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", dist.barrier)
+    trainer.broadcast_to_vllm()
+    assert set(received) == {f"{name}.weight" for name in adapted_layers(actor.model.module)}
+    assert all(torch.equal(weight, merged[name]) for name, weight in received.items())
+    assert trainer.actor is actor
+    after = whole_state_dict(actor.model)
+    assert all(torch.equal(weight, before[name]) for name, weight in after.items())
+
+    torch.testing.assert_close(logits(make_actor(saved)), logits(actor), atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_learning_rate_of_a_vision_tower_that_lora_freezes_is_refused(tiny_checkpoint: Callable[[str], Path]):
+    strategy = make_run(2, **{"adam.vision_lr": 1e-4})
+    with pytest.raises(UserError, match="--adam.vision_lr 0.0001: --ds.lora.rank or .* freezes the vision tower"):
+        prepared(strategy, tiny_checkpoint(KIT))
+
+
+@pytest.mark.slow
+def test_vllm_computes_on_a_merged_checkpoint_what_the_adapted_model_does(tiny_checkpoint, tmp_path):
+    kit, folder = get_kit(KIT), tiny_checkpoint(KIT)
+    actor = make_actor(folder, lora_rank=4)
+    for layer in adapted_layers(actor.model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    actor.model.save_pretrained(tmp_path, state_dict=merged_state_dict(actor.model))
+    save_adapter(actor.model, tmp_path / ADAPTER_FOLDER)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    kit.save_processor(processor, tmp_path)
+    prompts = [encode(kit, processor, [message("user", picture(84, 56), "Which digit is this?")])]
+    with running_engine(kit, tmp_path, max_images=1) as llm:
+        samples = sampled(llm, kit, prompts, banned=(), n=4, max_tokens=12)
+    assert largest_difference(actor, prompts, samples) < 1e-4
+    assert largest_difference(make_actor(folder), prompts, samples) > 1e-2, "the adapters would not have shown"

@@ -1,0 +1,269 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.tiny_models import encode, make_actor, pad
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3Processor
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.actor import KitActor
+
+pytestmark = pytest.mark.unit
+
+KIT = get_kit("gemma3")
+SMALL, WIDE = picture(56, 56), picture(140, 84)
+IMAGE = "<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>"
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("gemma3")
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Gemma3Processor:
+    return KIT.load_processor(str(folder), trust_remote_code=False)
+
+
+@pytest.fixture(scope="module")
+def actor(folder: Path) -> KitActor:
+    return make_actor(folder)
+
+
+def log_probs(actor: KitActor, prompt: object, *, side: str = "right") -> torch.Tensor:
+    sequences, mask = pad([prompt.token_ids], side=side)
+    with torch.no_grad():
+        return actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media])
+
+
+def attend_causally(actor: KitActor) -> torch.utils.hooks.RemovableHandle:
+    """Let the model forget which tokens are an image's, until the handle is removed."""
+
+    def forget(module, args, kwargs):
+        return args, {key: value for key, value in kwargs.items() if key != "token_type_ids"}
+
+    return actor.model.register_forward_pre_hook(forget, with_kwargs=True)
+
+
+def test_a_conversation_reads_as_the_released_template_writes_it(processor):
+    prompt = encode(
+        KIT,
+        processor,
+        [
+            message("system", "Think first."),
+            message("user", " Which digit ", WIDE, "\n is this?\n"),
+            message("assistant", "<answer>4</answer>\n"),
+            message("user", SMALL, SMALL),
+        ],
+    )
+    assert processor.tokenizer.decode(prompt.token_ids) == (
+        f"<bos><start_of_turn>user\nThink first.\n\nWhich digit\n\n{IMAGE}\n\nis this?<end_of_turn>\n"
+        "<start_of_turn>model\n<answer>4</answer><end_of_turn>\n"
+        f"<start_of_turn>user\n\n\n{IMAGE}\n\n\n\n{IMAGE}\n\n<end_of_turn>\n"
+        "<start_of_turn>model\n"
+    )
+
+
+def test_line_breaks_beside_an_image_are_one_token(processor):
+    messages = [message("system", "Think first.\n"), message("user", SMALL, "Which digit?")]
+    tokens = processor.tokenizer.convert_ids_to_tokens(encode(KIT, processor, messages).engine_token_ids)
+    place = tokens.index("<image_soft_token>")
+    # One of the text, two that the template writes after a system turn, and two that open an image.
+    assert tokens[place - 2 : place + 3] == [
+        "\n\n\n\n\n",
+        "<start_of_image>",
+        "<image_soft_token>",
+        "<end_of_image>",
+        "\n\n",
+    ]
+
+
+def test_a_text_starts_with_one_start_token(processor):
+    tokenizer = processor.tokenizer
+    assert tokenizer("hello")["input_ids"][0] == tokenizer.bos_token_id
+    for messages in ([message("user", "hello")], [message("user", SMALL)]):
+        assert encode(KIT, processor, messages).token_ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_every_text_of_a_system_turn_is_kept(processor):
+    prompt = encode(KIT, processor, [message("system", "Think", "first."), message("user", "hello")])
+    assert "user\nThink\nfirst.\n\nhello<end" in processor.tokenizer.decode(prompt.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([message("user", "hello"), message("user", "are you there?")], "roles are user, user "),
+        ([message("assistant", "hello")], "roles are assistant "),
+        ([message("system", SMALL), message("user", "hello")], "a system turn, which is text"),
+        ([message("system", "Look:", SMALL), message("user", "hello")], "writes 0 placeholders for the 1 images"),
+    ],
+    ids=["two user turns", "assistant first", "image as system turn", "image in the system turn"],
+)
+def test_turns_that_the_template_cannot_write_are_refused(processor, messages, reason):
+    with pytest.raises(UserError, match=reason):
+        encode(KIT, processor, messages)
+
+
+def test_the_end_token_is_the_end_of_a_turn_where_the_checkpoint_names_the_end_of_a_document(
+    folder, processor, tmp_path
+):
+    written = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
+    stops = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    tokenizer = processor.tokenizer
+    assert (written, tokenizer.eos_token) == ("<eos>", "<end_of_turn>")
+    assert stops == tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
+    KIT.save_processor(processor, tmp_path)
+    again = KIT.load_processor(str(tmp_path), trust_remote_code=False)
+    assert again.tokenizer.eos_token == "<end_of_turn>"
+    assert again.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_checkpoint_whose_template_ends_turns_otherwise_keeps_its_end_token(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<eos>")
+    assert KIT.load_processor(str(tmp_path), trust_remote_code=False).tokenizer.eos_token == "<eos>"
+
+
+def test_a_checkpoint_that_wants_crops_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "processor_config.json").read_text())
+    settings["image_processor"]["do_pan_and_scan"] = True
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="do_pan_and_scan"):
+        KIT.load_processor(str(tmp_path), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
+def test_flash_attention_is_refused(folder, attention):
+    with pytest.raises(UserError, match="sdpa"):
+        KIT.load_model(str(folder), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False)
+
+
+def test_token_types_mark_the_images_tokens_alone(actor):
+    config = actor.model_config
+    start, image, end = config.boi_token_index, config.image_token_index, config.eoi_token_index
+    sequences, mask = pad([[5, start, image, image, end, 6], [5, 6]], side="left")
+    inputs = KIT.forward_inputs(config, sequences, mask, {"pixel_values": torch.zeros(1, 3, 112, 112)})
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 1, 1, 0, 0], [0] * 6]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 1]]
+    assert set(KIT.forward_inputs(config, sequences, mask, None)) == {"position_ids"}
+
+
+def test_the_first_token_of_an_image_sees_the_last_one(actor, processor):
+    prompt = encode(KIT, processor, [message("user", SMALL, "Which digit?")])
+    first = prompt.token_ids.index(actor.model_config.image_token_index)
+
+    def at_first_token() -> torch.Tensor:
+        sequences, mask = pad([prompt.token_ids], side="right")
+        with torch.no_grad():
+            return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"][0, first]
+
+    def without_last_token(module, args, output):  # (1, 16, width)
+        return torch.cat([output[:, :-1], torch.zeros_like(output[:, -1:])], dim=1)
+
+    def change() -> float:
+        whole = at_first_token()
+        hook = actor.model.model.multi_modal_projector.register_forward_hook(without_last_token)
+        cut = at_first_token()
+        hook.remove()
+        return (whole - cut).abs().max().item()
+
+    assert change() > 1e-3
+    handle = attend_causally(actor)
+    assert change() == 0.0
+    handle.remove()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("parts", [("Which digit?",), ("Which digit ", WIDE, SMALL, "is this?")])
+def test_eager_attention_and_training_mode_compute_the_same(folder, actor, processor, parts, side):
+    eager = make_actor(folder, attention="eager")
+    prompt = encode(KIT, processor, [message("user", *parts)])
+    expected = log_probs(actor, prompt)
+    torch.testing.assert_close(log_probs(eager, prompt, side=side), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(log_probs(eager.train(), prompt, side=side), expected, atol=1e-5, rtol=0)
+
+
+def test_the_tiny_model_has_both_kinds_of_layers_and_its_window_is_felt(folder, processor):
+    actor = make_actor(folder)
+    text = actor.model_config.text_config
+    assert text.layer_types == ["sliding_attention", "full_attention"]
+    # 12 tokens of the chat around 100 words of one token each, and a window of 64.
+    prompt = encode(KIT, processor, [message("user", " digit" * 100)])
+    before = log_probs(actor, prompt)
+    text.sliding_window = 4096
+    wide = log_probs(actor, prompt)
+    torch.testing.assert_close(wide[:, :63], before[:, :63], atol=1e-6, rtol=0)
+    assert (wide[:, 64:] - before[:, 64:]).abs().max() > 1e-4
+
+
+def test_the_fresh_projector_lets_images_matter(actor, processor):
+    one, other = (encode(KIT, processor, [message("user", image, "Which digit?")]) for image in (SMALL, WIDE))
+    assert one.token_ids == other.token_ids
+    assert (log_probs(actor, one)[:, -1] - log_probs(actor, other)[:, -1]).abs() > 1e-4
+
+
+def names_in(file: Path) -> set[str]:
+    with safe_open(file, framework="pt") as weights:
+        return set(weights.keys())
+
+
+def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, actor, tmp_path):
+    actor.model.save_pretrained(tmp_path)
+    names = names_in(tmp_path / "model.safetensors")
+    assert names == names_in(folder / "model.safetensors")
+    assert "vision_tower.vision_model.embeddings.patch_embedding.weight" in names
+    assert "language_model.model.embed_tokens.weight" in names
+    assert len(names) == len(list(actor.model.named_parameters()))
+
+
+def test_the_engine_reads_weights_under_their_names_in_the_model_and_in_released_checkpoints():
+    from lmm_r1.lmm_kits.gemma3.engine_model import Gemma3ForConditionalGeneration
+
+    names = [
+        "model.vision_tower.encoder.layers.0.mlp.fc1.weight",
+        "vision_tower.encoder.layers.0.mlp.fc1.weight",
+        "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight",
+        "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight",
+        "model.language_model.norm.weight",
+        "language_model.model.norm.weight",
+    ]
+    assert Gemma3ForConditionalGeneration.hf_to_vllm_mapper.apply_list(names) == [
+        *["vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"] * 4,
+        *["language_model.model.norm.weight"] * 2,
+    ]
+
+
+def test_the_engine_computes_what_the_model_does_without_attention_to_later_tokens_of_an_image(folder, tmp_path):
+    actor = make_actor(folder, ban_media_tokens=True)
+    processor = KIT.load_processor(str(folder), trust_remote_code=False)
+    disturb(actor, seed=0)
+    # Under the names that the parameters have in the model, as a training process sends them to an engine on a GPU.
+    actor.model.save_pretrained(tmp_path)
+    KIT.save_processor(processor, tmp_path)
+    save_file(dict(actor.model.named_parameters()), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "model.vision_tower.post_layernorm.weight" in load_file(tmp_path / "model.safetensors")
+    conversations = [
+        [message("user", WIDE, "Which digit is this?")],
+        # Five and six line breaks beside images, of which vLLM's own class joins four.
+        [message("system", "Think first.\n"), message("user", SMALL, WIDE, "\n", SMALL, "And " + "then " * 150)],
+        [message("user", "Which digit?"), message("assistant", "\n\n4"), message("user", SMALL, SMALL)],
+    ]
+    prompts = [encode(KIT, processor, messages) for messages in conversations]
+    with running_engine(KIT, tmp_path, max_images=3) as llm:
+        banned = actor.banned_token_ids.tolist()
+        samples = sampled(llm, KIT, prompts, banned=banned, n=2, max_tokens=12)
+    assert largest_difference(actor, prompts, samples) > TOLERANCE
+    handle = attend_causally(actor)
+    assert largest_difference(actor, prompts, samples) <= TOLERANCE
+    handle.remove()

@@ -1,0 +1,198 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.tiny_models import encode
+from transformers import Phi4MultimodalImageProcessor, Phi4MultimodalVisionConfig
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
+    Phi4MultimodalVisionAttention,
+    Phi4MultimodalVisionEmbeddings,
+)
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.phi4_multimodal import crops
+from lmm_r1.lmm_kits.phi4_multimodal.engine_model import Phi4MultimodalEngineModel
+
+pytestmark = pytest.mark.unit
+
+NAME = "phi4_multimodal"
+IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
+ORIGINAL_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Callable[[str], Path]) -> str:
+    return str(tiny_checkpoint(NAME))
+
+
+@pytest.fixture(scope="module")
+def processor(folder: str) -> object:
+    return get_kit(NAME).load_processor(folder, trust_remote_code=False)
+
+
+def load(folder: str, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return get_kit(NAME).load_model(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+
+
+def media_of(processor: object, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    images = [picture(*size) for size in sizes]
+    return encode(get_kit(NAME), processor, [message("user", *images, "Which digit?")]).media
+
+
+def features(model: torch.nn.Module, media: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Features of every crop of the first image, (crops, tokens, width)."""
+    embed = model.model.embed_tokens_extend.image_embed
+    pixels, masks = media["image_pixel_values"], media["image_attention_mask"].bool()
+    with torch.no_grad():
+        return embed.get_img_features(pixels.flatten(0, 1), masks.flatten(0, 1))[: pixels.shape[1]]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folder, processor, attention):
+    model = load(folder, attention=attention)
+    whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
+    assert whole["image_attention_mask"].all()
+    assert not padded["image_attention_mask"].all()
+    alone, beside = features(model, whole), features(model, crops.merge_media([whole, padded]))
+    torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
+
+
+def test_the_librarys_tower_alone_still_attends_causally_to_an_image_without_padding(folder, processor):
+    # When this fails, transformers has mended it, and `attend_both_ways` may go.
+    model = load(folder)
+    for module in model.modules():
+        if isinstance(module, Phi4MultimodalVisionAttention):
+            module.is_causal = Phi4MultimodalVisionAttention(model.config.vision_config).is_causal
+    whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
+    alone, beside = features(model, whole), features(model, crops.merge_media([whole, padded]))
+    assert (beside - alone).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_patchs_position_is_the_one_that_transformers_gives_it(dtype):
+    config = Phi4MultimodalVisionConfig(hidden_size=4, patch_size=2, image_size=64)
+    embeddings = Phi4MultimodalVisionEmbeddings(config).to(dtype)
+    with torch.no_grad():
+        embeddings.patch_embedding.weight.zero_()
+        embeddings.patch_embedding.bias.zero_()
+        # Each position tells its number in two digits, exactly in any precision.
+        numbers = torch.arange(32 * 32)
+        embeddings.position_embedding.weight.zero_()
+        embeddings.position_embedding.weight[:, 0] = numbers // 32
+        embeddings.position_embedding.weight[:, 1] = numbers % 32
+    mask = torch.zeros(32, 32, 32, dtype=torch.bool)
+    for index in range(32):
+        mask[index, : index + 1, : 32 - index] = True
+    with torch.no_grad():
+        told = embeddings(torch.zeros(32, 3, 64, 64, dtype=dtype), mask).long()
+    expected = told[..., 0] * 32 + told[..., 1]
+    assert torch.equal(crops.position_ids(mask, side=32, dtype=dtype), expected)
+
+
+# Width, height -> rows and columns of crops, placeholders. 448 x 10: one row of 16 tokens with its end, one separator, and
+# the whole picture of 16 x 16 with 16 row ends. 10 x 448: 16 rows of one token with 16 ends. 56 x 56: 16 rows of 17.
+# 900 x 500: 2 x 3 crops, scaled by 1344 / 900 to 1344 x 746 pixels, of which 10 of 64 rows of patches are padding: 27 rows
+# of 48 tokens and an end.
+@pytest.mark.parametrize(
+    ("size", "grid", "placeholders"),
+    [
+        ((448, 10), (1, 1), 17 + 1 + 272),
+        ((10, 448), (1, 1), 32 + 1 + 272),
+        ((56, 56), (1, 1), 272 + 1 + 272),
+        ((900, 500), (2, 3), 27 * 49 + 1 + 272),
+    ],
+)
+def test_placeholders_are_counted_by_hand_and_as_the_processor_counts_them(size, grid, placeholders):
+    batch = Phi4MultimodalImageProcessor()([picture(*size)], return_tensors="pt")
+    assert crops.crop_grid(batch["image_sizes"][0], crop_size=448) == grid
+    assert crops.num_placeholders(batch["image_attention_mask"][0], grid=grid) == placeholders
+    assert batch["num_img_tokens"].tolist() == [placeholders]
+
+
+def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(processor):
+    small, wide = media_of(processor, (56, 56)), media_of(processor, (900, 500), (56, 84))
+    joined = crops.merge_media([small, wide])
+    assert joined["image_pixel_values"].shape == (3, 7, 3, 448, 448)
+    assert joined["image_attention_mask"].shape == (3, 7, 32, 32)
+    assert joined["image_sizes"].tolist() == [[448, 448], [896, 1344], [448, 448]]
+    assert torch.equal(joined["image_pixel_values"][0, :2], small["image_pixel_values"][0])
+    assert torch.count_nonzero(joined["image_pixel_values"][0, 2:]) == 0
+    assert torch.equal(joined["image_pixel_values"][1:], wide["image_pixel_values"])
+    assert torch.equal(joined["image_attention_mask"][1:], wide["image_attention_mask"])
+
+
+def test_the_filler_is_one_patch_and_the_whole_picture(folder):
+    kit = get_kit(NAME)
+    config = kit.load_config(folder, trust_remote_code=False)
+    ids, media = kit.filler_media(config)
+    assert ids == [config.vision_config.image_token_id] * (2 + 1 + 272)
+    assert media["image_attention_mask"].sum(dim=(2, 3)).tolist() == [[1024, 1]]
+
+
+def test_frozen_on_loading_is_what_no_loss_reaches_and_nothing_else(folder, processor):
+    model = load(folder)
+    frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    tower = f"{IMAGE_EMBED}img_processor."
+    dead = ("model.embed_tokens_extend.audio_embed.", f"{tower}head.", f"{tower}post_layernorm.")
+    assert frozen == {
+        name for name, _ in model.named_parameters() if name.startswith((*dead, f"{tower}encoder.layers.2."))
+    }
+    encoded = encode(get_kit(NAME), processor, [message("user", picture(56, 84), "Which digit?")])
+    sequences = torch.tensor([encoded.token_ids])
+    model(sequences, **encoded.media).logits.square().sum().backward()
+    assert all(weight.grad is not None for name, weight in model.named_parameters() if name not in frozen)
+
+
+def test_the_originals_template_of_texts_alone_renders_the_same(folder, processor):
+    kit = get_kit(NAME)
+    other = kit.load_processor(folder, trust_remote_code=False)
+    other.chat_template = ORIGINAL_TEMPLATE
+    messages = [
+        message("system", "Think first."),
+        message("user", picture(56, 56), picture(84, 56), "Add them."),
+        message("assistant", "<answer>4</answer>"),
+    ]
+    rendered = kit.render(processor, messages, add_generation_prompt=False)
+    assert kit.render(other, messages, add_generation_prompt=False) == rendered
+    assert processor.tokenizer.decode(rendered) == (
+        "<|system|>Think first.<|end|><|user|><|image|><|image|>Add them.<|end|><|assistant|><answer>4</answer><|end|>"
+    )
+
+
+def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
+    processor.save_pretrained(tmp_path)
+    for name, text in (("tokenizer_config.json", '"eos_token": "<|end|>"'), ("tokenizer.json", '"<|end|>"')):
+        assert text in (tmp_path / name).read_text()
+    config = (tmp_path / "tokenizer_config.json").read_text()
+    (tmp_path / "tokenizer_config.json").write_text(config.replace("<|end|>", "<|endoftext|>"))
+    loaded = get_kit(NAME).load_processor(str(tmp_path), trust_remote_code=False)
+    assert loaded.tokenizer.eos_token == "<|end|>"
+    assert loaded.tokenizer.pad_token == "<|endoftext|>"
+
+    vocabulary = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(vocabulary.replace("<|end|>", "<|other|>"))
+    with pytest.raises(UserError, match=r"the tokenizer has no <\|end\|>"):
+        get_kit(NAME).load_processor(str(tmp_path), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.lora_A.default.weight", "lm_head.base_layer.weight"])
+def test_the_engine_refuses_an_adapter_by_name(name):
+    class Bare(torch.nn.Module):
+        hf_to_vllm_mapper = Phi4MultimodalEngineModel.hf_to_vllm_mapper
+
+    with pytest.raises(ValueError, match=f"{name}: an adapter must be merged"):
+        Phi4MultimodalEngineModel.load_weights(Bare(), [(name, torch.zeros(1))])
+
+
+def test_the_engine_passes_over_the_audio_tower():
+    class Bare(torch.nn.Module):
+        hf_to_vllm_mapper = Phi4MultimodalEngineModel.hf_to_vllm_mapper
+
+    weights = [("model.embed_tokens_extend.audio_embed.up_proj_for_speech.bias", torch.zeros(1))]
+    assert Phi4MultimodalEngineModel.load_weights(Bare(), weights) == set()
