@@ -11,7 +11,6 @@ import torch
 from lmm_r1 import cpu
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.banned_tokens import BAN_BIAS
 from lmm_r1.rollout.worker_extension import FileWeights
 
 MAX_MODEL_LEN = 4096
@@ -30,7 +29,7 @@ def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: in
         dtype="float32",
         enforce_eager=True,
         max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=64,
+        max_num_seqs=128,
         seed=0,
         logprobs_mode="processed_logprobs",
         worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
@@ -49,8 +48,10 @@ def sampled(
     llm: Any, kit: LmmKit, prompts: Sequence[EncodedPrompt], *, banned: Sequence[int], n: int, max_tokens: int
 ) -> list[list[tuple[list[int], list[float]]]]:
     """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
-    from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    from lmm_r1.rollout.sampling import sampling_params
 
     requests = []
     for prompt in prompts:
@@ -59,9 +60,12 @@ def sampled(
         if media:
             request["multi_modal_data"] = media
         requests.append(request)
-    parameters = SamplingParams(
-        n=n, max_tokens=max_tokens, logprobs=1, ignore_eos=True, logit_bias=dict.fromkeys(banned, BAN_BIAS)
-    )
+    # A rollout's own parameters, but that every sample is as long as it may be.
+    parameters = sampling_params(
+        n_samples=n, temperature=1.0, top_p=1.0, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True
+    )  # fmt: skip
+    parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    parameters.ignore_eos, parameters.stop_token_ids = True, []
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"
