@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.reward_servers import math_command, running
 
@@ -45,9 +46,10 @@ def metrics_of(folder: Path) -> list[dict]:
 
 @pytest.fixture
 def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed keeps the groups of the first training in a process for good."""
+    """DeepSpeed keeps the groups of the first training in a process for good; what a CPU replaces comes back."""
     monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
     monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -230,7 +230,7 @@ BAD_MODELS = {
     ),
     "no image processor": (
         remove("processor_config.json"),
-        ["no image processor in this checkpoint; copy processor_config.json or preprocessor_config.json of the orig"],
+        ["no image processor in this checkpoint; copy processor_config.json or preprocessor_config.json, the tok"],
     ),
     "damaged image processor": (
         overwrite("processor_config.json", "{"),
