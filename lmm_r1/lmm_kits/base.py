@@ -196,6 +196,14 @@ def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str
         raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
 
 
+def check_placeholders(written: int, *, given: int, kind: str) -> None:
+    """Raise UserError where a rendered chat has other than one placeholder per image, or per video as `kind` says."""
+    if written != given:
+        raise UserError(
+            f"the checkpoint's chat template writes {written} placeholders for the {given} {kind} of a row"
+        )
+
+
 def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise UserError where a checkpoint brings no vocabulary or no usable chat template.
 

@@ -19,6 +19,7 @@ from lmm_r1.lmm_kits.base import (
     Media,
     adds_special_tokens,
     chat_of,
+    check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
@@ -120,11 +121,7 @@ def _render_text(processor: AriaProcessor, messages: Sequence[Message], *, add_g
     text = processor.apply_chat_template(
         chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
-    written, given = text.count(processor.image_token), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
     return text
 
 

@@ -19,6 +19,7 @@ from lmm_r1.lmm_kits.base import (
     Media,
     adds_special_tokens,
     chat_of,
+    check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
@@ -136,11 +137,7 @@ def _render_text(processor: Gemma3Processor, messages: Sequence[Message], *, add
             f"the checkpoint's chat template refuses the messages of a row, whose roles are {roles} ({error}); after a "
             "system turn, which is text, user and assistant must take turns, the user first"
         ) from error
-    written, given = text.count(processor.boi_token), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    check_placeholders(text.count(processor.boi_token), given=len(images_of(messages)), kind="images")
     return text
 
 

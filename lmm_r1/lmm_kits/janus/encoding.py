@@ -12,12 +12,12 @@ from transformers import JanusConfig, JanusForConditionalGeneration, JanusProces
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
     adds_special_tokens,
     chat_of,
+    check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
@@ -95,11 +95,7 @@ def _render_text(processor: JanusProcessor, messages: Sequence[Message], *, add_
     text = processor.apply_chat_template(
         _parts_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
-    written, given = text.count(processor.image_token), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
     end = processor.tokenizer.eos_token
     # The template leaves the last turn open. A finished answer ends as it does where more messages follow.
     if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):

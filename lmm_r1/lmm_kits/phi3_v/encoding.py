@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
     chat_of,
+    check_placeholders,
     check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
@@ -125,11 +126,7 @@ def _render_text(processor: Phi3VProcessor, messages: Sequence[Message], *, add_
     text = processor.apply_chat_template(
         chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
-    written, given = len(IMAGE_TAG.findall(text)), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
     return text
 
 

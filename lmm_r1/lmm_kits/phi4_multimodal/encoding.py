@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
     bounded_size,
+    check_placeholders,
     check_typed_media,
     ids_beyond_tokenizer,
     text_positions,
@@ -88,11 +89,7 @@ def _render_text(
         add_generation_prompt=add_generation_prompt,
         eos_token="",
     )
-    written, given = text.count(processor.image_token), len(images_of(messages))
-    if written != given:
-        raise UserError(
-            f"the checkpoint's chat template writes {written} placeholders for the {given} images of a row"
-        )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
     return text
 
 

@@ -25,6 +25,7 @@ from lmm_r1.lmm_kits.base import (
     EncodedPrompt,
     Media,
     chat_of,
+    check_placeholders,
     check_typed_media,
     ids_beyond_tokenizer,
     load_image_processor,
@@ -150,11 +151,7 @@ def _render_text(processor: ProcessorMixin, messages: Sequence[Message], *, add_
         (processor.image_token, images_of(messages), "images"),
         (processor.video_token, videos_of(messages), "videos"),
     ):
-        if text.count(token) != len(parts):
-            raise UserError(
-                f"the checkpoint's chat template writes {text.count(token)} placeholders for the {len(parts)} {kind} "
-                "of a row"
-            )
+        check_placeholders(text.count(token), given=len(parts), kind=kind)
     return text
 
 
