@@ -323,13 +323,16 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 
-def install(*, trust_remote_code: bool) -> None:
+def install(*, trust_remote_code: bool, share_prefix: bool) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
     Only in processes that run policy, reference or training code. `init_device_mesh` is left to `cpu.prepare_training`.
     """
     actor = functools.partial(
-        resolve("lmm_r1.models.actor:KitActor"), trust_remote_code=trust_remote_code, ban_media_tokens=True
+        resolve("lmm_r1.models.actor:KitActor"),
+        trust_remote_code=trust_remote_code,
+        share_prefix=share_prefix,
+        ban_media_tokens=True,
     )
     for seam in SEAMS:
         if seam.how != "replaced" or seam.ours.startswith("lmm_r1.cpu:"):

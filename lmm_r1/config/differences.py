@@ -50,7 +50,6 @@ DIFFERENCES = (
 
 NOT_YET: dict[str, Container[object]] = {
     "algo.advantage.estimator": ("gae",),
-    "ds.packing_samples": (True,),
     "ds.ring_attn_size": range(2, sys.maxsize),
     "ds.load_in_4bit": (True,),
     "ds.use_liger_kernel": (True,),

@@ -186,7 +186,9 @@ class PPOTrainConfig(TrainConfig):
     dynamic_batch_enable: bool = False
     """Fill batches by tokens instead of by samples."""
     max_tokens_per_gpu: int = 16192
-    """Tokens in one training pass with dynamic batches."""
+    """Tokens in one training pass with dynamic batches or shared prefixes."""
+    shared_prefix_enable: bool = True
+    """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
     """Save a moving average of the weights."""
     ema_beta: float = 0.992

@@ -87,7 +87,9 @@ class DeepSpeedConfig:
     tensor_parallel_size: int = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False
-    """Train on rows without padding."""
+    """Train on rows without padding, each of which holds several samples."""
+    ulysses_size: int = 1
+    """GPUs over which the tokens of one row are split, with all of them exchanging attention heads (Ulysses)."""
     ring_attn_size: int = 1
     """GPUs over which one sequence is split."""
     ring_attn_head_stride: int = 1

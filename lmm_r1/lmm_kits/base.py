@@ -90,6 +90,8 @@ class LmmKit:
     """(config, sequences, attention_mask, media) -> keyword arguments of the model's forward beside ids and mask."""
     merge_media: Callable[[Sequence[Media]], Media]
     """Media of several prompts -> media of the batch, in row order."""
+    both_way_token_ids: Callable[[PretrainedConfig], frozenset[int]]
+    """(config) -> ids whose runs attend to each other in both directions in the language model; empty for most."""
     filler_media: Callable[..., tuple[list[int], Media]] | None
     """(config) -> ids and media of the smallest legal image sample; None where there is no image tower."""
     vision_prefixes: tuple[str, ...]
@@ -112,6 +114,11 @@ class LmmKit:
 def text_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     """Return positions that count the attended tokens of each row from 0; (B, T) from a (B, T) mask, any padding side."""
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def attends_causally(config: PretrainedConfig) -> frozenset[int]:
+    """Return no ids: the language model attends backwards only, from every token."""
+    return frozenset()
 
 
 def merge_along_batch(media: Sequence[Media]) -> Media:

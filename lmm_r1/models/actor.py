@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,18 @@ import torch
 import torch.distributed as dist
 from openrlhf.models import Actor
 from openrlhf.models.utils import compute_entropy, log_probs_from_logits, set_z3_leaf_modules
+from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media, kit_of
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
 from lmm_r1.models.banned_tokens import ban
+from lmm_r1.models.batch_inputs import BatchInputs
+from lmm_r1.models.packed_attention import packed_row, packing_refusal, use_packed_attention
+from lmm_r1.models.packing import Targets
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -42,12 +49,13 @@ class KitActor(Actor):
         target_modules: str | Sequence[str] = EVERY_LAYER,
         use_liger_kernel: bool = False,
         packing_samples: bool = False,
+        share_prefix: bool = False,
         experts_implementation: str | None = None,
         trust_remote_code: bool = False,
         ban_media_tokens: bool = False,
         **unused: Any,
     ) -> None:
-        assert not any((load_in_4bit, use_liger_kernel, packing_samples)), "refused by config.resolve"
+        assert not any((load_in_4bit, use_liger_kernel)), "refused by config.resolve"
         kit = kit_of(pretrain_or_model, trust_remote_code=trust_remote_code)
         # While this object lives, transformers loads straight into ZeRO-3 shards.
         sharded = ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
@@ -64,7 +72,8 @@ class KitActor(Actor):
         super().__init__(model, temperature=temperature)
         self.kit = kit
         self.is_vlm = kit.takes_images
-        self.packing_samples = False
+        self.packing_samples = packs_samples(model, asked=packing_samples, share_prefix=share_prefix)
+        self.share_prefix = share_prefix
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = model.config
         if freeze_visual_encoder:
@@ -91,6 +100,10 @@ class KitActor(Actor):
             self.model.disable_input_require_grads()
             self.model.get_input_embeddings().register_forward_hook(_require_gradient)
 
+    @property
+    def _inputs(self) -> BatchInputs:
+        return BatchInputs(kit=self.kit, config=self.model_config, dtype=next(self.model.parameters()).dtype)
+
     def forward(
         self,
         sequences: torch.LongTensor,
@@ -106,59 +119,108 @@ class KitActor(Actor):
     ) -> Any:
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
-        `media` holds one entry per row of `sequences` (B, T), None for rows without images.
+        `media` holds one entry per row of `sequences` (B, T), None for rows without images. Where samples are packed,
+        rows of one group hold the same object, and the output's logits are those of the tokens asked for.
         """
-        output = self._run(sequences, attention_mask, [item for item in media if item is not None])
-        logits = output["logits"].to(torch.float32)
-        if len(self.banned_token_ids):
-            logits = ban(logits, self.banned_token_ids)
-        if self.temperature != 1.0:
-            # Once, here, so that entropy and log-probs describe the policy that the rollout sampled from.
-            logits = logits / self.temperature
-        output["logits"] = logits
-        if return_entropy:
-            output.entropy = compute_entropy(logits)[:, :-1]
         if action_mask is None and not return_logprobs:
-            return output
-        log_probs = log_probs_from_logits(logits, torch.roll(sequences, shifts=-1, dims=1))[:, :-1]
+            return self._run(sequences, attention_mask, media)
+        targets = wanted_targets(attention_mask, action_mask)
+        run = self._run_packed if self.packing_samples else self._run_padded
+        log_probs, output = run(sequences, attention_mask, media, targets=targets, return_entropy=return_entropy)
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
-    def _run(self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: list[Media]) -> Any:
+    def _run(self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]) -> Any:
         rows, width = sequences.shape
-        if not media and self.kit.filler_media is not None and dist.is_initialized() and dist.get_world_size() > 1:
-            sequences, attention_mask, media = self._with_filler_row(sequences, attention_mask)
-        merged = None
-        if media:
-            # Pixel values follow the model's dtype; grids and sizes stay integers.
-            dtype = next(self.model.parameters()).dtype
-            merged = {
-                key: value.to(sequences.device, dtype=dtype if value.is_floating_point() else None)
-                for key, value in self.kit.merge_media(media).items()
-            }
-        inputs = self.kit.forward_inputs(self.model_config, sequences, attention_mask, merged)
-        output = self.model(sequences, attention_mask=attention_mask, use_cache=False, **inputs)
-        output["logits"] = output["logits"][:rows, :width]
+        inputs = self._inputs.padded(sequences, attention_mask, media)
+        output = self.model(**inputs, use_cache=False)
+        output["logits"] = self._sampled_from(output["logits"][:rows, :width])
         return output
 
-    def _with_filler_row(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, list[Media]]:
-        """Add a row that holds the smallest legal image, whose output is dropped.
+    def _run_padded(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+        return_entropy: bool,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the log-probs of all next tokens (B, T - 1) and the output, with their entropy where asked for."""
+        output = self._run(sequences, attention_mask, media)
+        if return_entropy:
+            output.entropy = compute_entropy(output["logits"])[:, :-1]
+        return log_probs_from_logits(output["logits"], torch.roll(sequences, shifts=-1, dims=1))[:, :-1], output
 
-        All ranks must run the vision tower in a step, or ZeRO's collectives wait for one another forever. The row
-        takes no part in the loss, so its gradients are exactly zero.
-        """
-        ids, media = self.kit.filler_media(self.model_config)
-        width = max(sequences.shape[1], len(ids))
-        padded = sequences.new_zeros(len(sequences) + 1, width)
-        mask = attention_mask.new_zeros(len(sequences) + 1, width)
-        padded[:-1, : sequences.shape[1]] = sequences
-        mask[:-1, : sequences.shape[1]] = attention_mask
-        padded[-1, : len(ids)] = sequences.new_tensor(ids)
-        mask[-1, : len(ids)] = 1
-        return padded, mask, [media]
+    def _run_packed(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+        return_entropy: bool,
+    ) -> tuple[torch.Tensor, Any]:
+        """As `_run_padded`, over packed rows: logits are computed for the targets only, all others get 0."""
+        log_probs, entropies, outputs = [], [], []
+        rows = self._inputs.packed(sequences, attention_mask, media, targets=targets, share_prefix=self.share_prefix)
+        for row, inputs in rows:
+            with packed_row(row.layout):
+                output = self.model(**inputs, use_cache=False, logits_to_keep=row.sources)
+            logits = self._sampled_from(output["logits"])  # (1, K, V)
+            output["logits"] = logits
+            log_probs.append(row.scatter(log_probs_from_logits(logits, row.target_ids[None])[0], like=targets.wanted))
+            if return_entropy:
+                entropies.append(row.scatter(compute_entropy(logits)[0], like=targets.wanted))
+            outputs.append(output)
+        output = outputs[-1]
+        if output.get("aux_loss") is not None:
+            output["aux_loss"] = torch.stack([one["aux_loss"] for one in outputs]).mean()
+        if return_entropy:
+            output.entropy = torch.stack(entropies).sum(dim=0)
+        return torch.stack(log_probs).sum(dim=0), output
+
+    def _sampled_from(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits (..., V) of the distribution that the rollout sampled from, in single precision."""
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        if len(self.banned_token_ids):
+            logits = ban(logits, self.banned_token_ids)
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+
+def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | None) -> Targets:
+    """Return the tokens of a batch whose predictions are used: those of the responses, or all.
+
+    Args:
+        attention_mask: (B, T).
+        action_mask: (B, A), of the last A tokens; None for all.
+    """
+    wanted = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
+    if action_mask is None:
+        return Targets(wanted=wanted, shared=False)
+    width = action_mask.shape[1]
+    responses = torch.zeros_like(wanted)
+    responses[:, wanted.shape[1] - width :] = action_mask.bool()
+    return Targets(wanted=wanted & responses, shared=True)
+
+
+def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:
+    """Return whether a model runs on packed rows, and make its attention take them where it does.
+
+    Raises UserError where packing was asked for and the model's attention cannot take it; where only shared prefixes
+    would have needed it, the model runs padded, and the run warns.
+    """
+    if not (asked or share_prefix):
+        return False
+    refusal = packing_refusal(model)
+    if refusal is None:
+        use_packed_attention(model)
+        return True
+    if asked:
+        raise UserError(f"--ds.packing_samples: {refusal}; leave the flag out")
+    logger.warning("prompts are computed once per sample, not once per group: %s", refusal)
+    return False
 
 
 def _require_gradient(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

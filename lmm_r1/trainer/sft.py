@@ -100,6 +100,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         lora_alpha=config.ds.lora.alpha,
         lora_dropout=config.ds.lora.dropout,
         target_modules=config.ds.lora.target_modules,
+        packing_samples=config.ds.packing_samples,
         experts_implementation=config.ds.experts_implementation,
         trust_remote_code=config.train.trust_remote_code,
     )

@@ -43,6 +43,14 @@ def media_per_row(mm_train_inputs_list: Sequence[Any], device: Any) -> dict[str,
     return {"media": rows}
 
 
+def install_seams(args: SimpleNamespace) -> None:
+    """Put the names of `openrlhf_seams` in place in a model worker's process."""
+    openrlhf_seams.install(
+        trust_remote_code=args.train.trust_remote_code,
+        share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
+    )
+
+
 class KitActorPPOTrainer(ActorPPOTrainer):
     """OpenRLHF's policy update; weights go to the engines as files where there is no CUDA."""
 
@@ -110,7 +118,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
     ) -> None:
-        openrlhf_seams.install(trust_remote_code=strategy.args.train.trust_remote_code)
+        install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
 
 
@@ -118,7 +126,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's reference worker with the names of `openrlhf_seams` installed."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        openrlhf_seams.install(trust_remote_code=strategy.args.train.trust_remote_code)
+        install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain)
 
 

@@ -119,7 +119,7 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
     mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
 
     for _ in range(2):
-        openrlhf_seams.install(trust_remote_code=False)
+        openrlhf_seams.install(trust_remote_code=False, share_prefix=False)
         for seam in REPLACED:
             now = resolve(seam.upstream)
             if seam.ours.startswith("lmm_r1.cpu:"):

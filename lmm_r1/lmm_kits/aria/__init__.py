@@ -2,7 +2,7 @@
 
 from lmm_r1.lmm_kits.aria import encoding
 from lmm_r1.lmm_kits.aria.tiny_model import build_tiny
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
 
 KIT = LmmKit(
     model_type="aria",
@@ -24,6 +24,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.vision_tower.embeddings.", "model.vision_tower.encoder."),
     projector_prefixes=("model.multi_modal_projector.",),

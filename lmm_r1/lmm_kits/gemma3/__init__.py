@@ -27,6 +27,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    both_way_token_ids=encoding.both_way_token_ids,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.vision_tower.",),
     projector_prefixes=("model.multi_modal_projector.",),

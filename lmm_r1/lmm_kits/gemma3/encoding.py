@@ -180,6 +180,11 @@ def forward_inputs(
     return {"position_ids": positions, "token_type_ids": (sequences == config.image_token_index).long(), **media}
 
 
+def both_way_token_ids(config: Gemma3Config) -> frozenset[int]:
+    """Return the placeholder: the tokens of an image see one another, within the window of sliding layers."""
+    return frozenset({config.image_token_index})
+
+
 def filler_media(config: Gemma3Config) -> tuple[list[int], Media]:
     """Return an image in black between its markers; there is no smaller one, as all images have one size."""
     vision = config.vision_config

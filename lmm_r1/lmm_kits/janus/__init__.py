@@ -1,6 +1,6 @@
 """The kit of Janus in transformers' format: it trains what reads images and leaves what draws them as it is."""
 
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
 from lmm_r1.lmm_kits.janus import encoding
 from lmm_r1.lmm_kits.janus.tiny_model import build_tiny
 
@@ -26,6 +26,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.vision_model.",),
     projector_prefixes=("model.aligner.",),

@@ -1,6 +1,6 @@
 """The kit of Qwen2.5-VL."""
 
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, merge_along_batch
 from lmm_r1.lmm_kits.qwen2_5_vl import encoding
 from lmm_r1.lmm_kits.qwen2_5_vl.tiny_model import build_tiny
 
@@ -24,6 +24,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed."),
     projector_prefixes=("model.visual.merger.",),

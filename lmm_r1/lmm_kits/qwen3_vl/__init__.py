@@ -1,6 +1,6 @@
 """The kit of Qwen3-VL: Qwen2.5-VL's, with other classes, a deepstack vision tower, and times in front of video frames."""
 
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, merge_along_batch
 from lmm_r1.lmm_kits.qwen2_5_vl import encoding as family
 from lmm_r1.lmm_kits.qwen3_vl import encoding
 from lmm_r1.lmm_kits.qwen3_vl.tiny_model import build_tiny
@@ -25,6 +25,7 @@ KIT = LmmKit(
     banned_token_ids=family.banned_token_ids,
     forward_inputs=family.forward_inputs,
     merge_media=merge_along_batch,
+    both_way_token_ids=attends_causally,
     filler_media=family.filler_media,
     vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed.", "model.visual.pos_embed."),
     projector_prefixes=("model.visual.merger.", "model.visual.deepstack_merger_list."),

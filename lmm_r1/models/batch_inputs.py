@@ -1,0 +1,85 @@
+"""What a kit's model gets for a padded batch: the batch itself, or its samples as packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from transformers import PretrainedConfig
+
+from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.packing import PackedRow, Targets, pack_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchInputs:
+    """Turns batches (B, T), with one entry of media per row, into arguments of the model's forward."""
+
+    kit: LmmKit
+    config: PretrainedConfig
+    dtype: torch.dtype
+    """Of pixel values; grids and sizes stay integers."""
+
+    def padded(
+        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]
+    ) -> dict[str, torch.Tensor]:
+        """Return all arguments for the batch, which may have a row more than given; see `_with_filler_row`."""
+        given = [item for item in media if item is not None]
+        if not given and self._needs_filler():
+            sequences, attention_mask, given = self._with_filler_row(sequences, attention_mask)
+        merged = None
+        if given:
+            merged = {key: value.to(sequences.device) for key, value in self.kit.merge_media(given).items()}
+        inputs = self.kit.forward_inputs(self.config, sequences, attention_mask, merged)
+        return {"input_ids": sequences, "attention_mask": attention_mask, **self._in_dtype(inputs)}
+
+    def packed(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+        share_prefix: bool,
+    ) -> list[tuple[PackedRow, dict[str, torch.Tensor]]]:
+        """Return the batch's packed rows, each with all arguments for it."""
+        rows = pack_rows(
+            self.kit,
+            self.config,
+            sequences=sequences,
+            attention_mask=attention_mask,
+            targets=targets,
+            media=media,
+            share_prefix=share_prefix,
+            fill=self._needs_filler(),
+        )
+        # The layout stands in the mask's place.
+        return [
+            (row, {"input_ids": row.token_ids, "attention_mask": None, **self._in_dtype(row.inputs)}) for row in rows
+        ]
+
+    def _needs_filler(self) -> bool:
+        return self.kit.filler_media is not None and dist.is_initialized() and dist.get_world_size() > 1
+
+    def _in_dtype(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+
+    def _with_filler_row(
+        self, sequences: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[Media]]:
+        """Add a row that holds the smallest legal image, whose output is dropped.
+
+        All ranks must run the vision tower in a step, or ZeRO's collectives wait for one another forever. The row
+        takes no part in the loss, so its gradients are exactly zero.
+        """
+        ids, media = self.kit.filler_media(self.config)
+        width = max(sequences.shape[1], len(ids))
+        padded = sequences.new_zeros(len(sequences) + 1, width)
+        mask = attention_mask.new_zeros(len(sequences) + 1, width)
+        padded[:-1, : sequences.shape[1]] = sequences
+        mask[:-1, : sequences.shape[1]] = attention_mask
+        padded[-1, : len(ids)] = sequences.new_tensor(ids)
+        mask[-1, : len(ids)] = 1
+        return padded, mask, [media]

@@ -1,0 +1,254 @@
+"""Padded batches to packed rows: no padding, and the prompt and media of a group once; results go back to their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from transformers import PretrainedConfig
+
+from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.row_layout import RowLayout, Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """The tokens of a batch whose prediction is wanted: the one in column c + 1 is predicted from column c."""
+
+    wanted: torch.Tensor
+    """(B, T - 1), bool."""
+    shared: bool
+    """Whether what stands before a row's first target is a prompt, which rows may have in common."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRow:
+    """Several samples as one row of T tokens, and where what is computed for K of them belongs."""
+
+    token_ids: torch.Tensor  # (1, T)
+    inputs: dict[str, torch.Tensor]
+    """Keyword arguments of the model's forward beside ids: positions, token types, media."""
+    layout: RowLayout
+    sources: torch.Tensor
+    """Tokens of the row from which a target is predicted, (K,)."""
+    target_ids: torch.Tensor  # (K,)
+    places: tuple[torch.Tensor, torch.Tensor]
+    """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
+    filled: bool
+    """Whether its last segment is an image that only keeps the vision tower running."""
+
+    def scatter(self, values: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
+        """Return values (K,) at their places in zeros of the shape of `like` (B, T - 1)."""
+        return values.new_zeros(like.shape).index_put(self.places, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """One row of the batch without its padding."""
+
+    row: int
+    columns: torch.Tensor
+    """Columns of its tokens in the batch, (L,)."""
+    token_ids: torch.Tensor  # (L,)
+    prompt_length: int
+    media: Media | None
+
+
+def pack_rows(
+    kit: LmmKit,
+    config: PretrainedConfig,
+    *,
+    sequences: torch.Tensor,
+    attention_mask: torch.Tensor,
+    targets: Targets,
+    media: Sequence[Media | None],
+    share_prefix: bool,
+    fill: bool,
+) -> list[PackedRow]:
+    """Return a padded batch (B, T) as packed rows; one, unless its samples cannot share a rotary embedding.
+
+    Rows of the batch with the same prompt and the same media object share both where `share_prefix` is set.
+
+    Args:
+        media: one entry per row of the batch; rows of one group hold the same object.
+        fill: append the smallest legal image to rows without one, so that the vision tower runs on every rank.
+    """
+    device = sequences.device
+    samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
+    rows = []
+    for _, bucket in groupby(
+        sorted(samples, key=lambda sample: _bucket(sample, config)), key=lambda sample: _bucket(sample, config)
+    ):
+        groups = _groups(list(bucket), share=share_prefix and targets.shared)
+        rows.append(_pack(kit, config, groups, targets.wanted.cpu(), fill=fill, device=device))
+    return rows
+
+
+def _samples(
+    sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[Media | None]
+) -> list[_Sample]:
+    samples = []
+    for row, (ids, mask, wanted) in enumerate(zip(sequences, attention_mask, targets.wanted.cpu(), strict=True)):
+        columns = mask.nonzero().flatten()
+        first = wanted.nonzero().flatten()[:1]
+        prompt = int((columns <= first).sum()) if targets.shared and len(first) else len(columns)
+        samples.append(
+            _Sample(
+                row=row,
+                columns=columns,
+                token_ids=ids[columns],
+                prompt_length=prompt,
+                media=media[row] if media else None,
+            )
+        )
+    return samples
+
+
+def _bucket(sample: _Sample, config: PretrainedConfig) -> bool:
+    """Whether a sample is so long that `longrope` turns all of its row by other factors."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return False
+    limit = rope.get("original_max_position_embeddings") or text.original_max_position_embeddings
+    return len(sample.token_ids) > limit
+
+
+def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
+    """Return samples by their prompt, in the order in which these come first; each by itself without `share`."""
+    groups: dict[tuple, list[_Sample]] = {}
+    for sample in samples:
+        prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
+        groups.setdefault((prompt, id(sample.media)) if share else (sample.row,), []).append(sample)
+    return list(groups.values())
+
+
+def _pack(
+    kit: LmmKit,
+    config: PretrainedConfig,
+    groups: Sequence[Sequence[_Sample]],
+    wanted: torch.Tensor,
+    *,
+    fill: bool,
+    device: torch.device,
+) -> PackedRow:
+    parts = _Parts(kit=kit, config=config)
+    for group in groups:
+        parts.add_group(group, wanted)
+    filled = fill and not parts.media and kit.filler_media is not None
+    if filled:
+        ids, media = kit.filler_media(config)
+        parts.add_segment(torch.tensor(ids))
+        parts.add_inputs([len(ids)], torch.tensor(ids), media)
+    return parts.row(filled=filled, device=device)
+
+
+class _Parts:
+    """Collects what a row is made of, group by group."""
+
+    def __init__(self, *, kit: LmmKit, config: PretrainedConfig) -> None:
+        self.kit = kit
+        self.config = config
+        self.token_ids: list[torch.Tensor] = []
+        self.segments: list[Segment] = []
+        self.inputs: list[dict[str, torch.Tensor]] = []
+        self.media: list[Media] = []
+        self.media_names: set[str] = set()
+        self.sources: list[torch.Tensor] = []
+        self.places: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.target_ids: list[torch.Tensor] = []
+
+    @property
+    def length(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+    def add_group(self, group: Sequence[_Sample], wanted: torch.Tensor) -> None:
+        """Add the prompt once and every response behind it; a sample by itself is one segment."""
+        if len(group) == 1:
+            (sample,) = group
+            start = self.length
+            self.add_segment(sample.token_ids)
+            self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
+            self.add_inputs([self.length - start], sample.token_ids, sample.media)
+            return
+        prompt_length = group[0].prompt_length
+        prompt = torch.arange(self.length, self.length + prompt_length)
+        self.add_segment(group[0].token_ids[:prompt_length])
+        prefix = len(self.segments) - 1
+        for sample in group:
+            start = self.length
+            if len(sample.token_ids) > prompt_length:
+                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
+            self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
+        longest = max(group, key=lambda sample: len(sample.token_ids))
+        lengths = [len(sample.token_ids) - prompt_length for sample in group]
+        self.add_inputs([prompt_length, *lengths], longest.token_ids, longest.media)
+
+    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
+        self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
+        self.token_ids.append(token_ids)
+
+    def add_inputs(self, lengths: Sequence[int], token_ids: torch.Tensor, media: Media | None) -> None:
+        """Add positions and token types: those of the first length, and of every further one as if it followed it."""
+        mask = torch.ones(1, len(token_ids), dtype=torch.long)
+        inputs = self.kit.forward_inputs(self.config, token_ids[None], mask, media)
+        if media is not None:
+            self.media.append(media)
+            self.media_names |= media.keys() & inputs.keys()
+        first, *others = lengths
+        self.inputs.append(
+            {
+                name: torch.cat(
+                    [value[..., :first], *(value[..., first : first + length] for length in others)], dim=-1
+                )
+                for name, value in inputs.items()
+                if name not in self.media_names
+            }
+        )
+
+    def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
+        """Add the targets of a sample, whose tokens (L,) are where `tokens` says in the row."""
+        before = wanted[sample.row, sample.columns[:-1]].nonzero().flatten()
+        columns = sample.columns[before]
+        self.sources.append(tokens[before])
+        self.target_ids.append(sample.token_ids[before + 1])
+        self.places.append((torch.full_like(columns, sample.row), columns))
+
+    def row(self, *, filled: bool, device: torch.device) -> PackedRow:
+        token_ids = torch.cat(self.token_ids)
+        inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
+        if self.media:
+            media = self.kit.merge_media(self.media)
+            inputs |= {name: media[name] for name in self.media_names}
+        return PackedRow(
+            token_ids=token_ids[None].to(device),
+            inputs={name: value.to(device) for name, value in inputs.items()},
+            layout=RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids)),
+            sources=torch.cat(self.sources).to(device),
+            target_ids=torch.cat(self.target_ids).to(device),
+            places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),
+            filled=filled,
+        )
+
+    def _joined(self, name: str) -> torch.Tensor:
+        """Return what the model gets for each token; token types are missing where there are no media: all is text."""
+        example = next(part[name] for part in self.inputs if name in part)
+        lengths = [part["position_ids"].shape[-1] for part in self.inputs]
+        values = [
+            part[name] if name in part else example.new_zeros(*example.shape[:-1], length)
+            for part, length in zip(self.inputs, lengths, strict=True)
+        ]
+        return torch.cat(values, dim=-1)
+
+    def _block_ids(self, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the number of the run of both-way tokens that each token is in, (T,), -1 where it is in none."""
+        kinds = self.kit.both_way_token_ids(self.config)
+        inside = torch.isin(token_ids, torch.tensor(sorted(kinds), dtype=token_ids.dtype))
+        if not inside.any():
+            return None
+        begins = inside.clone()
+        begins[1:] &= ~inside[:-1]
+        begins[[segment.start for segment in self.segments]] = inside[[segment.start for segment in self.segments]]
+        return torch.where(inside, begins.cumsum(0) - 1, -1)

@@ -1,0 +1,132 @@
+"""Which tokens of a packed row attend to which: segments behind one another, some of which share a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Tokens `start` to `end` of a row; each attends to those before it in the segment, to itself and to the prefix."""
+
+    start: int
+    end: int
+    prefix: int | None = None
+    """Index of an earlier segment of the row that all tokens of this one attend to; None for a segment by itself."""
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowLayout:
+    """The segments of one row of T tokens, in order and without gaps.
+
+    `block_ids` (T,) numbers the runs of tokens that attend to each other in both directions, -1 for all other tokens;
+    None where there are none. No run crosses the border of a segment.
+    """
+
+    segments: tuple[Segment, ...]
+    block_ids: torch.Tensor | None = None
+    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
+    _varlen: dict[tuple, VarlenLayout] = field(default_factory=dict, repr=False)
+
+    @property
+    def length(self) -> int:
+        return self.segments[-1].end
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(segment.length for segment in self.segments)
+
+    @cached_property
+    def has_block(self) -> tuple[bool, ...]:
+        """Whether each segment holds a run that attends in both directions."""
+        if self.block_ids is None:
+            return (False,) * len(self.segments)
+        return tuple(bool((part >= 0).any()) for part in self.block_ids.split(self.lengths))
+
+    def prefix_length(self, segment: Segment) -> int:
+        return 0 if segment.prefix is None else self.segments[segment.prefix].length
+
+    def is_plain(self, index: int, *, window: int | None) -> bool:
+        """Whether a segment without a prefix is causal and nothing else."""
+        segment = self.segments[index]
+        return segment.prefix is None and not self.has_block[index] and not self._is_cut(segment, window)
+
+    def mask(self, index: int, *, window: int | None, device: torch.device) -> torch.Tensor:
+        """Return which keys each token of a segment attends to, (L, P + L): those of its prefix first, then its own.
+
+        Args:
+            window: how many tokens of its own sequence a token sees, itself among them; None for all.
+        """
+        segment = self.segments[index]
+        window = window if self._is_cut(segment, window) else None
+        blocks = index if self.has_block[index] else None
+        key = (segment.length, self.prefix_length(segment), window, blocks, device)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(segment, window=window, has_block=blocks is not None, device=device)
+        return self._masks[key]
+
+    def varlen(self, *, device: torch.device) -> VarlenLayout:
+        """Return the row as kernels for sequences of varying length take it."""
+        key = (device,)
+        if key not in self._varlen:
+            self._varlen[key] = VarlenLayout.of(self, device=device)
+        return self._varlen[key]
+
+    def _is_cut(self, segment: Segment, window: int | None) -> bool:
+        return window is not None and self.prefix_length(segment) + segment.length > window
+
+    def _make_mask(
+        self, segment: Segment, *, window: int | None, has_block: bool, device: torch.device
+    ) -> torch.Tensor:
+        offset = self.prefix_length(segment)
+        keys = torch.arange(offset + segment.length, device=device)
+        queries = keys[offset:, None]
+        mask = keys <= queries
+        if has_block:
+            own = self.block_ids[segment.start : segment.end].to(device)
+            mask[:, offset:] |= (own[:, None] == own) & (own >= 0)
+        if window is not None:
+            mask &= queries - keys < window
+        return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarlenLayout:
+    """A row for kernels that take sequences of varying length; the causal mask ends at the last key of each."""
+
+    query_ends: torch.Tensor
+    """Where the queries of each segment end, from 0 on, (S + 1,), int32."""
+    key_ends: torch.Tensor
+    """Where its keys end, (S + 1,), int32."""
+    key_index: torch.Tensor | None
+    """The row's tokens in the order of all segments' keys, prefixes repeated; None where no segment has a prefix."""
+    longest_query: int
+    longest_key: int
+
+    @classmethod
+    def of(cls, layout: RowLayout, *, device: torch.device) -> VarlenLayout:
+        places = [torch.arange(segment.start, segment.end) for segment in layout.segments]
+        keys = [
+            own if segment.prefix is None else torch.cat([places[segment.prefix], own])
+            for segment, own in zip(layout.segments, places, strict=True)
+        ]
+        shared = any(segment.prefix is not None for segment in layout.segments)
+        return cls(
+            query_ends=_ends(layout.lengths, device=device),
+            key_ends=_ends([len(index) for index in keys], device=device),
+            key_index=torch.cat(keys).to(device) if shared else None,
+            longest_query=max(layout.lengths),
+            longest_key=max(map(len, keys)),
+        )
+
+
+def _ends(lengths: Sequence[int], *, device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
