@@ -30,6 +30,12 @@ _ACTOR = (
     "target_modules ds_config device_map packing_samples temperature use_liger_kernel freeze_visual_encoder "
     "experts_implementation kwargs"
 )
+_VALUE_MODEL = (
+    "model_name_or_path model_type param_dtype load_in_4bit lora_rank lora_alpha target_modules lora_dropout "
+    "normalize_reward attn_implementation ds_config init_value_head value_head_prefix device_map packing_samples "
+    "experts_implementation kwargs"
+)
+_VALUE_REASON = "upstream knows plain language models alone, and computes no images"
 _ACTOR_REASON = "loading, positions and media tensors depend on the architecture: the kit knows them"
 _MERGE_REASON = "upstream joins media tensors along dimension 0 for every architecture; the kit joins them"
 
@@ -65,7 +71,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.models.utils:set_z3_leaf_modules",
         how="used",
-        ours="lmm_r1.models.actor:KitActor",
+        ours="lmm_r1.models.loading:load_model",
         reason="experts that a token does not reach must not stall ZeRO-3's prefetching",
         signature="model detect_hybrid",
     ),
@@ -84,6 +90,79 @@ SEAMS: tuple[Seam, ...] = (
         signature=_ACTOR,
     ),
     Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:get_llm_for_sequence_regression",
+        how="replaced",
+        ours="lmm_r1.models.value_model:KitValueModel",
+        reason=_VALUE_REASON,
+        signature=_VALUE_MODEL,
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:get_llm_for_sequence_regression",
+        how="replaced",
+        ours="lmm_r1.models.value_model:KitValueModel",
+        reason=_VALUE_REASON,
+        signature=_VALUE_MODEL,
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:get_tokenizer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:load_processor",
+        reason="what is saved beside a critic's weights is the kit's processor, too",
+        signature="pretrain model padding_side strategy use_fast",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
+        how="replaced",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer",
+        reason="upstream hands a critic no media",
+        signature=(
+            "self strategy critic critic_optim critic_scheduler micro_train_batch_size buffer_limit buffer_cpu_offload "
+            "value_clip dataloader_pin_memory kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer.training_step",
+        reason="as above",
+        signature="self experience step loss_batch_info",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the critic's process",
+        signature="self strategy pretrain max_steps",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticActor.forward",
+        reason="upstream hands a critic no media",
+        signature="self sequences action_mask attention_mask packed_seq_lens",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.save_checkpoint",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="the critic is saved with the policy before an error of the outside world ends a run",
+        signature="self tag metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RewardModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitRewardActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the reward model's process",
+        signature="self strategy pretrain",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RewardModelActor.forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitRewardActor.forward",
+        reason="upstream hands a reward model no media",
+        signature="self sequences attention_mask packed_seq_lens pad_sequence",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:get_tokenizer",
         how="replaced",
         ours="lmm_r1.trainer.workers:load_processor",
@@ -99,6 +178,13 @@ SEAMS: tuple[Seam, ...] = (
             "self strategy actor ema_model actor_optim actor_scheduler ema_beta micro_train_batch_size buffer_limit "
             "buffer_cpu_offload eps_clip tokenizer dataloader_pin_memory vllm_engines kwargs"
         ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer.training_step",
+        reason="DeepSpeed must know which pass ends an optimizer step, and losses are logged per token",
+        signature="self experience kl_ctl step loss_batch_info",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm",
@@ -151,6 +237,13 @@ SEAMS: tuple[Seam, ...] = (
             "self num_nodes num_gpus_per_node ray_actor_type pg num_gpus_per_actor duplicate_actors resources "
             "num_resources_per_node"
         ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer._hand_out",
+        reason="passes go to the workers of a group in shares of equal length",
+        signature="self method_name kwargs",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
@@ -251,6 +344,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self timeout",
     ),
     Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_ring_attn",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_ring_attn",
+        reason="ranks share rows by Ulysses; upstream's ring attention needs flash-attn and knows causal masks alone",
+        signature="self ds_device_mesh",
+    ),
+    Seam(
+        upstream="openrlhf.models.ring_attn_utils:set_ring_attn_group",
+        how="used",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_ring_attn",
+        reason="where upstream's workers look up the group that a model's forward gets",
+        signature="group",
+    ),
+    Seam(
         upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
         how="replaced",
         ours="lmm_r1.cpu:prepare_training",
@@ -269,10 +376,31 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step",
-        how="used",
-        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
-        reason="log-probs, advantages, update and weight sync of one step",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="the samples of an optimizer step are chosen and handed out by groups",
         signature="self rollout_samples global_step",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.ppo_train",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.ppo_train",
+        reason="without CUDA critic and policy are updated one after the other",
+        signature="self global_steps",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.broadcast_to_vllm",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="weight sync, with sleeping engines",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer._compute_rollout_stats",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="metrics of the rollout under OpenRLHF's names",
+        signature="self experiences",
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
@@ -307,6 +435,114 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker",
+        reason="passes are cut by groups, and every model gets the media",
+        signature=(
+            "self actor_model_group critic_model_group reward_model_group initial_model_group kl_controller strategy "
+            "tokenizer kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.split_rollout_samples",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.split_rollout_samples",
+        reason="passes of whole groups, as many for every rank",
+        signature="self rollout_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
+        reason="the media that all models are to get are known here",
+        signature="self samples_list",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",
+        reason="upstream hands media to policy and reference alone, and runs all models at once",
+        signature="self group sync_condition kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="log-probs, values, KL, rewards and advantages of a rollout",
+        signature="self rollout_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:Experience.concat_experiences",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.split_rollout_samples",
+        reason="samples become a pass of the rollout's models",
+        signature="experiences_list pad_token_id",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:split_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="passes of the rollout's models become samples again",
+        signature="experience",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:remove_padding_in_sequences",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="what is counted and sent has no padding",
+        signature="items",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:make_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="samples become a pass of the update",
+        signature="items packing_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="passes stay as they were planned over all ranks",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.append",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.append",
+        reason="what is appended together is one pass",
+        signature="self experience",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.clear",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.clear",
+        reason="the passes go with their samples",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.setup_dynamic_batch",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.setup_dynamic_batch",
+        reason="the plan says which pass ends an optimizer step",
+        signature="self strategy",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:NaiveReplayBuffer",
+        how="replaced",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="as above",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer",
+        how="replaced",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="as above",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator",
         how="subclassed",
         ours="lmm_r1.trainer.samples:KitSamplesGenerator",
@@ -323,22 +559,27 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 
-def install(*, trust_remote_code: bool, share_prefix: bool) -> None:
+def install(*, trust_remote_code: bool, share_prefix: bool, freeze_visual_encoder: bool) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
-    Only in processes that run policy, reference or training code. `init_device_mesh` is left to `cpu.prepare_training`.
+    Only in processes that hold models. `init_device_mesh` is left to `cpu.prepare_training`.
+
+    Args:
+        freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
     """
-    actor = functools.partial(
-        resolve("lmm_r1.models.actor:KitActor"),
-        trust_remote_code=trust_remote_code,
-        share_prefix=share_prefix,
-        ban_media_tokens=True,
-    )
+    both = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix}
+    models = {
+        path: functools.partial(resolve(path), **both, **settings)
+        for path, settings in (
+            ("lmm_r1.models.actor:KitActor", {"ban_media_tokens": True}),
+            ("lmm_r1.models.value_model:KitValueModel", {"freeze_visual_encoder": freeze_visual_encoder}),
+        )
+    }
     for seam in SEAMS:
         if seam.how != "replaced" or seam.ours.startswith("lmm_r1.cpu:"):
             continue
         module, name = seam.upstream.split(":")
-        ours = actor if seam.ours.endswith(":KitActor") else resolve(seam.ours)
+        ours = models[seam.ours] if seam.ours in models else resolve(seam.ours)
         setattr(importlib.import_module(module), name, ours)
 
 

@@ -27,6 +27,8 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_bad_input.py",
         "integration/test_evaluate_errors.py",
         "integration/test_lora.py",
+        "integration/test_packed_training.py",
+        "integration/test_replay_passes.py",
         "integration/test_video_rows.py",
     ]
 # Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.

@@ -49,14 +49,15 @@ DIFFERENCES = (
 )
 
 NOT_YET: dict[str, Container[object]] = {
-    "algo.advantage.estimator": ("gae",),
     "ds.ring_attn_size": range(2, sys.maxsize),
     "ds.load_in_4bit": (True,),
     "ds.use_liger_kernel": (True,),
     "train.async_enable": (True,),
-    "train.dynamic_batch_enable": (True,),
     "train.enable_ema": (True,),
     "train.partial_rollout_enable": (True,),
     "use_ms": (True,),
 }
 """Values that OpenRLHF has and that are not available for multimodal models in this version, by flag."""
+
+INSTEAD = {"ds.ring_attn_size": "take --ds.ulysses_size"}
+"""What does the work of a flag that is not available, where something does."""

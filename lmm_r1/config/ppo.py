@@ -30,7 +30,7 @@ class ActorConfig(OptimizerConfig):
     gradient_checkpointing_reentrant: bool = False
     """Use torch's reentrant kind of checkpointing."""
     freeze_visual_encoder: bool = False
-    """Train the language model only."""
+    """Train the language model only, in the policy and in the critic."""
     eps_clip: float = 0.2
     """PPO's clip range on both sides of 1."""
     eps_clip_low_high: tuple[float, float] | None = None
@@ -52,7 +52,7 @@ class CriticConfig(OptimizerConfig):
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
     """AdamW."""
     model_name_or_path: str | None = None
-    """The model that the critic starts from."""
+    """The model that the critic starts from; None takes the reward model where there is one, else the policy's."""
     num_nodes: int = 1
     """Machines that train the critic."""
     num_gpus_per_node: int = 8
@@ -60,9 +60,9 @@ class CriticConfig(OptimizerConfig):
     value_clip: float = 0.5
     """Clip range of the critic's values."""
     freezing_steps: int = -1
-    """Steps at the start in which only the critic learns."""
+    """The policy learns from the step after this one on, counted from 0, and the critic from the start; -1: both do."""
     save_value_network: bool = False
-    """Save the critic next to the policy."""
+    """Save the critic, too, in the folder that is named like output_dir with _critic behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,14 @@ class RolloutConfig:
     """Sampling temperature."""
     top_p: float = 1.0
     """Nucleus sampling: share of the probability that is sampled from."""
+    ignore_eos: bool = False
+    """Let every response run to max_new_tokens, whatever is sampled; for measurements of speed."""
     micro_batch_size: int = 1
     """Samples in one forward pass for log-probs on one GPU."""
     vllm_generate_batch_size: int | None = None
     """Prompts sent to vLLM at once; None is batch_size."""
     max_tokens_per_gpu: int | None = None
-    """Tokens in one forward pass with dynamic batches."""
+    """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +186,7 @@ class PPOTrainConfig(TrainConfig):
     colocate_critic_reward: bool = False
     """Critic and reward model share the same GPUs."""
     dynamic_batch_enable: bool = False
-    """Fill batches by tokens instead of by samples."""
+    """Fill batches by tokens instead of by samples; turns ds.packing_samples on."""
     max_tokens_per_gpu: int = 16192
     """Tokens in one training pass with dynamic batches or shared prefixes."""
     shared_prefix_enable: bool = True

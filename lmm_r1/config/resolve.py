@@ -3,9 +3,11 @@
 import logging
 
 from lmm_r1 import dotted
-from lmm_r1.config.differences import NOT_YET
+from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.ulysses import check_ulysses
+from lmm_r1.config.value_models import check_value_models, value_model_settings
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -23,23 +25,31 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     _refuse_what_is_not_there_yet(config)
     _require(config, "actor.model_name_or_path", example="path/or/hub-name")
     _require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
-    settings: dict[str, object] = {"critic.model_name_or_path": None}
+    settings = value_model_settings(config)
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if config.rollout.vllm_generate_batch_size is None:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
+    if config.rollout.max_tokens_per_gpu is None:
+        settings["rollout.max_tokens_per_gpu"] = config.train.max_tokens_per_gpu
+    if config.train.dynamic_batch_enable:
+        settings["ds.packing_samples"] = True
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
     settings |= _input_template(config)
     resolved = dotted.replace(config, settings)
-    _check_rewards(resolved)
+    _refuse_agents(resolved)
+    check_value_models(resolved)
     _check_groups(resolved)
     _check_gpus(resolved)
+    _check_ulysses(resolved)
     _check_batches(resolved)
     _check_kl(resolved)
     _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
+    if resolved.critic.model_name_or_path is not None:
+        _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
     return resolved
 
 
@@ -58,6 +68,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
+    check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
     return dotted.replace(config, _input_template(config))
 
 
@@ -66,7 +77,7 @@ def _refuse_what_is_not_there_yet(config: PPOConfig | SFTConfig) -> None:
     for flag, refused in NOT_YET.items():
         if flag in known and (value := dotted.get(config, flag)) in refused:
             given = f"--{flag}" if value is True else f"--{flag} {value}"
-            raise UserError(f"{given} is not available in this version; leave it out")
+            raise UserError(f"{given} is not available in this version; {INSTEAD.get(flag, 'leave it out')}")
 
 
 def _require(config: PPOConfig | SFTConfig, flag: str, *, example: str) -> None:
@@ -104,17 +115,11 @@ def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
     return {}
 
 
-def _check_rewards(config: PPOConfig) -> None:
-    for flag, given in (
-        ("--train.agent_func_path", config.train.agent_func_path),
-        ("--reward.model_name_or_path", config.reward.model_name_or_path),
-    ):
-        if given:
-            raise UserError(f"{flag} {given} is not available in this version; give --reward.remote_url")
-    if not config.reward.remote_url:
+def _refuse_agents(config: PPOConfig) -> None:
+    if config.train.agent_func_path:
         raise UserError(
-            "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
-            "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
+            f"--train.agent_func_path {config.train.agent_func_path} is not available in this version; "
+            "give --reward.remote_url"
         )
 
 
@@ -159,31 +164,63 @@ def _check_gpus(config: PPOConfig) -> None:
 
 
 def _check_batches(config: PPOConfig) -> None:
-    actor, rollout, train = config.actor, config.rollout, config.train
-    processes = actor.num_nodes * actor.num_gpus_per_node // config.ds.tensor_parallel_size
-    samples = rollout.batch_size * rollout.n_samples_per_prompt
+    rollout, train = config.rollout, config.train
+    for flag in (
+        "rollout.micro_batch_size",
+        "rollout.max_tokens_per_gpu",
+        "train.batch_size",
+        "train.micro_batch_size",
+        "train.max_tokens_per_gpu",
+    ):
+        if (value := dotted.get(config, flag)) < 1:
+            raise UserError(f"--{flag} {value} must be at least 1")
     if rollout.vllm_generate_batch_size > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
             f"--rollout.batch_size {rollout.batch_size}"
         )
-    if samples // rollout.micro_batch_size < processes:
-        raise UserError(
-            f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt "
-            f"{rollout.n_samples_per_prompt} in parts of --rollout.micro_batch_size {rollout.micro_batch_size} "
-            f"leaves some of the {processes} actor processes without work"
-        )
-    if train.batch_size % (train.micro_batch_size * processes):
-        raise UserError(
-            f"--train.batch_size {train.batch_size} must be a multiple of --train.micro_batch_size "
-            f"{train.micro_batch_size} x {processes} actor processes"
-        )
+    samples = rollout.batch_size * rollout.n_samples_per_prompt
+    given = (
+        f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
+    )
+    shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
+    for name, gpus in _gpus(config).items():
+        if gpus % config.ds.tensor_parallel_size:
+            raise UserError(
+                f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} does not divide the {gpus} GPUs of "
+                f"--{name}.num_nodes x --{name}.num_gpus_per_node; take a number that does"
+            )
+        # Or groups of processes that get the same samples.
+        processes = gpus // shared
+        if samples % processes:
+            raise UserError(f"{given} must be a multiple of the {processes} {name} processes")
+        if name in ("actor", "critic") and train.batch_size % processes:
+            raise UserError(
+                f"--train.batch_size {train.batch_size} must be a multiple of the {processes} {name} processes"
+            )
     if samples < train.batch_size:
         raise UserError(
-            f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout "
-            f"(--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt "
-            f"{rollout.n_samples_per_prompt}), so no step would update the weights"
+            f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout ({given}), so no "
+            "step would update the weights"
         )
+
+
+def _check_ulysses(config: PPOConfig) -> None:
+    packs = config.ds.packing_samples or (
+        config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
+    )
+    check_ulysses(config.ds, packs=packs, needs="--ds.packing_samples", gpus=_gpus(config))
+
+
+def _gpus(config: PPOConfig) -> dict[str, int]:
+    """Return how many GPUs each model of a run has."""
+    groups = {"actor": config.actor}
+    if config.algo.kl.init_coef > 0:
+        groups["ref"] = config.ref
+    for name in ("critic", "reward"):
+        if getattr(config, name).model_name_or_path:
+            groups[name] = getattr(config, name)
+    return {name: group.num_nodes * group.num_gpus_per_node for name, group in groups.items()}
 
 
 def _check_kl(config: PPOConfig) -> None:

@@ -103,6 +103,10 @@ class LmmKit:
     """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
     backbone_of: Callable[[Any], torch.nn.Module]
     """(model) -> the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""
+    language_model_of: Callable[[Any], torch.nn.Module]
+    """(model) -> the module that runs the language model's layers, whose inputs are cut where ranks share a row."""
+    cut_inputs: Callable[..., dict[str, Any]]
+    """(language_model, inputs, tokens) -> its keyword arguments for the row's tokens in the slice, images merged in."""
     zero3_leaf_classes: tuple[str, ...]
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
     save_processor: Callable[..., None]
@@ -239,6 +243,17 @@ def engine_media(encoded: EncodedPrompt) -> dict[str, list[Any]]:
 def base_model_of(model: PreTrainedModel) -> torch.nn.Module:
     """Return what stands under the output layer of Hugging Face's generation classes."""
     return model.model
+
+
+def inner_language_model_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the language model that stands beside a vision tower, and gets embeddings with the images merged in."""
+    return model.model.language_model
+
+
+def cut_tokens(language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    """Return a language model's inputs for some of the T tokens: ids (1, T) or embeddings (1, T, H), and positions."""
+    parts = {name: inputs[name][:, tokens] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None}
+    return {**inputs, **parts, "position_ids": inputs["position_ids"][..., tokens]}
 
 
 def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:

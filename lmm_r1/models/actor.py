@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from openrlhf.models import Actor
-from openrlhf.models.utils import compute_entropy, log_probs_from_logits, set_z3_leaf_modules
-from transformers import PreTrainedModel
-from transformers.integrations.deepspeed import HfDeepSpeedConfig
+from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, Media, kit_of
-from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
+from lmm_r1.lmm_kits import Media
+from lmm_r1.models.adapters import EVERY_LAYER
 from lmm_r1.models.banned_tokens import ban
 from lmm_r1.models.batch_inputs import BatchInputs
-from lmm_r1.models.packed_attention import packed_row, packing_refusal, use_packed_attention
+from lmm_r1.models.loading import LoadSettings, enable_checkpointing, load_model, lora_settings
 from lmm_r1.models.packing import Targets
-
-logger = logging.getLogger(__name__)
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+from lmm_r1.models.sequence_parallel import check_not_shared, group_size, running, share_of
 
 
 class KitActor(Actor):
@@ -56,35 +50,34 @@ class KitActor(Actor):
         **unused: Any,
     ) -> None:
         assert not any((load_in_4bit, use_liger_kernel)), "refused by config.resolve"
-        kit = kit_of(pretrain_or_model, trust_remote_code=trust_remote_code)
-        # While this object lives, transformers loads straight into ZeRO-3 shards.
-        sharded = ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
-        loading = HfDeepSpeedConfig(ds_config) if sharded else None
-        extra = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
-        model = kit.load_model(
+        loaded = load_model(
             pretrain_or_model,
-            dtype=DTYPES[param_dtype],
-            attn_implementation=resolve_attention(attn_implementation, kit=kit),
-            trust_remote_code=trust_remote_code,
-            **extra,
+            LoadSettings(
+                param_dtype=param_dtype,
+                attn_implementation=attn_implementation,
+                experts_implementation=experts_implementation,
+                packing_samples=packing_samples,
+                share_prefix=share_prefix,
+                freeze_visual_encoder=freeze_visual_encoder,
+                lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
+                ds_config=ds_config,
+                trust_remote_code=trust_remote_code,
+            ),
         )
-        del loading
+        kit, model = loaded.kit, loaded.model
+        if hasattr(model.config, "value_head_prefix"):
+            raise UserError(
+                f"{pretrain_or_model}: this is a critic or reward model, which has no output layer to generate with; "
+                "give the checkpoint of a policy"
+            )
         super().__init__(model, temperature=temperature)
         self.kit = kit
         self.is_vlm = kit.takes_images
-        self.packing_samples = packs_samples(model, asked=packing_samples, share_prefix=share_prefix)
+        self.packing_samples = loaded.packs_samples
         self.share_prefix = share_prefix
+        self.trains_vision = loaded.trains_vision
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = model.config
-        if freeze_visual_encoder:
-            freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
-        if lora_rank:
-            _refuse_split_layers(ds_config)
-            names = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
-            lora = LoraSettings(rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=names)
-            add_adapters(model, kit, lora)
-        self.trains_vision = not (freeze_visual_encoder or lora_rank)
-        set_z3_leaf_modules(model, detect_hybrid=False)
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
             processor = kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
@@ -93,12 +86,7 @@ class KitActor(Actor):
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
-        super().gradient_checkpointing_enable(gradient_checkpointing_kwargs)
-        if not self.trains_vision:
-            # The reentrant kind needs an input that requires a gradient. Transformers hooks the inputs of all towers,
-            # which would send gradients through a frozen one; the text's embeddings are enough.
-            self.model.disable_input_require_grads()
-            self.model.get_input_embeddings().register_forward_hook(_require_gradient)
+        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
 
     @property
     def _inputs(self) -> BatchInputs:
@@ -120,13 +108,20 @@ class KitActor(Actor):
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
         `media` holds one entry per row of `sequences` (B, T), None for rows without images. Where samples are packed,
-        rows of one group hold the same object, and the output's logits are those of the tokens asked for.
+        rows of one group hold the same object, and the output's logits are those of the tokens asked for. The ranks of
+        `ring_attn_group` get the same batch and share its rows' tokens: the log-probs are all of them on every rank,
+        the output's logits those of the rank's own tokens.
         """
         if action_mask is None and not return_logprobs:
             return self._run(sequences, attention_mask, media)
         targets = wanted_targets(attention_mask, action_mask)
-        run = self._run_packed if self.packing_samples else self._run_padded
-        log_probs, output = run(sequences, attention_mask, media, targets=targets, return_entropy=return_entropy)
+        if self.packing_samples:
+            log_probs, output = self._run_packed(
+                sequences, attention_mask, media, targets=targets, return_entropy=return_entropy, group=ring_attn_group
+            )
+        else:
+            check_not_shared(self.model, group=ring_attn_group)
+            log_probs, output = self._run_padded(sequences, attention_mask, media, return_entropy=return_entropy)
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
@@ -144,7 +139,6 @@ class KitActor(Actor):
         attention_mask: torch.Tensor,
         media: Sequence[Media | None],
         *,
-        targets: Targets,
         return_entropy: bool,
     ) -> tuple[torch.Tensor, Any]:
         """Return the log-probs of all next tokens (B, T - 1) and the output, with their entropy where asked for."""
@@ -161,18 +155,28 @@ class KitActor(Actor):
         *,
         targets: Targets,
         return_entropy: bool,
+        group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
         """As `_run_padded`, over packed rows: logits are computed for the targets only, all others get 0."""
         log_probs, entropies, outputs = [], [], []
-        rows = self._inputs.packed(sequences, attention_mask, media, targets=targets, share_prefix=self.share_prefix)
+        rows = self._inputs.packed(
+            sequences,
+            attention_mask,
+            media,
+            targets=targets,
+            share_prefix=self.share_prefix,
+            multiple_of=group_size(group),
+        )
         for row, inputs in rows:
-            with packed_row(row.layout):
-                output = self.model(**inputs, use_cache=False, logits_to_keep=row.sources)
-            logits = self._sampled_from(output["logits"])  # (1, K, V)
+            share = share_of(row, group=group)
+            with running(share, model=self.model, kit=self.kit):
+                output = self.model(**inputs, use_cache=False, logits_to_keep=share.sources)
+            logits = self._sampled_from(output["logits"])  # (1, k, V)
             output["logits"] = logits
-            log_probs.append(row.scatter(log_probs_from_logits(logits, row.target_ids[None])[0], like=targets.wanted))
+            values = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
+            log_probs.append(row.scatter(values, like=targets.wanted))
             if return_entropy:
-                entropies.append(row.scatter(compute_entropy(logits)[0], like=targets.wanted))
+                entropies.append(row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted))
             outputs.append(output)
         output = outputs[-1]
         if output.get("aux_loss") is not None:
@@ -203,55 +207,3 @@ def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | Non
     responses = torch.zeros_like(wanted)
     responses[:, wanted.shape[1] - width :] = action_mask.bool()
     return Targets(wanted=wanted & responses, shared=True)
-
-
-def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:
-    """Return whether a model runs on packed rows, and make its attention take them where it does.
-
-    Raises UserError where packing was asked for and the model's attention cannot take it; where only shared prefixes
-    would have needed it, the model runs padded, and the run warns.
-    """
-    if not (asked or share_prefix):
-        return False
-    refusal = packing_refusal(model)
-    if refusal is None:
-        use_packed_attention(model)
-        return True
-    if asked:
-        raise UserError(f"--ds.packing_samples: {refusal}; leave the flag out")
-    logger.warning("prompts are computed once per sample, not once per group: %s", refusal)
-    return False
-
-
-def _require_gradient(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    output.requires_grad_(True)
-
-
-def _refuse_split_layers(ds_config: dict | None) -> None:
-    pieces = 1 if ds_config is None else ds_config["tensor_parallel"]["autotp_size"]
-    if pieces > 1:
-        raise UserError(
-            f"--ds.tensor_parallel_size {pieces} splits the layers that --ds.lora.rank adapts; leave one out"
-        )
-
-
-def resolve_attention(name: str, *, kit: LmmKit) -> str:
-    """Return the attention implementation for `auto`: flash-attn where it can run, PyTorch's SDPA elsewhere."""
-    if name != "auto":
-        return name
-    if not kit.takes_flash_attention:
-        return "sdpa"
-    try:
-        import flash_attn_2_cuda  # noqa: F401  # the compiled part; the stand-in in compat/ has none
-    except ImportError:
-        return "sdpa"
-    return "flash_attention_2" if torch.cuda.is_available() else "sdpa"
-
-
-def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:
-    """Stop gradients of all parameters whose name begins with one of `prefixes`; raises UserError if none does."""
-    names = [name for name, _ in model.named_parameters() if name.startswith(prefixes)] if prefixes else []
-    if not names:
-        raise UserError("--actor.freeze_visual_encoder: this model has no vision tower to freeze")
-    for name in names:
-        model.get_parameter(name).requires_grad_(False)

@@ -43,8 +43,9 @@ class BatchInputs:
         *,
         targets: Targets,
         share_prefix: bool,
+        multiple_of: int = 1,
     ) -> list[tuple[PackedRow, dict[str, torch.Tensor]]]:
-        """Return the batch's packed rows, each with all arguments for it."""
+        """Return the batch's packed rows, of a number of tokens that `multiple_of` divides, each with all arguments."""
         rows = pack_rows(
             self.kit,
             self.config,
@@ -54,6 +55,7 @@ class BatchInputs:
             media=media,
             share_prefix=share_prefix,
             fill=self._needs_filler(),
+            multiple_of=multiple_of,
         )
         # The layout stands in the mask's place.
         return [

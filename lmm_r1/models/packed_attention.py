@@ -9,23 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lmm_r1.models.head_exchange import heads_for_tokens, tokens_for_heads
+from lmm_r1.models.row_attention import attend_row, takes_row
 from lmm_r1.models.row_layout import RowLayout
 
 # No "flash" in it: transformers would look for a kernel of that name.
 PACKED_ATTENTION = "lmm_packed"
 # Keyword arguments of attention layers that change the scores in a way that no kernel here computes.
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-
-_layout: ContextVar[RowLayout | None] = ContextVar("layout of the row that the model runs on", default=None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,16 +35,25 @@ class PackedMask:
 
     layout: RowLayout
     window: int | None
+    group: dist.ProcessGroup | None
+    """The ranks that share the row's tokens; None where all of them are here."""
+
+
+_row: ContextVar[PackedMask | None] = ContextVar("the row that the model runs on", default=None)
 
 
 @contextmanager
-def packed_row(layout: RowLayout) -> Iterator[None]:
-    """Let models whose text tower uses `PACKED_ATTENTION` take their input, one row, for packed as `layout` says."""
-    token = _layout.set(layout)
+def packed_row(layout: RowLayout, *, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Let models whose text tower uses `PACKED_ATTENTION` take their input, one row, for packed as `layout` says.
+
+    Args:
+        group: the ranks whose attention layers get equal shares of the row's tokens, in their order.
+    """
+    token = _row.set(PackedMask(layout=layout, window=None, group=group))
     try:
         yield
     finally:
-        _layout.reset(token)
+        _row.reset(token)
 
 
 def packing_refusal(model: PreTrainedModel) -> str | None:
@@ -84,10 +94,10 @@ def _key_of(config: PretrainedConfig, inner: PretrainedConfig) -> str:
 
 def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> PackedMask | torch.Tensor | None:
     """Return the layout of the packed row that is being run, or SDPA's mask where there is none."""
-    layout = _layout.get()
-    if layout is None:
+    row = _row.get()
+    if row is None:
         return sdpa_mask(*args, local_size=local_size, **kwargs)
-    return PackedMask(layout=layout, window=local_size)
+    return replace(row, window=local_size)
 
 
 def _attention(
@@ -108,12 +118,14 @@ def _attention(
     assert all(kwargs.get(name) is None for name in _UNSUPPORTED), "refused by packing_refusal"
     # Not every architecture makes a mask of its own for its sliding layers; each names the window to them.
     window = attention_mask.window or kwargs.get("sliding_window")
-    layout = attention_mask.layout
+    layout, group = attention_mask.layout, attention_mask.group
+    if group is not None:
+        query, key, value = tokens_for_heads(query, key, value, group=group)
     if _takes_varlen(query, layout, dropout=dropout):
         output = _in_one_call(query, key, value, layout, window=window, scaling=scaling)
     else:
         output = _by_segment(query, key, value, layout, window=window, scaling=scaling, dropout=dropout)
-    return output, None
+    return (output if group is None else heads_for_tokens(output, group=group)), None
 
 
 def _by_segment(
@@ -127,6 +139,8 @@ def _by_segment(
     dropout: float,
 ) -> torch.Tensor:
     """Attend segment by segment; masks are as large as a segment and its prefix, and are shared by all layers."""
+    if takes_row(query, value, layout, window=window, dropout=dropout):
+        return attend_row(query, key, value, layout, window=window, scaling=scaling)
     # Slices would each send back a gradient as long as the row.
     queries, keys, values = (tensor.split(layout.lengths, dim=2) for tensor in (query, key, value))
     outputs = []

@@ -15,10 +15,10 @@ from lmm_r1.models.row_layout import RowLayout, Segment
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The tokens of a batch whose prediction is wanted: the one in column c + 1 is predicted from column c."""
+    """The tokens of a batch from which something is wanted: column c predicts column c + 1, or has a value of its own."""
 
     wanted: torch.Tensor
-    """(B, T - 1), bool."""
+    """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
     shared: bool
     """Whether what stands before a row's first target is a prompt, which rows may have in common."""
 
@@ -66,6 +66,7 @@ def pack_rows(
     media: Sequence[Media | None],
     share_prefix: bool,
     fill: bool,
+    multiple_of: int = 1,
 ) -> list[PackedRow]:
     """Return a padded batch (B, T) as packed rows; one, unless its samples cannot share a rotary embedding.
 
@@ -74,6 +75,7 @@ def pack_rows(
     Args:
         media: one entry per row of the batch; rows of one group hold the same object.
         fill: append the smallest legal image to rows without one, so that the vision tower runs on every rank.
+        multiple_of: append tokens of no meaning to rows until this divides their number.
     """
     device = sequences.device
     samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
@@ -82,7 +84,9 @@ def pack_rows(
         sorted(samples, key=lambda sample: _bucket(sample, config)), key=lambda sample: _bucket(sample, config)
     ):
         groups = _groups(list(bucket), share=share_prefix and targets.shared)
-        rows.append(_pack(kit, config, groups, targets.wanted.cpu(), fill=fill, device=device))
+        rows.append(
+            _pack(kit, config, groups, targets.wanted.cpu(), fill=fill, multiple_of=multiple_of, device=device)
+        )
     return rows
 
 
@@ -132,6 +136,7 @@ def _pack(
     wanted: torch.Tensor,
     *,
     fill: bool,
+    multiple_of: int,
     device: torch.device,
 ) -> PackedRow:
     parts = _Parts(kit=kit, config=config)
@@ -142,6 +147,12 @@ def _pack(
         ids, media = kit.filler_media(config)
         parts.add_segment(torch.tensor(ids))
         parts.add_inputs([len(ids)], torch.tensor(ids), media)
+    missing = -parts.length % multiple_of
+    if missing:
+        # A chat's first token is no placeholder of an image.
+        ids = parts.token_ids[0][:1].repeat(missing)
+        parts.add_segment(ids)
+        parts.add_inputs([missing], ids, None)
     return parts.row(filled=filled, device=device)
 
 
@@ -210,10 +221,11 @@ class _Parts:
 
     def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
         """Add the targets of a sample, whose tokens (L,) are where `tokens` says in the row."""
-        before = wanted[sample.row, sample.columns[:-1]].nonzero().flatten()
+        before = wanted[sample.row, sample.columns[sample.columns < wanted.shape[1]]].nonzero().flatten()
         columns = sample.columns[before]
         self.sources.append(tokens[before])
-        self.target_ids.append(sample.token_ids[before + 1])
+        # Behind a sample's last token there is none to be predicted: its first stands here.
+        self.target_ids.append(sample.token_ids.roll(-1)[before])
         self.places.append((torch.full_like(columns, sample.row), columns))
 
     def row(self, *, filled: bool, device: torch.device) -> PackedRow:

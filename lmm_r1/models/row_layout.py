@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -58,6 +59,20 @@ class RowLayout:
         """Whether a segment without a prefix is causal and nothing else."""
         segment = self.segments[index]
         return segment.prefix is None and not self.has_block[index] and not self._is_cut(segment, window)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, slice], ...]:
+        """The index of each shared prefix, with the tokens of all segments behind it that stand behind one another."""
+        runs = []
+        for prefix, group in groupby(self.segments, key=lambda segment: segment.prefix):
+            members = list(group)
+            if prefix is not None:
+                runs.append((prefix, slice(members[0].start, members[-1].end)))
+        return tuple(runs)
+
+    def cuts_prefix(self, *, window: int | None) -> bool:
+        """Whether the window keeps a token from some of a prefix that it attends to without it."""
+        return any(segment.prefix is not None and self._is_cut(segment, window) for segment in self.segments)
 
     def mask(self, index: int, *, window: int | None, device: torch.device) -> torch.Tensor:
         """Return which keys each token of a segment attends to, (L, P + L): those of its prefix first, then its own.

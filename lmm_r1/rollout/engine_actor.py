@@ -21,7 +21,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     async def __init__(
         self,
         *,
-        reward_endpoints: list[str],
+        reward_endpoints: list[str] | None,
         reward_timeout_s: float,
         reward_deadline_s: float,
         **engine_arguments: Any,
@@ -34,7 +34,11 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             kit=kit,
             processor=processor,
             banned_token_ids=kit.banned_token_ids(config, kit.tokenizer_of(processor)),
-            scorer=make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s),
+            scorer=(
+                make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s)
+                if reward_endpoints is not None
+                else None
+            ),
         )
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)

@@ -29,6 +29,7 @@ class GroupSettings:
     """None: whatever the prompt leaves of `max_len`."""
     max_len: int
     logprobs: bool
+    ignore_eos: bool
     overlong_prompts: Literal["error", "skip"]
 
 
@@ -40,9 +41,11 @@ class _Sample:
 
 
 class GroupRollout:
-    """Generates and scores groups on one engine."""
+    """Generates groups on one engine, and scores them where a scorer is given."""
 
-    def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], scorer: Scorer) -> None:
+    def __init__(
+        self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], scorer: Scorer | None
+    ) -> None:
         self.kit = kit
         self.processor = processor
         self.tokenizer = kit.tokenizer_of(processor)
@@ -87,6 +90,7 @@ class GroupRollout:
             banned_token_ids=self.banned_token_ids,
             end_token_id=self.tokenizer.eos_token_id,
             logprobs=settings.logprobs,
+            ignore_eos=settings.ignore_eos,
         )
         samples = [_Sample() for _ in range(settings.n_samples)]
         async for output in engine.generate(request, parameters, request_id=uuid.uuid4().hex):
@@ -106,12 +110,14 @@ class GroupRollout:
         ended = sample.finish_reason == "stop"
         response = self.tokenizer.decode(response_ids[:-1] if ended else response_ids, skip_special_tokens=False)
         prompt_json = to_json(row.messages)
-        scored = await self.scorer.reward(
-            query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
-            prompt=prompt_json,
-            label=row.answer,
-            response=response,
-        )
+        scored = None
+        if self.scorer is not None:
+            scored = await self.scorer.reward(
+                query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
+                prompt=prompt_json,
+                label=row.answer,
+                response=response,
+            )
         length = len(prompt.token_ids)
         return {
             "row": row,
@@ -123,7 +129,8 @@ class GroupRollout:
             "action_ranges": [(length, length + len(response_ids))],
             "rollout_log_probs": [0.0] * length + sample.log_probs if sample.log_probs else None,
             "truncated": sample.finish_reason == "length",
-            "reward": scored.reward,
-            "scores": scored.score,
-            "extra_logs": scored.extra_logs,
+            # Without a scorer a reward model gives them, when the samples have become experiences.
+            "reward": None if scored is None else scored.reward,
+            "scores": None if scored is None else scored.score,
+            "extra_logs": {} if scored is None else scored.extra_logs,
         }

@@ -19,6 +19,7 @@ def sampling_params(
     banned_token_ids: Sequence[int],
     end_token_id: int,
     logprobs: bool,
+    ignore_eos: bool,
 ) -> SamplingParams:
     """Return vLLM's parameters for one group; each response is streamed, so that it can be scored when it ends."""
     return SamplingParams(
@@ -27,7 +28,8 @@ def sampling_params(
         top_p=top_p,
         max_tokens=max_tokens,
         # Beside those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
-        stop_token_ids=[end_token_id],
+        stop_token_ids=[] if ignore_eos else [end_token_id],
+        ignore_eos=ignore_eos,
         skip_special_tokens=False,
         detokenize=False,
         logprobs=1 if logprobs else None,

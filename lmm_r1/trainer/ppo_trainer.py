@@ -11,13 +11,16 @@ from typing import Any
 
 import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
 from rich.console import Console
 
+from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import KitStrategy
@@ -36,6 +39,8 @@ class KitPPOTrainer(BasePPOTrainer):
         strategy: KitStrategy,
         *,
         actor_group: Any,
+        critic_group: Any | None,
+        reward_group: Any | None,
         reference_group: Any | None,
         engines: Sequence[Any],
         tokenizer: Any,
@@ -43,11 +48,22 @@ class KitPPOTrainer(BasePPOTrainer):
         eval_rows: Sequence[Row],
         folder: RunFolder,
     ) -> None:
-        super().__init__(strategy, actor_group, None, None, reference_group, list(engines), tokenizer)
+        groups = (actor_group, critic_group, reward_group, reference_group)
+        super().__init__(strategy, *groups, list(engines), tokenizer)
         # OpenRLHF divides by these: -1 stands for never.
         self.args.ckpt.save_steps = config.ckpt.save_steps if config.ckpt.save_steps > 0 else NEVER
         self.args.eval.steps = config.eval.steps if config.eval.steps > 0 else NEVER
         self.config = config
+        self.experience_maker = KitExperienceMaker(
+            config,
+            self.actor_model_group,
+            self.critic_model_group,
+            self.reward_model_group,
+            self.reference_model_group,
+            self.kl_ctl,
+            strategy,
+            tokenizer,
+        )
         self.prompts = prompts
         self.eval_rows = eval_rows
         self.folder = folder
@@ -61,6 +77,8 @@ class KitPPOTrainer(BasePPOTrainer):
 
         When a step fails because of the outside world, what was learnt before it is saved first.
         """
+        answers = ray.get(self.actor_model_group.async_run_method(method_name="shares_prefix"))
+        self.experience_maker.share_prefix = all(answers)
         step = self._resume()
         batch = self.config.rollout.batch_size
         states = self._states(step)
@@ -90,6 +108,55 @@ class KitPPOTrainer(BasePPOTrainer):
                 tracker.close()
         return step
 
+    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
+        """Make one step from its samples, as OpenRLHF does, with batches that keep groups whole; return its metrics."""
+        began = time.perf_counter()
+        experiences = self.experience_maker.make_experience_batch(rollout_samples)
+        made = time.perf_counter()
+        note_rewards(rollout_samples, experiences)
+        rollout_stats = self._compute_rollout_stats(experiences)
+        text = self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True)
+        example = [text, experiences[0].info["reward"][0].item()]
+        self._hand_out(self.experience_maker.update_passes(experiences, step=global_step))
+        handed_out = time.perf_counter()
+        status = self.ppo_train(global_step)
+        trained = time.perf_counter()
+        self.broadcast_to_vllm()
+        if "kl" in status:
+            self.kl_ctl.update(status["kl"], len(rollout_samples))
+        timing = {
+            "timing/make_experience": made - began,
+            "timing/ppo_train": trained - handed_out,
+            "timing/broadcast": time.perf_counter() - trained,
+        }
+        return {**status, **timing, **rollout_stats, "generated_samples": example}, global_step + 1
+
+    def _hand_out(self, steps: Sequence[list[Experience]]) -> None:
+        """Give every worker of the policy and of the critic its passes, one optimizer step after the other."""
+        groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        ray.get(
+            [
+                ref
+                for passes in steps
+                for group in groups
+                for ref in group.async_run_method_batch(method_name="append", experience=passes)
+            ]
+        )
+
+    def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """Update critic and policy; where there is no CUDA one after the other: together they share the cores badly."""
+        if cpu.has_cuda() or self.critic_model_group is None or self.args.ds.enable_sleep:
+            return super().ppo_train(global_steps)
+        status: dict[str, Any] = {}
+        for result in ray.get(self.critic_model_group.async_run_method(method_name="fit")):
+            status.update(result)
+        if global_steps > self.args.critic.freezing_steps:
+            for result in ray.get(
+                self.actor_model_group.async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)
+            ):
+                status.update(result)
+        return status
+
     def _resume(self) -> int:
         """Return the step to go on from; on a resume also restore the data position and the engines' weights."""
         if not self.config.ckpt.load_enable:
@@ -111,16 +178,19 @@ class KitPPOTrainer(BasePPOTrainer):
         step = states["global_step"]
         if step == self.saved_step or self.config.ckpt.disable_ds:
             return
-        ray.get(
-            self.actor_model_group.async_run_method(
-                method_name="save_checkpoint", tag=f"global_step{step}", client_states=states
-            )
-        )
+        tag = f"global_step{step}"
+        refs = self.actor_model_group.async_run_method(method_name="save_checkpoint", tag=tag, client_states=states)
+        if self.critic_model_group is not None:
+            refs += self.critic_model_group.async_run_method(method_name="save_checkpoint", tag=tag)
+        ray.get(refs)
         self.console.print(f"saved step {step}; the same command with --ckpt.load_enable goes on from there")
 
     def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
         """Write the step's metrics and some of its rollouts, and print one line."""
         samples = [sample for group in rollout.groups for sample in group]
+        for sample, experience in zip(samples, rollout.experiences, strict=True):
+            if sample["reward"] is None:
+                sample["reward"] = experience.info["reward"].item()
         parts = {name: fmean(sample["extra_logs"][name] for sample in samples) for name in samples[0]["extra_logs"]}
         metrics = {
             **{name: value for name, value in status.items() if name != "generated_samples"},
@@ -182,6 +252,13 @@ class KitPPOTrainer(BasePPOTrainer):
         return logs
 
 
+def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:
+    """Write the rewards of a step's experiences, which a reward model may have given, into the rollout's samples."""
+    for experience in experiences:
+        for place, reward in zip(experience.index, experience.info["reward"], strict=True):
+            samples[place].info["reward"] = reward[None]
+
+
 def group_settings(config: PPOConfig) -> GroupSettings:
     """Return how the groups of a run are generated."""
     return GroupSettings(
@@ -191,6 +268,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         max_new_tokens=config.rollout.max_new_tokens,
         max_len=config.data.max_len,
         logprobs=config.algo.advantage.is_correction_level != "off",
+        ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
     )
 

@@ -13,7 +13,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from ray.util.placement_group import PlacementGroup, placement_group
 from rich.console import Console
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, to_openrlhf_args, to_yaml
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
@@ -21,11 +21,14 @@ from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.prompt_stream import PromptStream, check_prompts
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.sequence_parallel import check_heads
+from lmm_r1.models.value_head import head_name, stored_weight
 from lmm_r1.rollout.agreement import check_engine, with_correction
 from lmm_r1.rollout.engines import create_engines
 from lmm_r1.rollout.scoring import make_scorer
+from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.strategy import make_strategy
@@ -48,7 +51,12 @@ def train(config: PPOConfig) -> None:
     check_prompts(rows + eval_rows)
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     max_images = _max_images(config, rows + eval_rows)
-    _check_rewards(config)
+    if config.reward.remote_url:
+        _check_rewards(config)
+    for flag in ("critic.model_name_or_path", "reward.model_name_or_path"):
+        _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
+    for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
+        _check_ulysses(config, flag, kit=kit)
     config = with_correction(config, kit=kit, rows=rows)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     folder.open(to_yaml(config))
@@ -64,12 +72,15 @@ def train(config: PPOConfig) -> None:
     )
     actor_group = _group(config, PolicyWorker, config.actor, shared)
     reference_group = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
+    critic_group, reward_group = _value_groups(config, shared if config.train.colocate_all else None)
 
     strategy = make_strategy(to_openrlhf_args(config))
     trainer = KitPPOTrainer(
         config,
         strategy,
         actor_group=actor_group,
+        critic_group=critic_group,
+        reward_group=reward_group,
         reference_group=reference_group,
         engines=engines,
         tokenizer=kit.tokenizer_of(processor),
@@ -81,9 +92,16 @@ def train(config: PPOConfig) -> None:
     refs = actor_group.async_init_model_from_pretrained(strategy, path, steps, engines)
     if reference_group is not None:
         refs += reference_group.async_init_model_from_pretrained(strategy, path)
+    if reward_group is not None:
+        refs += reward_group.async_init_model_from_pretrained(strategy, config.reward.model_name_or_path)
     ray.get(refs)
+    if critic_group is not None:
+        # After the others: two models that load at once on a shared GPU take the most memory.
+        ray.get(critic_group.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
     done = trainer.fit()
     ray.get(actor_group.async_save_model())
+    if critic_group is not None and config.critic.save_value_network:
+        ray.get(critic_group.async_save_model())
     folder.finish(steps=done)
     ray.shutdown()
 
@@ -140,6 +158,37 @@ def _check_rewards(config: PPOConfig) -> None:
         raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
 
 
+def _check_ulysses(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+    path = dotted.get(config, flag)
+    if path is not None:
+        model_config = kit.load_config(path, trust_remote_code=config.train.trust_remote_code)
+        check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
+
+
+def _check_value_model(config: PPOConfig, flag: str, *, kit: LmmKit, tokenizer: Any) -> None:
+    """Raise UserError where critic or reward model cannot read what the policy writes, or is not whole.
+
+    Args:
+        flag: of the model's path, without the dashes.
+    """
+    path, trust_remote_code = dotted.get(config, flag), config.train.trust_remote_code
+    if path is None or (path == config.actor.model_name_or_path and flag.startswith("critic.")):
+        return
+    own_kit = kit_of(path, trust_remote_code=trust_remote_code)
+    if own_kit is not kit:
+        raise UserError(
+            f"--{flag} {path} has the architecture {own_kit.model_type}, and the policy {kit.model_type}: it would not "
+            "understand the policy's tokens and images; take a model of the same kind"
+        )
+    own_processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    if kit.tokenizer_of(own_processor).get_vocab() != tokenizer.get_vocab():
+        raise UserError(f"--{flag} {path} has another vocabulary than the policy; take a model of the same kind")
+    check_weights(path)
+    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
+    name = head_name(model_config, default=config.ds.value_head_prefix)
+    stored_weight(path, name=name, config=model_config, required=flag.startswith("reward."))
+
+
 def _start_ray(config: PPOConfig) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here, which then pretends to have GPUs where there are none."""
     if not config.logger.worker_logs:
@@ -166,22 +215,46 @@ def _start_ray(config: PPOConfig) -> None:
 
 def _gpus(config: PPOConfig) -> int:
     """Return how many GPUs the run's models and engines ask for."""
-    actor = config.actor.num_nodes * config.actor.num_gpus_per_node
-    if config.train.colocate_all:
-        return actor
-    engines = config.vllm.num_engines * config.vllm.tensor_parallel_size
-    has_reference = config.algo.kl.init_coef > 0 and not config.train.colocate_actor_ref
-    reference = config.ref.num_nodes * config.ref.num_gpus_per_node if has_reference else 0
-    return actor + engines + reference
+    train = config.train
+    sizes = [_size(config.actor)]
+    if not train.colocate_all:
+        sizes.append(config.vllm.num_engines * config.vllm.tensor_parallel_size)
+        if config.algo.kl.init_coef > 0 and not train.colocate_actor_ref:
+            sizes.append(_size(config.ref))
+    if train.colocate_critic_reward:
+        sizes.append(_size(config.critic))
+    elif not train.colocate_all:
+        sizes += [_size(group) for group in (config.critic, config.reward) if group.model_name_or_path]
+    return sum(sizes)
+
+
+def _size(group: Any) -> int:
+    return group.num_nodes * group.num_gpus_per_node
 
 
 def _shared_gpus(config: PPOConfig) -> PlacementGroup | None:
     if not (config.train.colocate_all or config.train.colocate_actor_ref):
         return None
-    bundles = [{"GPU": 1, "CPU": 1} for _ in range(config.actor.num_nodes * config.actor.num_gpus_per_node)]
-    group = placement_group(bundles, strategy="PACK")
+    return _reserve(_size(config.actor))
+
+
+def _reserve(gpus: int) -> PlacementGroup:
+    group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
     ray.get(group.ready())
     return group
+
+
+def _value_groups(
+    config: PPOConfig, shared: PlacementGroup | None
+) -> tuple[RayActorGroup | None, RayActorGroup | None]:
+    """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
+    if config.train.colocate_critic_reward:
+        shared = _reserve(_size(config.critic))
+    critic, reward = (
+        _group(config, worker, group, shared) if group.model_name_or_path else None
+        for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
+    )
+    return critic, reward
 
 
 def _group(config: PPOConfig, worker: Any, size: Any, shared: PlacementGroup | None) -> RayActorGroup:
@@ -191,5 +264,5 @@ def _group(config: PPOConfig, worker: Any, size: Any, shared: PlacementGroup | N
         worker,
         pg=shared,
         num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
-        duplicate_actors=config.ds.tensor_parallel_size,
+        duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
     )

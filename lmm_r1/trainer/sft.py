@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 
@@ -37,6 +40,8 @@ def train(config: SFTConfig) -> None:
     kit = kit_of(path, trust_remote_code=trust_remote_code)
     processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
     check_weights(path)
+    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
+    check_heads(model_config, size=config.ds.ulysses_size, model=f"--model.model_name_or_path {path}")
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
@@ -45,9 +50,10 @@ def train(config: SFTConfig) -> None:
         raise UserError(
             f"every row of --data.dataset {config.data.dataset} is longer than {_max_len(config)}; raise it"
         )
+    default_to_one_process()
+    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     folder.open(to_yaml(config))
 
-    default_to_one_process()
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
@@ -62,6 +68,12 @@ def train(config: SFTConfig) -> None:
     if strategy.is_rank_0():
         folder.finish(steps=steps)
     dist.destroy_process_group()
+
+
+def _check_processes(config: SFTConfig, *, count: int) -> None:
+    size = config.ds.ulysses_size
+    if count % size:
+        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
 
 
 def _load_rows(config: SFTConfig) -> list[Row]:
@@ -117,6 +129,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         "scheduler_steps": steps,
     }
     actor, _, _ = strategy.prepare((actor, settings))
+    check_packing(actor, group=strategy.ring_attn_group)
     return actor
 
 
@@ -180,7 +193,8 @@ class _SFTRun:
             step=step,
             keep_order=self.config.data.keep_order,
         )
-        rows = [self.rows[index] for index in indices[dist.get_rank() :: dist.get_world_size()]]
+        share = self.strategy.ds_device_mesh["dp"]
+        rows = [self.rows[index] for index in indices[share.get_local_rank() :: share.size()]]
         samples = [_encode(row, self.config, kit=self.kit, processor=self.processor) for row in rows]
         self.skipped += samples.count(None)
         parts = [samples[i : i + train.micro_batch_size] for i in range(0, len(samples), train.micro_batch_size)]
@@ -192,21 +206,24 @@ class _SFTRun:
         """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number."""
         device = torch.cuda.current_device()
         tokens = torch.tensor(float(sum(int(batch.learnt.sum()) for batch in batches)), device=device)
-        dist.all_reduce(tokens)
+        # Ranks that share rows have the same samples, and the same loss.
+        data_parallel = self.strategy.ds_device_mesh["dp"]
+        dist.all_reduce(tokens, group=data_parallel.get_group())
         total = torch.zeros((), device=device)
         for batch in batches:
             log_probs = self.actor(
                 batch.sequences.to(device),
+                batch.learnt.to(device),
                 attention_mask=batch.attention_mask.to(device),
-                return_logprobs=True,
+                ring_attn_group=self.strategy.ring_attn_group,
                 media=batch.media,
             )
-            loss = -(log_probs * batch.learnt.to(device)).sum() / tokens.clamp(min=1)
+            loss = -log_probs.sum() / tokens.clamp(min=1)
             # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum.
-            self.strategy.backward(loss * len(batches) * dist.get_world_size(), self.actor, None)
+            self.strategy.backward(loss * len(batches) * data_parallel.size(), self.actor, None)
             self.strategy.optimizer_step(None, self.actor, None)
             total += loss.detach()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=data_parallel.get_group())
         return total.item(), int(tokens.item())
 
     def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:

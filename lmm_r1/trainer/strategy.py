@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from openrlhf.utils.deepspeed import DeepspeedStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.models.value_model import KitValueModel
 
 
 class KitStrategy(DeepspeedStrategy):
@@ -27,6 +30,12 @@ class KitStrategy(DeepspeedStrategy):
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
         cpu.prepare_training()
         super().setup_distributed(timeout)
+
+    def setup_ring_attn(self, ds_device_mesh: DeviceMesh) -> None:
+        """Name the ranks that share rows; how they do is up to the models, and to no kernel of ring attention."""
+        group = ds_device_mesh["sp"].get_group() if self.ring_attn_size > 1 else None
+        self.ring_attn_rank = 0 if group is None else dist.get_rank(group)
+        set_ring_attn_group(group)
 
     def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not cpu.has_cuda():
@@ -44,7 +53,8 @@ class KitStrategy(DeepspeedStrategy):
             return raw_model, groups
         assert optim == "adam", "refused by config.resolve"
         prefixes = (*model.kit.vision_prefixes, *model.kit.projector_prefixes)
-        vision = [value for name, value in raw_model.named_parameters() if prefixes and name.startswith(prefixes)]
+        # A kit's names are those of the model inside of a policy or a value model.
+        vision = [value for name, value in model.model.named_parameters() if prefixes and name.startswith(prefixes)]
         if not vision:
             raise UserError(f"--adam.vision_lr {self._vision_lr}: this model has no vision tower; leave it out")
         trained = {id(value) for value in vision if value.requires_grad}
@@ -56,8 +66,17 @@ class KitStrategy(DeepspeedStrategy):
         return raw_model, split_groups(groups, members=trained, lr=self._vision_lr)
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
-        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well."""
+        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well.
+
+        A critic is written with its value head and without an output layer.
+        """
         module = self._unwrap_model(model)
+        if isinstance(module, KitValueModel):
+            weights = whole_state_dict(model)
+            if self.is_rank_0():
+                module.save(output_dir, processor=tokenizer, weights=weights)
+            dist.barrier()
+            return
         if not adapted_layers(module):
             super().save_model(model, tokenizer, output_dir, **kwargs)
             return
@@ -92,11 +111,13 @@ def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: flo
 
 def make_strategy(args: SimpleNamespace) -> KitStrategy:
     """Return the strategy that OpenRLHF's `get_strategy` would build from the same arguments."""
+    is_rl = hasattr(args, "actor")
     return KitStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,
-        max_norm=args.actor.max_norm if hasattr(args, "actor") else args.max_norm,
-        micro_train_batch_size=args.train.micro_batch_size,
+        max_norm=args.actor.max_norm if is_rl else args.max_norm,
+        # In RL the passes of an optimizer step are cut by the trainer, and DeepSpeed knows of no fixed number.
+        micro_train_batch_size=1 if is_rl else args.train.micro_batch_size,
         train_batch_size=args.train.batch_size,
         zero_stage=args.ds.zero_stage,
         args=args,

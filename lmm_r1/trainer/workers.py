@@ -13,6 +13,7 @@ import deepspeed
 import ray
 import torch
 import torch.distributed as dist
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from peft.tuners.lora import LoraLayer
@@ -20,6 +21,7 @@ from peft.tuners.lora import LoraLayer
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.lmm_kits import Media, kit_of
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
+from lmm_r1.models.self_check import check_packing
 from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
 
 # How many merged weights are held beside the model while they are sent; a block of a language model has seven.
@@ -48,11 +50,28 @@ def install_seams(args: SimpleNamespace) -> None:
     openrlhf_seams.install(
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
+        freeze_visual_encoder=args.actor.freeze_visual_encoder,
     )
 
 
 class KitActorPPOTrainer(ActorPPOTrainer):
-    """OpenRLHF's policy update; weights go to the engines as files where there is no CUDA."""
+    """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
+
+    def training_step(
+        self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Make one pass of an optimizer step; its losses are logged as means over its own tokens.
+
+        They are computed as its part of the step's mean, and OpenRLHF logs the mean over passes, weighted by tokens.
+        """
+        self.replay_buffer.announce_pass(self.actor.model, step=step)
+        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        data_parallel = self.strategy.ds_device_mesh["dp"].size()
+        of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
+        parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())
+        for name in parts & status["metrics"].keys():
+            status["metrics"][name] = status["metrics"][name] * of_step / max(status["num_action_tokens"], 1)
+        return status
 
     def _init_vllm_sync_group(self, backend: str) -> None:
         if cpu.has_cuda():
@@ -120,6 +139,11 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     ) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
+        check_packing(self.actor, group=strategy.ring_attn_group)
+
+    def shares_prefix(self) -> bool:
+        """Say whether the loaded model computes a group's prompt once."""
+        return self.actor.packing_samples and self.actor.share_prefix
 
 
 class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
@@ -128,6 +152,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain)
+        check_packing(self.model, group=strategy.ring_attn_group)
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)

@@ -24,7 +24,8 @@ from lmm_r1.data.messages import ImagePart, Message, images_of
 from lmm_r1.data.sft_dataset import encode_sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
-from lmm_r1.models.actor import KitActor, freeze
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import freeze
 
 pytestmark = pytest.mark.contract
 

@@ -12,6 +12,7 @@ import pytest
 import lmm_r1
 from lmm_r1 import openrlhf_seams
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.openrlhf_seams import SEAMS, Seam, resolve
 
 pytestmark = pytest.mark.contract
@@ -20,6 +21,8 @@ PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
 SUBCLASSED = [seam for seam in SEAMS if seam.how == "subclassed"]
+# What each model gets beside what both get.
+MODELS = {KitActor: {"ban_media_tokens": True}, KitValueModel: {"freeze_visual_encoder": True}}
 
 
 def title(seam: Seam) -> str:
@@ -60,7 +63,11 @@ def test_a_subclassed_name_is_subclassed(seam):
     assert issubclass(resolve(our_class), resolve(their_class))
     assert our_name == name
     assert name in vars(resolve(our_class))
-    assert parameters(ours) == parameters(upstream)
+    # Further parameters, which upstream does not know, come behind its own and have defaults.
+    theirs, further = parameters(upstream), parameters(ours)[len(parameters(upstream)) :]
+    assert parameters(ours)[: len(theirs)] == theirs
+    signature = inspect.signature(ours).parameters
+    assert all(signature[name].default is not inspect.Parameter.empty for name in further)
 
 
 def names_read_in_functions(tree: ast.AST) -> set[str]:
@@ -119,14 +126,15 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
     mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
 
     for _ in range(2):
-        openrlhf_seams.install(trust_remote_code=False, share_prefix=False)
+        openrlhf_seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True)
         for seam in REPLACED:
             now = resolve(seam.upstream)
             if seam.ours.startswith("lmm_r1.cpu:"):
                 assert now is mesh, "left to cpu.prepare_training"
-            elif seam.ours.endswith(":KitActor"):
-                assert now.func is KitActor
-                assert now.keywords == {"trust_remote_code": False, "ban_media_tokens": True}
+            elif resolve(seam.ours) in MODELS:
+                assert now.func is resolve(seam.ours)
+                given = {"trust_remote_code": False, "share_prefix": True}
+                assert now.keywords == {**given, **MODELS[resolve(seam.ours)]}
             else:
                 assert now is resolve(seam.ours)
 

@@ -62,7 +62,7 @@ def sampled(
         requests.append(request)
     # A rollout's own parameters, but that every sample is as long as it may be.
     parameters = sampling_params(
-        n_samples=n, temperature=1.0, top_p=1.0, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True
+        n_samples=n, temperature=1.0, top_p=1.0, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True, ignore_eos=False
     )  # fmt: skip
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
     parameters.ignore_eos, parameters.stop_token_ids = True, []

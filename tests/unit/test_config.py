@@ -50,6 +50,26 @@ def test_an_estimator_without_a_critic_has_no_critic_model():
     assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
 
 
+def test_the_rollouts_models_take_as_many_tokens_as_the_update_unless_given():
+    assert resolve(ppo(train__max_tokens_per_gpu=700)).rollout.max_tokens_per_gpu == 700
+    assert resolve(ppo(rollout__max_tokens_per_gpu=300)).rollout.max_tokens_per_gpu == 300
+
+
+def test_batches_by_tokens_are_packed():
+    assert not resolve(ppo()).ds.packing_samples
+    assert resolve(ppo(train__dynamic_batch_enable=True)).ds.packing_samples
+
+
+def test_batches_need_not_be_multiples_of_micro_batches():
+    resolve(ppo(train__batch_size=10, train__micro_batch_size=4, rollout__micro_batch_size=512))
+
+
+def test_a_batch_is_divided_among_groups_of_processes_that_share_samples():
+    gpus = {"actor__num_gpus_per_node": 12, "ref__num_gpus_per_node": 6, "train__batch_size": 4}
+    resolve(ppo(**gpus, ds__tensor_parallel_size=3))
+    resolve(ppo(**gpus, ds__ulysses_size=3))
+
+
 def test_vllm_gets_as_many_prompts_as_a_step_has():
     assert resolve(ppo()).rollout.vllm_generate_batch_size == 32
     assert resolve(ppo(rollout__vllm_generate_batch_size=16)).rollout.vllm_generate_batch_size == 16
@@ -122,11 +142,24 @@ def test_resolving_twice_changes_nothing():
             {"rollout__vllm_generate_batch_size": 33},
             "--rollout.vllm_generate_batch_size 33 must not be above --rollout.batch_size 32",
         ),
-        ({"rollout__micro_batch_size": 512}, "leaves some of the 1 actor processes without work"),
         (
-            {"train__batch_size": 10, "train__micro_batch_size": 4},
-            "--train.batch_size 10 must be a multiple of --train.micro_batch_size 4 x 1 actor processes",
+            {"actor__num_gpus_per_node": 3, "train__batch_size": 12},
+            "--rollout.batch_size 32 x --rollout.n_samples_per_prompt 8 must be a multiple of the 3 actor processes",
         ),
+        (
+            {"ref__num_nodes": 2, "ref__num_gpus_per_node": 3},
+            "--rollout.batch_size 32 x --rollout.n_samples_per_prompt 8 must be a multiple of the 6 ref processes",
+        ),
+        (
+            {"actor__num_gpus_per_node": 4, "train__batch_size": 10},
+            "--train.batch_size 10 must be a multiple of the 4 actor processes",
+        ),
+        (
+            {"ds__tensor_parallel_size": 2},
+            "--ds.tensor_parallel_size 2 does not divide the 1 GPUs of --actor.num_nodes x --actor.num_gpus_per_node",
+        ),
+        ({"train__micro_batch_size": 0}, "--train.micro_batch_size 0 must be at least 1"),
+        ({"rollout__max_tokens_per_gpu": -1}, "--rollout.max_tokens_per_gpu -1 must be at least 1"),
         (
             {"actor__optim": "muon", "actor__adam__vision_lr": 1e-6},
             "--actor.adam.vision_lr 1e-06 needs --actor.optim adam",
@@ -149,10 +182,8 @@ def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
     ("flag", "value", "given"),
     [
         ("algo.advantage.estimator", "gae", "--algo.advantage.estimator gae"),
-        ("ds.packing_samples", True, "--ds.packing_samples"),
         ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
         ("train.async_enable", True, "--train.async_enable"),
-        ("train.dynamic_batch_enable", True, "--train.dynamic_batch_enable"),
         ("train.partial_rollout_enable", True, "--train.partial_rollout_enable"),
     ],
 )
@@ -163,8 +194,6 @@ def test_what_is_not_there_yet_is_refused(flag, value, given):
 
 
 def test_supervised_settings_are_checked_too():
-    with pytest.raises(UserError, match="--ds.packing_samples is not available"):
-        resolve(sft(ds__packing_samples=True))
     with pytest.raises(UserError, match="--model.model_name_or_path is missing"):
         resolve(SFTConfig())
     with pytest.raises(UserError, match="--train.batch_size 10 must be a multiple of --train.micro_batch_size 8"):
@@ -190,6 +219,7 @@ def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
     args = to_openrlhf_args(config)
     args.eval.steps = float("inf")
     assert args.actor.adam.lr == 1e-6
+    assert args.train.dynamic_batch_enable, "upstream's name for any number of passes per optimizer step"
     assert args.reward.remote_url == ["http://a/get_reward", "http://b/get_reward"]
     assert args.ds.lora.target_modules == "all-linear"
     assert config.eval.steps == -1

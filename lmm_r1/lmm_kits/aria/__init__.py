@@ -2,7 +2,15 @@
 
 from lmm_r1.lmm_kits.aria import encoding
 from lmm_r1.lmm_kits.aria.tiny_model import build_tiny
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    attends_causally,
+    base_model_of,
+    cut_tokens,
+    engine_media,
+    inner_language_model_of,
+    merge_along_batch,
+)
 
 KIT = LmmKit(
     model_type="aria",
@@ -32,6 +40,8 @@ KIT = LmmKit(
     # The projector reads the last layer's output, which this norm comes after.
     untrained_prefixes=("model.vision_tower.post_layernorm.",),
     backbone_of=base_model_of,
+    language_model_of=inner_language_model_of,
+    cut_inputs=cut_tokens,
     zero3_leaf_classes=("AriaTextMoELayer",),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,

@@ -1,6 +1,13 @@
 """The kit of Gemma 3 with images."""
 
-from lmm_r1.lmm_kits.base import LmmKit, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    base_model_of,
+    cut_tokens,
+    engine_media,
+    inner_language_model_of,
+    merge_along_batch,
+)
 from lmm_r1.lmm_kits.gemma3 import encoding
 from lmm_r1.lmm_kits.gemma3.tiny_model import build_tiny
 
@@ -35,6 +42,8 @@ KIT = LmmKit(
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes=("model.vision_tower.head.",),
     backbone_of=base_model_of,
+    language_model_of=inner_language_model_of,
+    cut_inputs=cut_tokens,
     zero3_leaf_classes=(),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,

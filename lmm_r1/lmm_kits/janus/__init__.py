@@ -1,6 +1,14 @@
 """The kit of Janus in transformers' format: it trains what reads images and leaves what draws them as it is."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    attends_causally,
+    base_model_of,
+    cut_tokens,
+    engine_media,
+    inner_language_model_of,
+    merge_along_batch,
+)
 from lmm_r1.lmm_kits.janus import encoding
 from lmm_r1.lmm_kits.janus.tiny_model import build_tiny
 
@@ -38,6 +46,8 @@ KIT = LmmKit(
         "model.generation_head.",
     ),
     backbone_of=base_model_of,
+    language_model_of=inner_language_model_of,
+    cut_inputs=cut_tokens,
     zero3_leaf_classes=(),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,

@@ -1,6 +1,6 @@
 """The kit of every plain causal language model, whatever its `model_type`."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, cut_tokens, engine_media, merge_along_batch
 from lmm_r1.lmm_kits.llm import encoding
 from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
 
@@ -31,6 +31,8 @@ KIT = LmmKit(
     language_prefixes=("",),
     untrained_prefixes=(),
     backbone_of=encoding.backbone_of,
+    language_model_of=encoding.backbone_of,
+    cut_inputs=cut_tokens,
     zero3_leaf_classes=(),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,

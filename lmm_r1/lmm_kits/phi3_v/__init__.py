@@ -52,6 +52,8 @@ KIT = LmmKit(
     # The projector reads the last layer but one, in the release and in tiny models, which keep the tower's depth.
     untrained_prefixes=(f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm."),
     backbone_of=base_model_of,
+    language_model_of=base_model_of,
+    cut_inputs=encoding.cut_inputs,
     zero3_leaf_classes=(),
     save_processor=encoding.save_processor,
     build_tiny=build_tiny,

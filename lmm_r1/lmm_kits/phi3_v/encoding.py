@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from lmm_r1.lmm_kits.base import (
     check_placeholders,
     check_typed_media,
     collapse_runs,
+    cut_tokens,
     ids_beyond_tokenizer,
     load_image_processor,
     text_positions,
 )
 from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, tokens_of_grid
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
 from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProcessor
 
 END_TOKEN = "<|end|>"
@@ -43,7 +44,9 @@ def load_model(
     model, report = Phi3VForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
     )
-    missing = sorted(report["missing_keys"])
+    # A critic's checkpoint has no output layer, and names its value head.
+    absent = {"lm_head.weight"} if hasattr(model.config, "value_head_prefix") else set()
+    missing = sorted(set(report["missing_keys"]) - absent)
     if missing:
         raise UserError(
             f"{path}: {len(missing)} weights are not in this checkpoint, {missing[0]} among them; copy the original "
@@ -160,6 +163,15 @@ def filler_media(config: Phi3VConfig) -> tuple[list[int], Media]:
     media = {"pixel_values": torch.zeros(1, 2, 3, CROP, CROP), "image_sizes": torch.tensor([[CROP, CROP]])}
     tokens = tokens_of_grid(1, 1, crop_tokens=config.img_processor["num_img_tokens"])
     return [config.image_token_id] * tokens, media
+
+
+def cut_inputs(language_model: Phi3VModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
+    if inputs.get("pixel_values") is None:
+        return cut_tokens(language_model, inputs, tokens)
+    embeds = language_model.with_images(inputs["input_ids"], inputs["pixel_values"], inputs["image_sizes"])
+    merged = {**inputs, **dict.fromkeys(("input_ids", "pixel_values", "image_sizes")), "inputs_embeds": embeds}
+    return cut_tokens(language_model, merged, tokens)
 
 
 def save_processor(processor: Phi3VProcessor, folder: str | Path) -> None:

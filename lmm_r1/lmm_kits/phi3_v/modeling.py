@@ -124,13 +124,14 @@ class Phi3VModel(Phi3VPreTrainedModel, Phi3Model):
         Raises ValueError where placeholders and images differ in number of tokens.
         """
         if pixel_values is not None:
-            inputs_embeds = self._with_images(input_ids, pixel_values, image_sizes)
+            inputs_embeds = self.with_images(input_ids, pixel_values, image_sizes)
             input_ids = None
         return super().forward(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
 
-    def _with_images(
+    def with_images(
         self, input_ids: torch.Tensor, pixel_values: torch.Tensor, image_sizes: torch.Tensor
     ) -> torch.Tensor:
+        """Return the embeddings (B, T, H) of ids (B, T), those of the images in the place of the placeholders'."""
         embeds = self.embed_tokens(input_ids)  # (B, T, H)
         images = self.vision_embed_tokens(pixel_values, image_sizes).to(embeds)
         places = input_ids == self.config.image_token_id  # (B, T)

@@ -40,6 +40,8 @@ KIT = LmmKit(
         f"{loading.VISION_TOWER}post_layernorm.",
     ),
     backbone_of=base_model_of,
+    language_model_of=base_model_of,
+    cut_inputs=encoding.cut_inputs,
     # The projection runs once per image, so ranks with different numbers of images would gather its weights out of step.
     zero3_leaf_classes=("Phi4MultimodalImageEmbedding",),
     save_processor=encoding.save_processor,

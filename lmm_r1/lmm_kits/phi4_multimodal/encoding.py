@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lmm_r1.lmm_kits.base import (
     bounded_size,
     check_placeholders,
     check_typed_media,
+    cut_tokens,
     ids_beyond_tokenizer,
     text_positions,
 )
@@ -138,6 +139,14 @@ def forward_inputs(
     rows by the long factors; vLLM does so for every row once its `max_model_len` is beyond. Below, both agree.
     """
     return {"position_ids": text_positions(attention_mask), **(media or {})}
+
+
+def cut_inputs(language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
+    ids, images = inputs["input_ids"], {name: inputs.get(name) for name in MEDIA_KEYS}
+    embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
+    merged = {**inputs, **dict.fromkeys(("input_ids", *MEDIA_KEYS)), "inputs_embeds": embeds}
+    return cut_tokens(language_model, merged, tokens)
 
 
 def save_processor(processor: Phi4MultimodalProcessor, folder: str | Path) -> None:

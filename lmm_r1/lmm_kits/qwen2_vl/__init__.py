@@ -1,6 +1,13 @@
 """The kit of Qwen2-VL: Qwen2.5-VL's, with other classes and another vision tower."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    attends_causally,
+    base_model_of,
+    cut_tokens,
+    inner_language_model_of,
+    merge_along_batch,
+)
 from lmm_r1.lmm_kits.qwen2_5_vl import encoding as family
 from lmm_r1.lmm_kits.qwen2_vl import encoding
 from lmm_r1.lmm_kits.qwen2_vl.tiny_model import build_tiny
@@ -32,6 +39,8 @@ KIT = LmmKit(
     language_prefixes=("model.language_model.", "lm_head."),
     untrained_prefixes=(),
     backbone_of=base_model_of,
+    language_model_of=inner_language_model_of,
+    cut_inputs=cut_tokens,
     zero3_leaf_classes=(),
     save_processor=family.save_processor,
     build_tiny=build_tiny,

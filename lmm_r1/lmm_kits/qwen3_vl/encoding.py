@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VL
 
 from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.data.videos import Video
-from lmm_r1.lmm_kits.base import EncodedPrompt, load_image_processor
+from lmm_r1.lmm_kits.base import EncodedPrompt, cut_tokens, load_image_processor
 from lmm_r1.lmm_kits.qwen2_5_vl.encoding import encode_bounded, media_limits, without_cache
 from lmm_r1.lmm_kits.qwen2_5_vl.frames import bounded_video
 
@@ -76,3 +76,14 @@ def engine_arguments(config: Qwen3VLConfig, *, max_images: int, max_videos: int)
     """
     limits = media_limits(max_images=max_images, max_videos=max_videos)
     return {**limits, "hf_overrides": {"text_config": {"architectures": ["Qwen3ForCausalLM"]}}}
+
+
+def cut_inputs(language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    """Return the language model's inputs for some tokens, with what its first layers add to those of images (V, H)."""
+    cut = cut_tokens(language_model, inputs, tokens)
+    visual = inputs["visual_pos_masks"]  # (1, T)
+    if visual is None:
+        return cut
+    before, inside = int(visual[:, : tokens.start].sum()), int(visual[:, tokens].sum())
+    added = [embeds[before : before + inside] for embeds in inputs["deepstack_visual_embeds"]]
+    return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}

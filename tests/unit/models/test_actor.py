@@ -10,7 +10,8 @@ from helpers.tiny_models import make_actor, pad
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models.actor import KitActor, freeze, resolve_attention
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import freeze, resolve_attention
 
 pytestmark = pytest.mark.unit
 

@@ -25,6 +25,7 @@ SETTINGS = GroupSettings(
     max_new_tokens=4,
     max_len=32,
     logprobs=True,
+    ignore_eos=False,
     overlong_prompts="error",
 )
 PROMPT = row(message("user", "1+1?"), answer="2")

@@ -9,7 +9,14 @@ pytestmark = pytest.mark.unit
 
 def test_a_group_is_streamed_with_banned_tokens_and_without_text():
     parameters = sampling_params(
-        n_samples=3, temperature=0.5, top_p=0.9, max_tokens=7, banned_token_ids=(4, 9), end_token_id=5, logprobs=True
+        n_samples=3,
+        temperature=0.5,
+        top_p=0.9,
+        max_tokens=7,
+        banned_token_ids=(4, 9),
+        end_token_id=5,
+        logprobs=True,
+        ignore_eos=False,
     )
     assert (parameters.n, parameters.temperature, parameters.top_p) == (3, 0.5, 0.9)
     assert (parameters.max_tokens, parameters.logprobs) == (7, 1)
@@ -23,6 +30,31 @@ def test_a_group_is_streamed_with_banned_tokens_and_without_text():
 
 def test_log_probs_are_returned_only_where_asked_for():
     parameters = sampling_params(
-        n_samples=1, temperature=1.0, top_p=1.0, max_tokens=1, banned_token_ids=(), end_token_id=5, logprobs=False
+        n_samples=1,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=1,
+        banned_token_ids=(),
+        end_token_id=5,
+        logprobs=False,
+        ignore_eos=False,
     )
     assert parameters.logprobs is None
+
+
+def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
+    parameters = sampling_params(
+        n_samples=1,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=7,
+        banned_token_ids=(),
+        end_token_id=5,
+        logprobs=False,
+        ignore_eos=True,
+    )
+    assert parameters.ignore_eos
+    assert parameters.stop_token_ids == []
+    parameters.update_from_generation_config({"eos_token_id": [5, 6]}, eos_token_id=5)
+    assert parameters.stop_token_ids == []
+    assert parameters.eos_token_id is None

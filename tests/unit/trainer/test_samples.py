@@ -19,6 +19,7 @@ SETTINGS = GroupSettings(
     max_new_tokens=4,
     max_len=16,
     logprobs=False,
+    ignore_eos=False,
     overlong_prompts="skip",
 )
 

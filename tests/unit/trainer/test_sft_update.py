@@ -1,14 +1,14 @@
 """One supervised update: the loss is the mean over all learnt tokens, however they fall into micro-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
+from torch.distributed.device_mesh import init_device_mesh
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, collate
@@ -20,7 +20,10 @@ pytestmark = pytest.mark.unit
 class AccumulatingStrategy:
     """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
 
+    ring_attn_group = None
+
     def __init__(self, *, micro_batches: int) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
         self.micro_batches = micro_batches
         self.steps = 0
 
@@ -35,26 +38,13 @@ class AccumulatingStrategy:
 
 
 class TableActor:
-    """A model whose log-prob of a token is its entry in a table, whatever came before."""
+    """A model whose log-prob of a learnt token is its entry in a table, whatever came before."""
 
     def __init__(self) -> None:
         self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
 
-    def __call__(self, sequences: torch.Tensor, **arguments: object) -> torch.Tensor:
-        assert arguments["return_logprobs"]
-        return self.table[sequences[:, 1:]]
-
-
-@pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of this process alone, on the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("current_device", "set_device", "synchronize", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
-    cpu.prepare_worker()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
+        return self.table[sequences[:, 1:]] * action_mask
 
 
 def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:

@@ -48,6 +48,7 @@ def test_groups_are_generated_as_the_flags_say():
         max_new_tokens=64,
         max_len=512,
         logprobs=False,
+        ignore_eos=False,
         overlong_prompts="skip",
     )
     assert group_settings(settings) == expected

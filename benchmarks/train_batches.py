@@ -1,0 +1,122 @@
+"""Checkpoints and batches of groups as the policy's update gets them, for the benchmarks of training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message, TextPart
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+SENTENCE = " Then add up the digits, sort them and say which is the largest."
+GROUPS = 2
+NOISE_SIDE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSizes:
+    """What the samples of one group are like."""
+
+    prompt_tokens: int
+    """Sentences fill the prompt up to about as many, beside the image."""
+    responses: tuple[int, int]
+    """Tokens of the shortest and of the longest response."""
+    image_side: int | None = None
+    """Pixels of each side of the prompt's one image; None for a text prompt."""
+
+
+TEXT = GroupSizes(prompt_tokens=128, responses=(32, 256))
+# 19 x 19 tokens of 28 x 28 pixels for the Qwen-VL kits: an image of 361 tokens in a prompt of about 400.
+IMAGE = GroupSizes(prompt_tokens=400, responses=(50, 150), image_side=532)
+KINDS = {"text": (TEXT,) * GROUPS, "image": (IMAGE,) * GROUPS, "mixed": (TEXT, IMAGE)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBatch:
+    """Groups of samples as one padded batch: prompts and responses behind one another, padding on the right."""
+
+    sequences: torch.Tensor  # (B, T)
+    attention_mask: torch.Tensor  # (B, T)
+    action_mask: torch.Tensor  # (B, T - 1)
+    media: list[Media | None]
+    """One entry per row; rows of one group hold the same object."""
+    prompt_lengths: tuple[int, ...]
+    """One per group."""
+    response_lengths: tuple[int, ...]
+    """One per row."""
+
+    @property
+    def unique_tokens(self) -> int:
+        """How many tokens there are where every prompt counts once: what an update has to compute at least."""
+        return sum(self.prompt_lengths) + sum(self.response_lengths)
+
+
+def build_tiny_checkpoint(kit: LmmKit, folder: Path, *, hidden_size: int, layers: int) -> Path:
+    spec = TinyModelSpec(hidden_size=hidden_size, layers=layers, seed=0, tie_embeddings=False)
+    kit.build_tiny(spec, (f"user\n{SENTENCE}", "assistant\n<think>12 + 34 = 46</think><answer>46</answer>"), folder)
+    return folder
+
+
+def make_batch(
+    kit: LmmKit, processor: Any, config: Any, *, groups: Sequence[GroupSizes], samples: int, seed: int = 0
+) -> GroupBatch:
+    """Return a batch of `samples` responses to each of several prompts, all of which differ."""
+    noise = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [_prompt(kit, processor, sizes, noise=noise) for sizes in groups]
+    banned = {*kit.banned_token_ids(config, kit.tokenizer_of(processor)), *kit.tokenizer_of(processor).all_special_ids}
+    # From 3 on: some tokenizers' special tokens stand there and are not in their list.
+    ordinary = torch.tensor([token for token in range(3, len(kit.tokenizer_of(processor))) if token not in banned])
+    rows, lengths = [], []
+    for prompt, sizes in zip(prompts, groups, strict=True):
+        for length in _spread(sizes.responses, samples):
+            response = ordinary[torch.randint(len(ordinary), (length,), generator=generator)]
+            rows.append(torch.cat([torch.tensor(prompt.token_ids), response]))
+            lengths.append(length)
+    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    attention_mask, action_mask = torch.zeros(2, *sequences.shape, dtype=torch.long)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        attention_mask[index, : len(row)] = 1
+        action_mask[index, len(row) - length : len(row)] = 1
+    return GroupBatch(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        action_mask=action_mask[:, 1:].bool(),
+        media=[prompt.media for prompt in prompts for _ in range(samples)],
+        prompt_lengths=tuple(len(prompt.token_ids) for prompt in prompts),
+        response_lengths=tuple(lengths),
+    )
+
+
+def _prompt(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.Random) -> EncodedPrompt:
+    question = f"Question {noise.randrange(10**6)}."
+    images = [] if sizes.image_side is None else [_picture(sizes.image_side, noise=noise)]
+
+    def encode(text: str) -> EncodedPrompt:
+        parts = (*(ImagePart(image) for image in images), TextPart(text))
+        message = Message(role="user", parts=parts)
+        return kit.encode(processor, [message], images=images, videos=(), add_generation_prompt=True)
+
+    bare = encode(question)
+    sentence = kit.tokenizer_of(processor)(SENTENCE, add_special_tokens=False)["input_ids"]
+    missing = max(0, sizes.prompt_tokens - len(bare.token_ids)) // len(sentence)
+    return encode(question + SENTENCE * missing) if missing else bare
+
+
+def _picture(side: int, *, noise: random.Random) -> Image.Image:
+    """Return coloured noise in large squares."""
+    pixels = Image.frombytes("RGB", (NOISE_SIDE, NOISE_SIDE), noise.randbytes(3 * NOISE_SIDE * NOISE_SIDE))
+    return pixels.resize((side, side), Image.Resampling.NEAREST)
+
+
+def _spread(responses: tuple[int, int], samples: int) -> Iterator[int]:
+    """Yield lengths evenly from the shortest to the longest."""
+    shortest, longest = responses
+    for index in range(samples):
+        yield shortest + (longest - shortest) * index // max(1, samples - 1)

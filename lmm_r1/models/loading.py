@@ -1,0 +1,153 @@
+"""Loading a kit's model for training: precision, attention, packed rows, what is frozen, adapters, checkpointing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from openrlhf.models.utils import set_z3_leaf_modules
+from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.models.adapters import LoraSettings, add_adapters
+from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings:
+    """How a checkpoint is loaded for training, as the flags of `--ds` say."""
+
+    param_dtype: str
+    attn_implementation: str
+    experts_implementation: str | None
+    packing_samples: bool
+    share_prefix: bool
+    freeze_visual_encoder: bool
+    lora: LoraSettings | None
+    ds_config: dict | None
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A kit's model, ready for training."""
+
+    kit: LmmKit
+    model: PreTrainedModel
+    packs_samples: bool
+    """Whether its attention takes packed rows."""
+    trains_vision: bool
+    """Whether gradients reach the vision tower."""
+
+
+def load_model(path: str, settings: LoadSettings) -> LoadedModel:
+    """Return the checkpoint's model as `settings` say; raises UserError where it cannot be had in this way."""
+    kit = kit_of(path, trust_remote_code=settings.trust_remote_code)
+    # While this object lives, transformers loads straight into ZeRO-3 shards.
+    loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
+    experts = settings.experts_implementation
+    model = kit.load_model(
+        path,
+        dtype=DTYPES[settings.param_dtype],
+        attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
+        trust_remote_code=settings.trust_remote_code,
+        **({} if experts is None else {"experts_implementation": experts}),
+    )
+    del loading
+    packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
+    if settings.freeze_visual_encoder:
+        freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
+    if settings.lora is not None:
+        _refuse_split_layers(settings.ds_config)
+        add_adapters(model, kit, settings.lora)
+    set_z3_leaf_modules(model, detect_hybrid=False)
+    trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None)
+    return LoadedModel(kit=kit, model=model, packs_samples=packs, trains_vision=trains_vision)
+
+
+def lora_settings(
+    rank: int, *, alpha: int, dropout: float, target_modules: str | Sequence[str]
+) -> LoraSettings | None:
+    """Return what `--ds.lora.*` says, None for rank 0."""
+    if not rank:
+        return None
+    names = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
+    return LoraSettings(rank=rank, alpha=alpha, dropout=dropout, target_modules=names)
+
+
+def is_sharded(ds_config: Mapping[str, Any] | None) -> bool:
+    """Say whether weights are split over the processes, as ZeRO-3 does."""
+    return ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
+
+
+def enable_checkpointing(
+    model: PreTrainedModel, *, trains_vision: bool, settings: dict[str, Any] | None = None
+) -> None:
+    """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    if not trains_vision:
+        # The reentrant kind needs an input that requires a gradient. Transformers hooks the inputs of all towers,
+        # which would send gradients through a frozen one; the text's embeddings are enough.
+        model.disable_input_require_grads()
+        model.get_input_embeddings().register_forward_hook(_require_gradient)
+
+
+def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:
+    """Return whether a model runs on packed rows, and make its attention take them where it does.
+
+    Raises UserError where packing was asked for and the model's attention cannot take it; where only shared prefixes
+    would have needed it, the model runs padded, and the run warns.
+    """
+    if not (asked or share_prefix):
+        return False
+    refusal = packing_refusal(model)
+    if refusal is None:
+        use_packed_attention(model)
+        return True
+    if asked:
+        raise UserError(f"--ds.packing_samples: {refusal}; leave the flag out")
+    logger.warning("prompts are computed once per sample, not once per group: %s", refusal)
+    return False
+
+
+def _require_gradient(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def _refuse_split_layers(ds_config: dict | None) -> None:
+    pieces = 1 if ds_config is None else ds_config["tensor_parallel"]["autotp_size"]
+    if pieces > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {pieces} splits the layers that --ds.lora.rank adapts; leave one out"
+        )
+
+
+def resolve_attention(name: str, *, kit: LmmKit) -> str:
+    """Return the attention implementation for `auto`: flash-attn where it can run, PyTorch's SDPA elsewhere."""
+    if name != "auto":
+        return name
+    if not kit.takes_flash_attention:
+        return "sdpa"
+    try:
+        import flash_attn_2_cuda  # noqa: F401  # the compiled part; the stand-in in compat/ has none
+    except ImportError:
+        return "sdpa"
+    return "flash_attention_2" if torch.cuda.is_available() else "sdpa"
+
+
+def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:
+    """Stop gradients of all parameters whose name begins with one of `prefixes`; raises UserError if none does."""
+    names = [name for name, _ in model.named_parameters() if name.startswith(prefixes)] if prefixes else []
+    if not names:
+        raise UserError("--actor.freeze_visual_encoder: this model has no vision tower to freeze")
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)

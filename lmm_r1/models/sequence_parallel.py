@@ -1,0 +1,184 @@
+"""Sequence parallelism: each rank of a group computes its share of a packed row's tokens, and all get every result.
+
+All ranks embed the whole row and its images; then the language model's inputs are cut to the share. Within attention
+the ranks exchange tokens for heads (Ulysses), so that a row's layout holds as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from transformers import PretrainedConfig, PreTrainedModel
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.packed_attention import packed_row, packing_refusal
+from lmm_r1.models.packing import PackedRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShare:
+    """The tokens of a packed row that this process computes, and the targets predicted from them."""
+
+    row: PackedRow
+    group: dist.ProcessGroup | None
+    """The ranks that share the row; None where this process computes all of it."""
+    tokens: slice
+    sources: torch.Tensor
+    """Tokens within the share from which a target is predicted, (k,); the first one where no target is in the share."""
+    target_ids: torch.Tensor  # (k,)
+    places: torch.Tensor
+    """Which of the row's K targets these are, (k,); empty where no target is in the share."""
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what was computed for all targets of the row (K,), on every rank, from the share's values (k,).
+
+        Gradients are summed over the group, of which each rank has the same loss: those of a weight add up to N times
+        the loss's, which is what is left after they have been averaged over data-parallel and sequence-parallel ranks.
+        """
+        if self.group is None:
+            return values
+        whole = values.new_zeros(len(self.row.sources)).index_put((self.places,), values[: len(self.places)])
+        return _Sum.apply(whole, self.group)
+
+
+def group_size(group: dist.ProcessGroup | None) -> int:
+    """Return over how many ranks a row is split; 1 without a group."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def share_of(row: PackedRow, *, group: dist.ProcessGroup | None) -> RowShare:
+    """Return this process's share of a row whose number of tokens the group's ranks divide."""
+    length = row.layout.length
+    if group is None:
+        places = torch.arange(len(row.sources), device=row.sources.device)
+        return RowShare(
+            row=row,
+            group=None,
+            tokens=slice(0, length),
+            sources=row.sources,
+            target_ids=row.target_ids,
+            places=places,
+        )
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    assert length % size == 0, "pack_rows fills rows up"
+    start, end = rank * length // size, (rank + 1) * length // size
+    places = ((row.sources >= start) & (row.sources < end)).nonzero().flatten()
+    sources, target_ids = row.sources[places] - start, row.target_ids[places]
+    if not len(places):
+        # Every rank runs the output layer, whose sharded weights they gather together.
+        sources, target_ids = row.sources.new_zeros(1), row.target_ids.new_zeros(1)
+    return RowShare(
+        row=row, group=group, tokens=slice(start, end), sources=sources, target_ids=target_ids, places=places
+    )
+
+
+@contextmanager
+def running(share: RowShare, *, model: torch.nn.Module, kit: LmmKit) -> Iterator[None]:
+    """Let a model, or its backbone, take the whole row's inputs and compute this process's share of its tokens.
+
+    Args:
+        model: the causal model of which the kit knows the language model, or DeepSpeed's engine around it.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(packed_row(share.row.layout, group=share.group))
+        if share.group is not None:
+            language_model = kit.language_model_of(_bare(model))
+            stack.callback(_cut_inputs(language_model, kit, share).remove)
+            longest = share.row.inputs["position_ids"].max()
+            for module in language_model.modules():
+                if _turns_by_length(module):
+                    stack.callback(_append_position(module, longest).remove)
+                    stack.callback(module.register_forward_hook(_without_last).remove)
+        yield
+
+
+def check_heads(config: PretrainedConfig, *, size: int, model: str) -> None:
+    """Raise UserError where the ranks do not divide a model's attention heads.
+
+    Args:
+        model: the flag and the path, for the message.
+    """
+    heads = config.get_text_config().num_attention_heads
+    if heads % size:
+        divisors = ", ".join(str(divisor) for divisor in range(1, heads + 1) if heads % divisor == 0)
+        raise UserError(
+            f"--ds.ulysses_size {size}: {model} has {heads} attention heads, which {size} GPUs cannot share equally; "
+            f"take one of {divisors}"
+        )
+
+
+def check_not_shared(model: torch.nn.Module, *, group: dist.ProcessGroup | None) -> None:
+    """Raise UserError where ranks should share the rows of a model that runs on padded batches."""
+    if group is not None:
+        why = packing_refusal(_bare(model)) or "the samples are not packed"
+        raise UserError(f"--ds.ulysses_size {group_size(group)} splits packed rows only: {why}; leave it out")
+
+
+def _bare(model: torch.nn.Module) -> PreTrainedModel:
+    """Return the model inside of DeepSpeed's engine."""
+    return model.module if isinstance(model, DeepSpeedEngine) else model
+
+
+def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: RowShare) -> Any:
+    def cut(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return (), kit.cut_inputs(module, _by_name(module, args, kwargs), share.tokens)
+
+    return language_model.register_forward_pre_hook(cut, with_kwargs=True)
+
+
+def _turns_by_length(module: torch.nn.Module) -> bool:
+    """Whether a module is a rotary embedding whose factors depend on the row's greatest position."""
+    # An attribute of transformers' rotary embeddings: a name, or one per kind of layer.
+    kinds = getattr(module, "rope_type", None)
+    kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
+    return any(kind in ("longrope", "dynamic") for kind in kinds)
+
+
+def _append_position(module: torch.nn.Module, longest: torch.Tensor) -> Any:
+    """Let a rotary embedding see the row's greatest position behind those of the share."""
+
+    def append(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        named = _by_name(module, args, kwargs)
+        positions = named["position_ids"]
+        last = longest.to(positions).expand(*positions.shape[:-1], 1)
+        return (), {**named, "position_ids": torch.cat([positions, last], dim=-1)}
+
+    return module.register_forward_pre_hook(append, with_kwargs=True)
+
+
+def _without_last(
+    module: torch.nn.Module, args: tuple, output: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = output  # (..., T + 1, D)
+    return cos[..., :-1, :], sin[..., :-1, :]
+
+
+def _by_name(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over a group, on each of its ranks; so are the gradients, as each rank's loss takes all of it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _summed(values, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradient, ctx.group), None
+
+
+def _summed(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total

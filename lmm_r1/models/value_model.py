@@ -1,0 +1,203 @@
+"""The critic and the reward model: a kit's backbone with a value head in the place of its output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from lmm_r1.lmm_kits import Media
+from lmm_r1.models.actor import wanted_targets
+from lmm_r1.models.adapters import EVERY_LAYER, merged_state_dict
+from lmm_r1.models.batch_inputs import BatchInputs
+from lmm_r1.models.loading import DTYPES, LoadSettings, enable_checkpointing, load_model, lora_settings
+from lmm_r1.models.packing import Targets
+from lmm_r1.models.sequence_parallel import check_not_shared, group_size, running, share_of
+from lmm_r1.models.value_head import ValueHead, head_name, make_head, stored_weight
+
+_MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
+
+
+class KitValueModel(torch.nn.Module):
+    """A value for every response token (critic), or one for every sample, at its last token (reward model).
+
+    Takes the place of what OpenRLHF's `get_llm_for_sequence_regression` makes. No logits are computed, the output
+    layer is gone, and of the hidden states only the last layer's are kept.
+    """
+
+    def __init__(
+        self,
+        model_name_or_path: str,
+        model_type: Literal["critic", "reward"],
+        *,
+        attn_implementation: str,
+        param_dtype: str,
+        value_head_prefix: str,
+        normalize_reward: bool = False,
+        ds_config: dict | None = None,
+        freeze_visual_encoder: bool = False,
+        load_in_4bit: bool = False,
+        lora_rank: int = 0,
+        lora_alpha: int = 16,
+        lora_dropout: float = 0.0,
+        target_modules: str | Sequence[str] = EVERY_LAYER,
+        packing_samples: bool = False,
+        share_prefix: bool = False,
+        experts_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        **unused: Any,
+    ) -> None:
+        assert not load_in_4bit, "refused by config.resolve"
+        super().__init__()
+        loaded = load_model(
+            model_name_or_path,
+            LoadSettings(
+                param_dtype=param_dtype,
+                attn_implementation=attn_implementation,
+                experts_implementation=experts_implementation,
+                packing_samples=packing_samples,
+                share_prefix=share_prefix,
+                freeze_visual_encoder=freeze_visual_encoder,
+                lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
+                ds_config=ds_config,
+                trust_remote_code=trust_remote_code,
+            ),
+        )
+        drop_output_layer(loaded.model)
+        self.kit = loaded.kit
+        self.model = loaded.model
+        self.packing_samples = loaded.packs_samples
+        self.share_prefix = share_prefix
+        self.trains_vision = loaded.trains_vision
+        # DeepSpeed's engine may show its own config under `.config`.
+        self.model_config = loaded.model.config
+        self.head_name = head_name(self.model_config, default=value_head_prefix)
+        weight = stored_weight(
+            model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
+        )
+        head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
+        self.add_module(self.head_name, head)
+        self.normalize_reward = normalize_reward
+        # OpenRLHF writes them into the config of the reward models that it trains.
+        self.mean: float = getattr(self.model_config, "mean", 0.0)
+        self.std: float = getattr(self.model_config, "std", 1.0)
+
+    @property
+    def head(self) -> ValueHead:
+        return self.get_submodule(self.head_name)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        return_output: bool = False,
+        ring_attn_group: dist.ProcessGroup | None = None,
+        packed_seq_lens: list[int] | None = None,
+        media: Sequence[Media | None] = (),
+    ) -> Any:
+        """Return a value per response token, (B, A), or without an action mask a reward per row, (B,).
+
+        The value in column t is that of the token before the one whose log-prob stands in column t of the policy's.
+
+        Args:
+            media: one entry per row of `input_ids` (B, T), None for rows without images.
+            return_output: also the backbone's output, of the last packed row where there are several.
+        """
+        targets = last_tokens(attention_mask) if action_mask is None else wanted_targets(attention_mask, action_mask)
+        if self.packing_samples:
+            values, output = self._run_packed(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
+        else:
+            check_not_shared(self.model, group=ring_attn_group)
+            values, output = self._run_padded(input_ids, attention_mask, media, targets=targets)
+        if action_mask is None:
+            values = values.sum(dim=1)
+            values = values if self.training else self._normalized(values)
+        else:
+            values = self._normalized(values)[:, -action_mask.shape[1] :] * action_mask.float()
+        return (values, output) if return_output else values
+
+    def _normalized(self, values: torch.Tensor) -> torch.Tensor:
+        return (values - self.mean) / self.std if self.normalize_reward else values
+
+    @property
+    def _inputs(self) -> BatchInputs:
+        return BatchInputs(kit=self.kit, config=self.model_config, dtype=next(self.model.parameters()).dtype)
+
+    def _run_padded(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the values at the targets' sources in zeros of their shape, and the backbone's output."""
+        inputs = self._inputs.padded(sequences, attention_mask, media)
+        output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
+        places = targets.wanted.nonzero(as_tuple=True)
+        values = self.head(output.last_hidden_state[places])
+        return values.new_zeros(targets.wanted.shape).index_put(places, values), output
+
+    def _run_packed(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[torch.Tensor, Any]:
+        """As `_run_padded`, over packed rows, whose tokens the ranks of `group` share."""
+        scattered = []
+        rows = self._inputs.packed(
+            sequences,
+            attention_mask,
+            media,
+            targets=targets,
+            share_prefix=self.share_prefix,
+            multiple_of=group_size(group),
+        )
+        for row, inputs in rows:
+            share = share_of(row, group=group)
+            with running(share, model=self.model, kit=self.kit):
+                output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
+            values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
+            scattered.append(row.scatter(values, like=targets.wanted))
+        return torch.stack(scattered).sum(dim=0), output
+
+    def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.
+
+        Args:
+            weights: the whole state dict of this module, which itself may hold only shards of it.
+        """
+        inner = {name.removeprefix(_MODEL): value for name, value in weights.items() if name.startswith(_MODEL)}
+        head = f"{self.head_name}.weight"
+        self.model.config.value_head_prefix = self.head_name
+        self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), head: weights[head]})
+        self.kit.save_processor(processor, Path(folder))
+
+
+def drop_output_layer(model: PreTrainedModel) -> None:
+    """Take the output layer out of a model; embeddings that it shares its weight with stay."""
+    output_layer = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is output_layer)
+    parent, _, own_name = name.rpartition(".")
+    setattr(model.get_submodule(parent), own_name, None)
+
+
+def last_tokens(attention_mask: torch.Tensor) -> Targets:
+    """Return the last token of each row (B, T) as the place whose value is wanted, whatever comes after it."""
+    last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
+    wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
+    wanted[torch.arange(len(last), device=last.device), last] = True
+    return Targets(wanted=wanted, shared=False)

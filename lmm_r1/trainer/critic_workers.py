@@ -1,0 +1,127 @@
+"""The Ray workers that hold the critic and the reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import RewardModelActor
+from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
+
+from lmm_r1.lmm_kits import Media
+from lmm_r1.models.self_check import check_packing
+from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.workers import install_seams, media_per_row
+
+
+class KitCriticPPOTrainer(CriticPPOTrainer):
+    """OpenRLHF's critic update on planned passes with media."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The load-balancing loss is that of the policy: it is made by classes with an output layer.
+        self.aux_loss = False
+
+    def training_step(
+        self, experience: Experience, step: int, loss_batch_info: dict | None = None
+    ) -> dict[str, float]:
+        """Make one pass of an optimizer step and return its metrics, of which OpenRLHF logs the mean over passes."""
+        self.replay_buffer.announce_pass(self.critic, step=step)
+        critic = self.critic
+        self.critic = _WithMedia(critic, _media(experience.mm_train_inputs))
+        try:
+            status = super().training_step(experience, step, loss_batch_info)
+        finally:
+            self.critic = critic
+        return status | self._parts_of_steps(experience, status, step=step)
+
+    def _parts_of_steps(self, experience: Experience, status: dict[str, float], *, step: int) -> dict[str, float]:
+        """Return metrics whose mean over passes and ranks is that over optimizer steps, and over a step's tokens."""
+        buffer = self.replay_buffer
+        passes = len(buffer) / sum(buffer.dynamic_optimizer_step)  # of one optimizer step
+        learnt = experience.action_mask
+        share = passes * self.strategy.ds_device_mesh["dp"].size() / buffer.dynamic_batch_num_tokens[step]
+        return {
+            "critic_loss": passes * status["critic_loss"],
+            "critic_grad_norm": passes * status["critic_grad_norm"] * buffer.dynamic_optimizer_step[step],
+            "values": share * status["values"] * learnt.sum().item(),
+            "returns": share * (experience.returns * learnt).sum().item(),
+        }
+
+
+class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's critic worker with the names of `openrlhf_seams` installed, and with media."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
+        install_seams(strategy.args)
+        super().init_model_from_pretrained(strategy, pretrain, max_steps)
+        check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group)
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        packed_seq_lens: list[int] | None = None,
+        mm_train_inputs_list: Sequence[Any] | None = None,
+    ) -> torch.Tensor:
+        """Return the values (B, A) of the response tokens."""
+        critic = self.critic
+        self.critic = _WithMedia(critic, _media(mm_train_inputs_list))
+        try:
+            return super().forward(sequences, action_mask, attention_mask, packed_seq_lens)
+        finally:
+            self.critic = critic
+
+
+class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's reward worker with the names of `openrlhf_seams` installed, and with media."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        install_seams(strategy.args)
+        super().init_model_from_pretrained(strategy, pretrain)
+        check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group)
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        packed_seq_lens: list[int] | None = None,
+        pad_sequence: bool = False,
+        mm_train_inputs_list: Sequence[Any] | None = None,
+    ) -> torch.Tensor:
+        """Return the rewards (B,) of whole samples."""
+        device = torch.cuda.current_device()
+        with torch.no_grad():
+            rewards = self.model(
+                sequences.to(device),
+                attention_mask=attention_mask.to(device),
+                ring_attn_group=self.strategy.ring_attn_group,
+                media=_media(mm_train_inputs_list),
+            )
+        return rewards.to("cpu")
+
+
+class _WithMedia:
+    """A critic's engine that is called with the media of one batch; in everything else the engine itself."""
+
+    def __init__(self, engine: Any, media: list[Media | None]) -> None:
+        self._engine = engine
+        self._media = media
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine(*args, **kwargs, media=self._media)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _media(mm_train_inputs_list: Sequence[Any] | None) -> list[Media | None]:
+    return media_per_row(mm_train_inputs_list or (), torch.cuda.current_device())["media"]
+
+
+CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)
+RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)

@@ -1,0 +1,171 @@
+"""How samples are cut into optimizer steps, over ranks and into forward passes, with groups kept whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+Batch = list["SampleSize"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSize:
+    """What matters of a sample when batches are cut."""
+
+    index: int
+    """Its place among the samples, which plans are made of."""
+    group: Hashable
+    """Samples of one group have the prompt and its media in common."""
+    prompt: int
+    """Tokens of the prompt, those of its images included."""
+    response: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassLimits:
+    """What one forward pass may hold."""
+
+    samples: int | None
+    """A pass with this many samples gets no further group (or sample, without shared prefixes); None for any number."""
+    tokens: int | None
+    """Tokens that are computed in a pass, which only a single sample may exceed; None for any number."""
+    share_prefix: bool
+    """Whether the prompt of a group is computed once per pass, which keeps groups in one pass."""
+
+    def cost(self, batch: Batch) -> int:
+        """Return the tokens that are computed for samples in one pass."""
+        responses = sum(sample.response for sample in batch)
+        if not self.share_prefix:
+            return responses + sum(sample.prompt for sample in batch)
+        return responses + sum({sample.group: sample.prompt for sample in batch}.values())
+
+    def has_room(self, *, samples: int, tokens: int, more_tokens: int) -> bool:
+        """Say whether a pass with so many samples and tokens may get something more."""
+        return (self.samples is None or samples < self.samples) and (
+            self.tokens is None or tokens + more_tokens <= self.tokens
+        )
+
+
+@dataclass
+class _Load:
+    """A batch that is being filled, and the tokens that are computed for it."""
+
+    batch: Batch = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def samples(self) -> int:
+        return len(self.batch)
+
+    def add(self, part: Batch, *, tokens: int) -> None:
+        self.batch += part
+        self.tokens += tokens
+
+
+def plan_forward(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[list[list[int]]]:
+    """Return the passes of each rank over all samples, as indices of samples.
+
+    Every rank gets as many samples and as many passes as any other, and about as many tokens.
+    """
+    passes = [_split_passes(share, limits) for share in _split_ranks(samples, ranks=ranks, limits=limits)]
+    count = max(map(len, passes))
+    return [[[sample.index for sample in batch] for batch in _divide(share, count, limits)] for share in passes]
+
+
+def plan_update(
+    samples: Sequence[SampleSize], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
+) -> list[list[list[list[int]]]]:
+    """Return the passes of each rank in each optimizer step, as indices of samples.
+
+    Which samples make up a step depends on their groups, the batch size and the seed alone.
+    """
+    steps = _split_steps(samples, batch_size=batch_size, seed=seed)
+    return [plan_forward(step, ranks=ranks, limits=limits) for step in steps]
+
+
+def _split_steps(samples: Sequence[SampleSize], *, batch_size: int, seed: str) -> list[Batch]:
+    """Return batches of exactly `batch_size` samples, groups in random order; what is left over is not used."""
+    groups = _groups(samples)
+    random.Random(seed).shuffle(groups)
+    order = [sample for group in groups for sample in group]
+    return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
+
+
+def _split_ranks(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[Batch]:
+    """Return as many samples for each rank; groups go whole, the largest first, to where the fewest tokens are."""
+    assert len(samples) % ranks == 0, "refused by config.resolve"
+    room = len(samples) // ranks
+    shares = [_Load() for _ in range(ranks)]
+    for group in sorted(_groups(samples), key=limits.cost, reverse=True):
+        while group:
+            fitting = [share for share in shares if share.samples + len(group) <= room]
+            # A group for which no rank has room is divided into as few parts as there can be.
+            share = min(fitting, key=attrgetter("tokens")) if fitting else min(shares, key=attrgetter("samples"))
+            part, group = group[: room - share.samples], group[room - share.samples :]
+            share.add(part, tokens=limits.cost(part))
+    return [share.batch for share in shares]
+
+
+def _split_passes(samples: Sequence[SampleSize], limits: PassLimits) -> list[Batch]:
+    """Return passes within the limits: each part goes, the largest first, to the first pass that has room for it."""
+    parts = [part for group in _groups(samples) for part in _parts(group, limits)]
+    passes: list[_Load] = []
+    for part in sorted(parts, key=limits.cost, reverse=True):
+        _add_to_first(passes, part, tokens=limits.cost(part), limits=limits)
+    return [load.batch for load in passes]
+
+
+def _add_to_first(passes: list[_Load], part: Batch, *, tokens: int, limits: PassLimits) -> None:
+    """Add to the first pass that has room, or to a new one."""
+    for load in passes:
+        if limits.has_room(samples=load.samples, tokens=load.tokens, more_tokens=tokens):
+            break
+    else:
+        load = _Load()
+        passes.append(load)
+    load.add(part, tokens=tokens)
+
+
+def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
+    """Return what of a group stays together: all of it, or as much as the tokens allow, each with its own prompt."""
+    if not limits.share_prefix:
+        return [[sample] for sample in group]
+    if limits.tokens is None or limits.cost(group) <= limits.tokens:
+        return [group]
+    responses = PassLimits(samples=None, tokens=limits.tokens - group[0].prompt, share_prefix=False)
+    parts: list[_Load] = []
+    for sample in sorted(group, key=attrgetter("response"), reverse=True):
+        _add_to_first(parts, [sample], tokens=sample.response, limits=responses)
+    return [part.batch for part in parts]
+
+
+def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Batch]:
+    """Return `count` passes, the largest first: those with the most tokens are divided until there are as many."""
+    passes = list(passes)
+    while len(passes) < count:
+        largest = max((batch for batch in passes if len(batch) > 1), key=limits.cost)
+        passes.remove(largest)
+        passes += _halves(largest, limits)
+    return sorted(passes, key=limits.cost, reverse=True)
+
+
+def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
+    """Return a pass in two of about as many tokens, between its groups where it holds several."""
+    groups = _groups(batch)
+    parts = groups if limits.share_prefix and len(groups) > 1 else [[sample] for sample in batch]
+    one: Batch = []
+    other: Batch = []
+    for part in sorted(parts, key=limits.cost, reverse=True):
+        lighter = min(one, other, key=limits.cost)
+        lighter += part
+    return one, other
+
+
+def _groups(samples: Sequence[SampleSize]) -> list[Batch]:
+    """Return the samples by group, in the order in which groups come first."""
+    groups: dict[Hashable, Batch] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    return list(groups.values())

@@ -1,0 +1,439 @@
+"""Packed rows and shared prefixes against the samples one by one, for every kit: log-probs, entropies and gradients."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.conversations import clip, message, picture
+from helpers.engines import disturb
+from helpers.packed_batches import (
+    Batch,
+    DoubleThroughout,
+    Results,
+    ShapeLog,
+    groups,
+    log_probs_of,
+    one_by_one,
+    shuffled,
+    together,
+)
+from helpers.tiny_models import encode, make_actor
+
+from lmm_r1.data.messages import Message
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
+from lmm_r1.models import packed_attention, packing
+from lmm_r1.models.actor import KitActor, wanted_targets
+from lmm_r1.models.row_layout import RowLayout
+
+pytestmark = pytest.mark.contract
+
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+# Largest difference of a log-prob or entropy; of a gradient, relative to its norm.
+SINGLE = 1e-5
+DOUBLE = 1e-12
+# Of a gradient that is zero but for rounding (that of a bias of attention's keys), relative to the norm of them all.
+ZERO = 1e-7
+
+TEXT = [message("user", "What is 12 + 34?")]
+OTHER_TEXT = [message("system", "Think first."), message("user", "And 46 + 1?")]
+ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
+TWO_IMAGES = [message("user", picture(56, 56), "or", picture(112, 56), "?")]
+THREE_IMAGES = [
+    message("user", picture(56, 84), "Which digit?"),
+    message("assistant", "<answer>4</answer>"),
+    message("user", "And these?", picture(84, 56), picture(56, 56)),
+]
+VIDEO = [message("user", clip(4, 84, 56), "Which digit?")]
+VIDEO_AND_IMAGE = [message("user", clip(2, 56, 84), "or", picture(84, 56), "?")]
+
+# Released with positions that are turned by other factors beyond the length that they were first trained with.
+LONGROPE = ["llm", "phi3_v", "phi4_multimodal"]
+# What trains: all weights, all but the vision tower's, adapters.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "frozen": {"freeze_visual_encoder": True},
+    "lora": {"lora_rank": 4, "lora_alpha": 8},
+}
+WAYS = ("padded", "packed", "shared")
+PASSES = [
+    ("padded", "left", "eval"),
+    ("padded", "right", "train"),
+    ("packed", "right", "eval"),
+    ("packed", "left", "train"),
+    ("shared", "left", "eval"),
+    ("shared", "right", "train"),
+]
+# Every variant with and without the two kinds of gradient checkpointing, packed or shared.
+TRAINED = [
+    ("full", "packed", "reentrant"),
+    ("full", "shared", "reentrant"),
+    ("full", "shared", "not reentrant"),
+    ("frozen", "packed", "not reentrant"),
+    ("frozen", "shared", "reentrant"),
+    ("frozen", "shared", None),
+    ("lora", "packed", "reentrant"),
+    ("lora", "shared", "not reentrant"),
+    ("lora", "shared", None),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actors:
+    """The same weights with stock attention, which runs samples one by one or padded, and with packed rows."""
+
+    stock: KitActor
+    packing: KitActor
+
+    @contextmanager
+    def running(self, way: str, *, mode: str = "eval") -> Iterator[KitActor]:
+        actor = self.stock if way == "padded" else self.packing
+        actor.share_prefix = way == "shared"
+        actor.train(mode == "train")
+        yield actor
+        actor.eval()
+
+
+def make_actors(folder: Path, **settings: Any) -> Actors:
+    settings = {"temperature": 0.8, "ban_media_tokens": True, **settings}
+    stock, packing = make_actor(folder, **settings), make_actor(folder, packing_samples=True, **settings)
+    # Some weights start at zero: those of Gemma 3's projector, without which images do not matter, and of adapters.
+    disturb(stock, seed=1)
+    packing.model.load_state_dict(stock.model.state_dict())
+    assert (stock.packing_samples, packing.packing_samples) == (False, True)
+    return Actors(stock=stock, packing=packing)
+
+
+@pytest.fixture(scope="module")
+def load(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str, str], Actors]:
+    return cache(lambda name, variant: make_actors(tiny_checkpoint(name), **VARIANTS[variant]))
+
+
+@pytest.fixture(scope="module")
+def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[EncodedPrompt]]:
+    """A function from a kit's name and conversations to their prompts, each encoded by itself."""
+
+    @cache
+    def processor(name: str) -> Any:
+        return get_kit(name).load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+
+    def prompts(name: str, *conversations: list[Message]) -> list[EncodedPrompt]:
+        return [encode(get_kit(name), processor(name), messages) for messages in conversations]
+
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def batch_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], Batch]:
+    """A function from a kit's name to its batch of groups, whose samples do not stand beside one another."""
+
+    @cache
+    def batch(name: str) -> Batch:
+        # A prompt comes again: texts become one group, images that were encoded twice do not.
+        conversations, lengths = [TEXT, OTHER_TEXT, TEXT], [(5, 1, 9), (4, 7), (3, 0)]
+        if name in IMAGE_KITS:
+            conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, THREE_IMAGES, TEXT, ONE_IMAGE]
+            lengths = [(5, 1, 9), (4, 1, 7), (6,), (2, 3), (3, 0), (8,)]
+        samples = groups(prompts_of(name, *conversations), lengths, gap=True)
+        # Nothing is learnt of one that only fills up a batch.
+        samples.append(replace(samples[0], learnt=(False,) * len(samples[0].response)))
+        return shuffled(samples)
+
+    return batch
+
+
+@pytest.fixture(scope="module")
+def alone(load: Callable[..., Actors], batch_of: Callable[[str], Batch]) -> Callable[[str, str], Results]:
+    """A function from a kit's name and a variant to what the samples of its batch give one by one."""
+    return cache(lambda name, variant: one_by_one(load(name, variant).stock, batch_of(name)))
+
+
+@pytest.fixture(scope="module")
+def doubles(load: Callable[..., Actors], batch_of: Callable[[str], Batch]) -> Callable[[str], dict[str, Results]]:
+    """A function from a kit's name to its results in double precision: alone, packed and shared."""
+
+    @cache
+    def results(name: str) -> dict[str, Results]:
+        actors, batch = load(name, "full"), batch_of(name)
+        for actor in (actors.stock, actors.packing):
+            actor.model.double()
+        with DoubleThroughout():
+            ways = {"alone": one_by_one(actors.stock, batch)}
+            for way in ("packed", "shared"):
+                with actors.running(way) as actor:
+                    ways[way] = together(actor, batch, side="left")
+        for actor in (actors.stock, actors.packing):
+            actor.model.float()
+        return ways
+
+    return results
+
+
+@pytest.fixture(scope="module")
+def zero(doubles: Callable[[str], dict[str, Results]]) -> Callable[[str], set[str]]:
+    """A function from a kit's name to the parameters whose gradient is zero but for rounding."""
+
+    def names(name: str) -> set[str]:
+        gradients = doubles(name)["alone"].gradients
+        return {key for key, value in gradients.items() if value.norm() < DOUBLE * norm_of(gradients)}
+
+    return names
+
+
+def norm_of(gradients: dict[str, torch.Tensor]) -> float:
+    return torch.stack([gradient.double().norm() for gradient in gradients.values()]).norm().item()
+
+
+def check(mine: Results, theirs: Results, *, tolerance: float, zero: set[str]) -> None:
+    """Compare what both have; which parameters have a gradient at all is for the test to say."""
+    for values, others in ((mine.log_probs, theirs.log_probs), (mine.entropies, theirs.entropies)):
+        for one, other in zip(values, others, strict=True):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+    total = norm_of(theirs.gradients)
+    for name, gradient in mine.gradients.items():
+        error = (gradient.double() - theirs.gradients[name].double()).norm()
+        assert error <= (ZERO * total if name in zero else tolerance * theirs.gradients[name].double().norm()), name
+
+
+@pytest.mark.parametrize(("way", "side", "mode"), PASSES)
+@pytest.mark.parametrize("name", KITS)
+def test_log_probs_entropies_and_gradients_are_those_of_the_samples_one_by_one(
+    load, batch_of, alone, zero, name, way, side, mode
+):
+    theirs = alone(name, "full")
+    with load(name, "full").running(way, mode=mode) as actor:
+        mine = together(actor, batch_of(name), side=side)
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    check(mine, theirs, tolerance=SINGLE, zero=zero(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "way", "checkpointing"),
+    [(name, *case) for name in KITS for case in TRAINED if name in IMAGE_KITS or case[0] != "frozen"],
+)
+def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapters(
+    load, batch_of, alone, zero, monkeypatch, name, variant, way, checkpointing
+):
+    layouts = layouts_seen(monkeypatch)
+    with load(name, variant).running(way, mode="train") as actor:
+        if checkpointing is not None:
+            actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        mine = together(actor, batch_of(name), side="right")
+        if checkpointing is not None:
+            actor.gradient_checkpointing_disable()
+    layers = actor.model_config.get_text_config().num_hidden_layers
+    assert len(layouts) == (layers if checkpointing is None else 2 * layers)
+
+    # What a frozen tower lacks are its own gradients; nothing else is different.
+    theirs = alone(name, "lora" if variant == "lora" else "full")
+    towers = (*actor.kit.vision_prefixes, *actor.kit.projector_prefixes)
+    trained = {key for key in theirs.gradients if variant != "frozen" or not key.startswith(towers)}
+    assert mine.gradients.keys() == trained
+    check(mine, theirs, tolerance=SINGLE, zero=zero(name))
+
+
+def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[RowLayout]:
+    """Return a list to which every run of an attention layer over a packed row adds its layout."""
+    layouts, by_segment = [], packed_attention._by_segment
+
+    def noting(query: Any, key: Any, value: Any, layout: RowLayout, **settings: Any) -> torch.Tensor:
+        layouts.append(layout)
+        return by_segment(query, key, value, layout, **settings)
+
+    monkeypatch.setattr(packed_attention, "_by_segment", noting)
+    return layouts
+
+
+@pytest.mark.parametrize("way", ["packed", "shared"])
+@pytest.mark.parametrize("name", KITS)
+def test_in_double_precision_they_are_equal_to_the_last_digits(doubles, zero, name, way):
+    """Also what models compute in single precision whatever they get, norms above all, is computed in double here.
+
+    Else the gradient of a shared prefix would be rounded to single precision after it is summed over the samples, that
+    of its copies before: they differ by 1e-7.
+    """
+    results = doubles(name)
+    assert results[way].gradients.keys() == results["alone"].gradients.keys()
+    check(results[way], results["alone"], tolerance=DOUBLE, zero=zero(name))
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, name):
+    given = batch_of(name).padded("left")
+    wanted = given.attention_mask[:, :-1].bool() & given.attention_mask[:, 1:].bool()
+    log_probs = []
+    for way in WAYS:
+        with load(name, "full").running(way) as actor, torch.no_grad():
+            values = actor(
+                given.sequences, attention_mask=given.attention_mask, return_logprobs=True, media=given.media
+            )
+        log_probs.append(values[wanted])
+    torch.testing.assert_close(log_probs[1], log_probs[0], atol=SINGLE, rtol=0)
+    assert torch.equal(log_probs[2], log_probs[1]), "samples without a prompt share none"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_pixels_change_the_log_probs_of_their_own_group_and_no_others(load, batch_of, name, way):
+    batch = batch_of(name)
+    images = next(sample.media for sample in batch.samples if sample.media is not None)
+    changed = [sample.media is images for sample in batch.samples]
+    other = with_other_pixels(images)
+    pairs = zip(batch.samples, changed, strict=True)
+    after = Batch(tuple(replace(sample, media=other) if change else sample for sample, change in pairs))
+    with load(name, "full").running(way) as actor:
+        check_changes(log_probs_of(actor, batch), log_probs_of(actor, after), changed=changed)
+
+
+@pytest.mark.parametrize("way", ["packed", "shared"])
+@pytest.mark.parametrize("name", KITS)
+def test_a_response_changes_no_log_prob_of_other_samples(load, batch_of, name, way):
+    batch = batch_of(name)
+    longest = max(len(sample.response) for sample in batch.samples)
+    changed = [len(sample.response) == longest for sample in batch.samples]
+    assert sum(changed) == 1
+    pairs = zip(batch.samples, changed, strict=True)
+    after = Batch(
+        tuple(
+            replace(sample, response=tuple(token + 1 for token in sample.response)) if change else sample
+            for sample, change in pairs
+        )
+    )
+    with load(name, "full").running(way) as actor:
+        check_changes(log_probs_of(actor, batch), log_probs_of(actor, after), changed=changed)
+
+
+def with_other_pixels(media: Media) -> Media:
+    generator = torch.Generator().manual_seed(5)
+    pixels = {key: value for key, value in media.items() if "pixel_values" in key}
+    assert pixels
+    return {**media, **{key: value + torch.randn(value.shape, generator=generator) for key, value in pixels.items()}}
+
+
+def check_changes(before: list[torch.Tensor], after: list[torch.Tensor], *, changed: list[bool]) -> None:
+    for old, new, change in zip(before, after, changed, strict=True):
+        if change:
+            assert (new - old).abs().max() > 1e-3
+        else:
+            torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
+    samples = groups(prompts_of(name, THREE_IMAGES), [(3, 5, 2, 4)])
+    given = Batch(tuple(samples)).padded("right")
+    inputs = load(name, "full").packing._inputs
+    padded = inputs.padded(given.sequences, given.attention_mask, given.media)
+    targets = wanted_targets(given.attention_mask, given.action_mask)
+    ((row, packed),) = inputs.packed(
+        given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True
+    )
+    names = samples[0].media.keys() & padded.keys()
+    assert any(padded[key].is_floating_point() for key in names)
+    for key in names:
+        assert packed[key].numel() * 4 == padded[key].numel(), key
+    # The prompt once, and four responses.
+    assert row.layout.lengths == (len(samples[0].prompt), 3, 5, 2, 4)
+
+
+@pytest.mark.parametrize("way", ["packed", "shared"])
+@pytest.mark.parametrize("name", KITS)
+def test_no_mask_and_no_other_tensor_is_as_wide_and_as_high_as_a_row(load, batch_of, monkeypatch, name, way):
+    layouts = layouts_seen(monkeypatch)
+    with load(name, "full").running(way, mode="train") as actor, ShapeLog() as log:
+        log_probs_of(actor, batch_of(name), grad=True)
+    (layout,) = set(layouts)
+    assert layout.length > max(layout.lengths) + 10
+    assert not [shape for shape in log.shapes if shape.count(layout.length) > 1]
+    sizes = {(segment.length, layout.prefix_length(segment) + segment.length) for segment in layout.segments}
+    assert {tuple(mask.shape) for mask in layout._masks.values()} <= sizes
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_the_filler_segment_changes_nothing_but_gives_the_vision_tower_gradients_of_zero(
+    load, prompts_of, monkeypatch, name
+):
+    batch = shuffled(groups(prompts_of(name, TEXT, OTHER_TEXT), [(5, 1, 9), (4,)]))
+    actors = load(name, "full")
+    theirs = one_by_one(actors.stock, batch)
+    # As on two ranks, where the other one may hold images.
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda *group: 2)
+    with actors.running("shared", mode="train") as actor:
+        mine = together(actor, batch, side="left")
+    towers = (*actor.kit.vision_prefixes, *actor.kit.projector_prefixes)
+    filled = {key: value for key, value in mine.gradients.items() if key.startswith(towers)}
+    assert not [key for key in theirs.gradients if key.startswith(towers)]
+    weights = actor.model.named_parameters()
+    assert filled.keys() == {key for key, weight in weights if weight.requires_grad and key.startswith(towers)}
+    assert not [key for key, value in filled.items() if torch.count_nonzero(value)]
+    rest = {key: value for key, value in mine.gradients.items() if key not in filled}
+    assert rest.keys() == theirs.gradients.keys()
+    check(replace(mine, gradients=rest), theirs, tolerance=SINGLE, zero=set())
+
+
+@pytest.mark.parametrize("name", VIDEO_KITS)
+def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, zero, name):
+    prompts = prompts_of(name, VIDEO_AND_IMAGE, TEXT, VIDEO, ONE_IMAGE)
+    batch = shuffled(groups(prompts, [(4, 1), (3, 5), (2, 6), (1,)]))
+    actors = load(name, "full")
+    theirs = one_by_one(actors.stock, batch)
+    for way, side in (("padded", "left"), ("packed", "left"), ("shared", "right")):
+        with actors.running(way, mode="train") as actor:
+            mine = together(actor, batch, side=side)
+        assert mine.gradients.keys() == theirs.gradients.keys()
+        check(mine, theirs, tolerance=SINGLE, zero=zero(name))
+
+
+@pytest.mark.parametrize("name", LONGROPE)
+def test_long_samples_do_not_change_how_short_ones_are_turned(
+    tiny_checkpoint, prompts_of, monkeypatch, tmp_path, name
+):
+    """With `longrope`, one sample beyond a model's original length turns a whole batch by other factors."""
+    prompts = prompts_of(name, TEXT, ONE_IMAGE if name in IMAGE_KITS else OTHER_TEXT)
+    # The text with its shorter responses fits; with its longer ones, and images, it does not.
+    limit = len(prompts[0].token_ids) + 6
+    batch = shuffled(groups(prompts, [(5, 6, 7, 30), (4, 40)]))
+    actors = make_actors(with_longrope(tiny_checkpoint(name), limit, copy=tmp_path / name))
+    theirs = one_by_one(actors.stock, batch)
+    for way in ("packed", "shared"):
+        with actors.running(way) as actor:
+            mine = together(actor, batch, side="right")
+        assert mine.gradients.keys() == theirs.gradients.keys()
+        check(mine, theirs, tolerance=SINGLE, zero=smallest(theirs.gradients))
+    monkeypatch.setattr(packing, "_bucket", lambda *sample: False)
+    with actors.running("shared") as actor:
+        wrong = log_probs_of(actor, batch)
+    errors = [(a - b).abs().max() for a, b in zip(wrong, theirs.log_probs, strict=True)]
+    assert max(errors) > 1e-2, "the lengths made no difference"
+
+
+def with_longrope(folder: Path, length: int, *, copy: Path) -> Path:
+    """Copy a checkpoint with other factors for samples longer than `length`."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    heads = config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    frequencies = int(heads * rope.get("partial_rotary_factor", 1.0)) // 2
+    rope |= {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": length,
+        "short_factor": [1.0] * frequencies,
+        "long_factor": [1.0 + index for index in range(frequencies)],
+    }
+    config["original_max_position_embeddings"] = length
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def smallest(gradients: dict[str, torch.Tensor]) -> set[str]:
+    """Return the parameters whose gradient is so small beside the others that it may be rounding."""
+    return {name for name, gradient in gradients.items() if gradient.norm() < ZERO * norm_of(gradients)}

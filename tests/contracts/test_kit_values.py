@@ -1,0 +1,328 @@
+"""Critics and reward models of every kit: packed as one by one, without an output layer, saved and loaded again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import disturb
+from helpers.packed_batches import Batch, groups
+from helpers.tiny_models import encode, make_actor
+from helpers.value_models import HEAD, make_value_model, one_by_one, rewards_of, values_of
+from safetensors.torch import load_file, save_file
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
+from lmm_r1.models.adapters import adapted_layers
+from lmm_r1.models.batch_inputs import BatchInputs
+from lmm_r1.models.value_model import KitValueModel
+
+pytestmark = pytest.mark.contract
+
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+WAYS = ("padded", "packed", "shared")
+SIDES = ("left", "right")
+VALUES, GRADIENTS = 1e-5, 1e-5
+# Of a gradient that is zero but for rounding, relative to all gradients.
+ZERO = 1e-7
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "frozen": {"freeze_visual_encoder": True},
+    "lora": {"lora_rank": 4, "lora_alpha": 8},
+}
+TEXT = [message("user", "What is 12 + 34?")]
+OTHER_TEXT = [message("system", "Think first."), message("user", "And 46 + 1?")]
+ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
+TWO_IMAGES = [message("user", picture(56, 56), "or", picture(112, 56), "?")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same weights on padded batches and on packed rows."""
+
+    padded: KitValueModel
+    packing: KitValueModel
+
+    def running(self, way: str, *, train: bool = False) -> KitValueModel:
+        model = self.padded if way == "padded" else self.packing
+        model.share_prefix = way == "shared"
+        model.zero_grad()
+        return model.train(train)
+
+
+@pytest.fixture(scope="module")
+def pair_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., Pair]:
+    @cache
+    def loaded(name: str, variant: str = "full") -> Pair:
+        padded = make_value_model(tiny_checkpoint(name), **VARIANTS[variant])
+        packing = make_value_model(tiny_checkpoint(name), packing_samples=True, share_prefix=True, **VARIANTS[variant])
+        for model in (padded, packing):
+            disturb(model, seed=1)
+            # As large as a trained one's, so that differences show.
+            torch.nn.init.normal_(model.head.weight, std=0.2, generator=torch.Generator().manual_seed(2))
+        assert (padded.packing_samples, packing.packing_samples) == (False, True)
+        return Pair(padded=padded, packing=packing)
+
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Batch]:
+    """A function from a kit's name to groups of texts and images, whose samples are not in order."""
+
+    @cache
+    def batch(name: str) -> Batch:
+        kit = get_kit(name)
+        processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+        chats = [TEXT, ONE_IMAGE, TWO_IMAGES] if kit.takes_images else [TEXT, OTHER_TEXT, TEXT]
+        samples = groups([encode(kit, processor, chat) for chat in chats], [(5, 1, 9), (4, 7), (6,)], gap=True)
+        # A sample of which nothing is learnt, and one without a response.
+        samples.append(replace(samples[0], learnt=(False,) * 5))
+        samples.append(replace(samples[3], response=(), learnt=()))
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(3)).tolist()
+        return Batch(tuple(samples[index] for index in order))
+
+    return batch
+
+
+def gradients(model: KitValueModel, batch: Batch, calls: list[Batch]) -> dict[str, torch.Tensor]:
+    """Return the gradients of a weighted sum of all values, which are computed in these calls."""
+    model.zero_grad()
+    values = [value for call in calls for value in values_of(model, call, side="right")]
+    terms = [(value * weights.to(value)).sum() for value, weights in zip(values, batch.weights, strict=True)]
+    torch.stack(terms).sum().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", KITS)
+def test_values_are_those_of_the_samples_one_by_one(pair_of, batch_of, name, way):
+    pair, batch = pair_of(name), batch_of(name)
+    with torch.no_grad():
+        expected = [values_of(pair.running("padded"), one, side="right")[0] for one in one_by_one(batch)]
+        for side in SIDES:
+            values = values_of(pair.running(way), batch, side=side)
+            for value, wanted, sample in zip(values, expected, batch.samples, strict=True):
+                assert len(value) == sum(sample.learnt)
+                torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
+    assert torch.cat(expected).std() > 0.1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", KITS)
+def test_a_reward_is_the_value_of_the_last_token_of_the_sample_alone(pair_of, batch_of, name, way):
+    pair, batch = pair_of(name), batch_of(name)
+    model = pair.running("padded")
+    expected = []
+    with torch.no_grad():
+        for sample in batch.samples:
+            (given,) = (one.padded("right") for one in one_by_one(Batch((sample,))))
+            hidden = model(
+                given.sequences, attention_mask=given.attention_mask, media=given.media, return_output=True
+            )[
+                1
+            ].last_hidden_state  # (1, T, H)
+            expected.append((hidden[0, -1] @ model.head.weight[0]).item())
+        for side in SIDES:
+            rewards = rewards_of(pair.running(way), batch, side=side)
+            torch.testing.assert_close(rewards, torch.tensor(expected), atol=VALUES, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", KITS)
+def test_gradients_are_those_of_the_samples_one_by_one(pair_of, batch_of, name, variant):
+    if variant == "frozen" and name not in IMAGE_KITS:
+        pytest.skip("no vision tower")
+    pair, batch = pair_of(name, variant), batch_of(name)
+    expected = gradients(pair.running("padded"), batch, list(one_by_one(batch)))
+    assert f"{HEAD}.weight" in expected
+    assert any("lora" in key for key in expected) == (variant == "lora")
+    towers = tuple(f"model.{prefix}" for prefix in get_kit(name).vision_prefixes)
+    assert any(key.startswith(towers) for key in expected if towers) == (variant == "full" and name in IMAGE_KITS)
+    largest = max(float(value.norm()) for value in expected.values())
+    for way in ("packed", "shared"):
+        found = gradients(pair.running(way), batch, [batch])
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            allowed = max(GRADIENTS * float(expected[key].norm()), ZERO * largest)
+            assert float((value - expected[key]).norm()) <= allowed, key
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", KITS)
+def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, pair_of, batch_of, name, variant):
+    if variant == "frozen" and name not in IMAGE_KITS:
+        pytest.skip("no vision tower")
+    batch = batch_of(name)
+    plain = pair_of(name, variant).running("shared", train=True)
+    expected = gradients(plain, batch, [batch])
+    model = make_value_model(tiny_checkpoint(name), share_prefix=True, **VARIANTS[variant]).train()
+    model.load_state_dict(plain.state_dict())
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found = gradients(model, batch, [batch])
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_the_output_layer_is_gone_and_all_other_weights_are_those_of_the_policy(tiny_checkpoint, name):
+    actor, critic = make_actor(tiny_checkpoint(name)), make_value_model(tiny_checkpoint(name))
+    output_layer = actor.model.get_output_embeddings()
+    theirs = {key: value for key, value in actor.model.named_parameters() if value is not output_layer.weight}
+    ours = dict(critic.named_parameters())
+    assert ours.pop(f"{HEAD}.weight").shape == (1, critic.model_config.get_text_config().hidden_size)
+    assert {key.removeprefix("model.") for key in ours} == theirs.keys()
+    assert all(torch.equal(ours[f"model.{key}"], value) for key, value in theirs.items())
+    assert critic.model.get_output_embeddings() is None
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of, tiny_checkpoint, name):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    turned = [message("user", picture(84, 56).transpose(0), "Which digit is this?")]
+    batches = [
+        Batch(tuple(groups([encode(kit, processor, chat) for chat in (TEXT, image)], [(4,), (6,)])))
+        for image in (ONE_IMAGE, turned)
+    ]
+    for way in WAYS:
+        with torch.no_grad():
+            (text, image), (same_text, other) = (
+                values_of(pair_of(name).running(way), batch, side="right") for batch in batches
+            )
+        assert (image - other).abs().max() > 1e-4
+        torch.testing.assert_close(text, same_text, atol=VALUES, rtol=0)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of, tiny_checkpoint, name, monkeypatch):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    batch = Batch(tuple(groups([encode(kit, processor, TEXT)], [(4, 2)])))
+    for way in WAYS:
+        model = pair_of(name).running(way)
+        expected = gradients(model, batch, [batch])
+        with torch.no_grad():
+            values, reward = values_of(model, batch, side="left"), rewards_of(model, batch, side="left")
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchInputs, "_needs_filler", lambda self: True)
+            found = gradients(model, batch, [batch])
+            for value, wanted in zip(values_of(model, batch, side="left"), values, strict=True):
+                torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
+            torch.testing.assert_close(rewards_of(model, batch, side="left"), reward, atol=VALUES, rtol=0)
+        ran = found.keys() - expected.keys()
+        assert any(key.startswith(f"model.{prefix}") for key in ran for prefix in kit.vision_prefixes)
+        assert not any(found[key].any() for key in ran)
+
+
+@pytest.mark.parametrize("variant", ["full", "lora"])
+@pytest.mark.parametrize("name", KITS)
+def test_a_saved_critic_loads_again_as_critic_and_as_reward_model(
+    pair_of, batch_of, tiny_checkpoint, name, variant, tmp_path
+):
+    kit, batch, critic = get_kit(name), batch_of(name), pair_of(name, variant).running("shared")
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    critic.save(tmp_path, processor=processor, weights=critic.state_dict())
+    saved, original = (load_file(folder / "model.safetensors") for folder in (tmp_path, tiny_checkpoint(name)))
+    (output_layer,) = original.keys() - saved.keys()
+    assert saved.keys() - original.keys() == {f"{HEAD}.weight"}
+    assert "lm_head" in output_layer
+    assert json.loads((tmp_path / "config.json").read_text())["value_head_prefix"] == HEAD
+    assert kit.tokenizer_of(kit.load_processor(str(tmp_path), trust_remote_code=False)).chat_template
+
+    with pytest.raises(UserError, match="this is a critic or reward model, which has no output layer"):
+        make_actor(tmp_path)
+    # The config's name of the head counts, whatever the flag says.
+    again = make_value_model(tmp_path, share_prefix=True, value_head_prefix="other")
+    reward = make_value_model(tmp_path, "reward", share_prefix=True)
+    assert not adapted_layers(again.model)
+    with torch.no_grad():
+        values, expected = (values_of(model, batch, side="right") for model in (again, critic))
+        for value, wanted in zip(values, expected, strict=True):
+            torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
+        rewards = [rewards_of(model, batch, side="left") for model in (reward, critic)]
+        torch.testing.assert_close(*rewards, atol=VALUES, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
+def test_embeddings_that_the_output_layer_shared_stay_and_are_saved(name, tmp_path):
+    kit = get_kit(name)
+    spec = TinyModelSpec(hidden_size=64, layers=2, seed=0, tie_embeddings=True)
+    (tmp_path / "tied").mkdir()
+    kit.build_tiny(spec, ("12 + 34 = 46", "Which digit is this?"), tmp_path / "tied")
+    critic = make_value_model(tmp_path / "tied")
+    embeddings = critic.model.get_input_embeddings().weight
+    actor = make_actor(tmp_path / "tied")
+    assert actor.model.get_output_embeddings().weight is actor.model.get_input_embeddings().weight
+    assert torch.equal(embeddings, actor.model.get_input_embeddings().weight)
+    processor = kit.load_processor(str(tmp_path / "tied"), trust_remote_code=False)
+    critic.save(tmp_path / "saved", processor=processor, weights=critic.state_dict())
+    again = make_value_model(tmp_path / "saved", "reward")
+    assert torch.equal(again.model.get_input_embeddings().weight, embeddings)
+    assert torch.equal(again.head.weight, critic.head.weight)
+
+
+def test_a_head_that_is_not_there_is_drawn_for_a_critic_and_missed_for_a_reward_model(tiny_checkpoint):
+    folder = tiny_checkpoint("llm")
+    torch.manual_seed(0)
+    weights = torch.cat([make_value_model(folder).head.weight.flatten() for _ in range(2)])
+    assert torch.equal(*weights.chunk(2)), "the same seed draws the same head"
+    assert 0.5 / 65 < weights.std() < 2 / 65  # 64 hidden units: a standard deviation of 1 / 65
+    with pytest.raises(UserError, match=rf"{folder}: this checkpoint has no value head \(no weight score.weight\)"):
+        make_value_model(folder, "reward")
+
+
+def test_a_head_with_several_outputs_is_refused(tiny_checkpoint, tmp_path):
+    for file in tiny_checkpoint("llm").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors") | {"score.weight": torch.zeros(2, 64)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"score.weight has the shape \(2, 64\), and a value head has \(1, 64\)"):
+        make_value_model(tmp_path)
+
+
+def test_a_head_is_found_in_parts_and_in_older_files(tiny_checkpoint, tmp_path):
+    folder, head = tiny_checkpoint("llm"), torch.arange(64.0)[None] / 64
+    weights = load_file(folder / "model.safetensors")
+    for layout in ("parts", "old"):
+        (tmp_path / layout).mkdir()
+        for file in folder.iterdir():
+            if file.suffix != ".safetensors":
+                (tmp_path / layout / file.name).write_bytes(file.read_bytes())
+    save_file(weights, tmp_path / "parts/model-00001-of-00002.safetensors", metadata={"format": "pt"})
+    save_file({"score.weight": head}, tmp_path / "parts/model-00002-of-00002.safetensors", metadata={"format": "pt"})
+    places = dict.fromkeys(weights, "model-00001-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": places | {"score.weight": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "parts/model.safetensors.index.json").write_text(json.dumps(index))
+    torch.save(weights | {"score.weight": head}, tmp_path / "old/pytorch_model.bin")
+    for layout in ("parts", "old"):
+        assert torch.equal(make_value_model(tmp_path / layout, "reward").head.weight, head)
+
+
+def test_rewards_are_normalized_in_evaluation_alone_and_a_critics_values_always(tiny_checkpoint, batch_of, tmp_path):
+    critic, batch = make_value_model(tiny_checkpoint("llm")), batch_of("llm")
+    processor = critic.kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
+    critic.save(tmp_path, processor=processor, weights=critic.state_dict())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"mean": 0.25, "std": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = make_value_model(tmp_path, "reward")
+    model = make_value_model(tmp_path, "reward", normalize_reward=True)
+    with torch.no_grad():
+        expected, values = rewards_of(plain, batch, side="left"), values_of(plain, batch, side="left")
+        torch.testing.assert_close(rewards_of(model, batch, side="left"), (expected - 0.25) / 0.5)
+        torch.testing.assert_close(rewards_of(model.train(), batch, side="left"), expected)
+        for found, value in zip(values_of(model, batch, side="left"), values, strict=True):
+            torch.testing.assert_close(found, (value - 0.25) / 0.5)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_values_are_in_single_precision_whatever_the_weights_are(tiny_checkpoint, batch_of, dtype):
+    model, batch = make_value_model(tiny_checkpoint("llm"), param_dtype=dtype), batch_of("llm")
+    assert model.head.weight.dtype is {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    assert {value.dtype for value in values_of(model, batch, side="right")} == {torch.float32}

@@ -1,0 +1,42 @@
+"""OpenRLHF's experiences as the samples generator makes them of responses."""
+
+from collections.abc import Sequence
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from lmm_r1.lmm_kits import Media
+from lmm_r1.trainer.samples import KitSamplesGenerator
+
+
+def sample(
+    prompt: Sequence[int], response: Sequence[int], *, media: Media | None = None, reward: float = 0.0
+) -> Experience:
+    """One sample, of which the response is learnt."""
+    generated = {
+        "prompt": "[]",
+        "label": "2",
+        "mm_train_inputs": media,
+        "observation_tokens": [*prompt, *response],
+        "action_ranges": [(len(prompt), len(prompt) + len(response))],
+        "rollout_log_probs": None,
+        "truncated": False,
+        "reward": reward,
+        "scores": reward,
+        "extra_logs": {},
+    }
+    return KitSamplesGenerator._process_response_into_experience(None, generated, max_len=10_000)
+
+
+def group(prompt: Sequence[int], lengths: Sequence[int], *, media: Media | None = None) -> list[Experience]:
+    """Samples of one prompt with responses of these lengths, each of a token of its own."""
+    return [sample(prompt, [50 + place] * length, media=media) for place, length in enumerate(lengths)]
+
+
+def trained(experience: Experience) -> Experience:
+    """The experience with what models and estimator add before an update."""
+    shape = experience.action_mask.shape
+    experience.action_log_probs = -torch.rand(shape)
+    experience.returns = torch.rand(shape)
+    experience.advantages = torch.rand(shape)
+    return experience

@@ -1,0 +1,40 @@
+"""Critics and reward models of small random checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from helpers.packed_batches import Batch
+
+from lmm_r1.models.value_model import KitValueModel
+
+HEAD = "score"
+
+
+def make_value_model(folder: Path, kind: Literal["critic", "reward"] = "critic", **settings: object) -> KitValueModel:
+    """Return the checkpoint's critic or reward model in fp32, in evaluation mode; a new head is always the same one."""
+    torch.manual_seed(0)
+    given = {"attn_implementation": "sdpa", "param_dtype": "fp32", "value_head_prefix": HEAD, **settings}
+    return KitValueModel(str(folder), kind, **given).eval()
+
+
+def values_of(model: KitValueModel, batch: Batch, *, side: str) -> list[torch.Tensor]:
+    """Return the values of each sample's learnt tokens from one call, (L,) each."""
+    given = batch.padded(side)
+    values = model(
+        given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
+    )  # (B, T - 1)
+    learnt = given.action_mask.bool()
+    assert not values[~learnt].any()
+    return [values[row][mask] for row, mask in enumerate(learnt)]
+
+
+def rewards_of(model: KitValueModel, batch: Batch, *, side: str) -> torch.Tensor:
+    """Return the reward of each sample from one call, (B,)."""
+    given = batch.padded(side)
+    return model(given.sequences, attention_mask=given.attention_mask, media=given.media)
+
+
+def one_by_one(batch: Batch) -> Sequence[Batch]:
+    return [Batch((sample,)) for sample in batch.samples]

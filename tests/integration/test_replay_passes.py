@@ -1,0 +1,132 @@
+"""What becomes of planned passes in real workers: media stay one object per group, gradients of a step add up."""
+
+import importlib
+import socket
+from collections.abc import Iterator
+
+import deepspeed
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+from helpers.experiences import group, trained
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from torch.utils.data import DataLoader
+
+from lmm_r1 import cpu
+from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@ray.remote
+class Worker(BaseModelActor):
+    """A worker with a replay buffer and no model."""
+
+    def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
+        super().__init__(world_size, rank, address, port)
+        cpu.prepare_worker()
+        self.strategy = self
+        self.buffer = GroupReplayBuffer(1, dynamic_batch=True)
+
+    def is_rank_0(self) -> bool:
+        """Upstream asks a worker's strategy whether it is to show its progress."""
+        return False
+
+    def append(self, experience: Experience) -> None:
+        self.buffer.append(experience)
+
+    def media(self) -> list[list[int]]:
+        """For each sample of each pass, as the trainer gets it, the place of its media among the worker's objects."""
+        loader = DataLoader(self.buffer, batch_size=1, collate_fn=self.buffer.collate_fn)
+        known: list[object] = []
+        passes = []
+        for experience in loader:
+            experience.to_device(torch.device("cpu"))
+            for item in experience.mm_train_inputs:
+                if not any(item is one for one in known):
+                    known.append(item)
+            passes.append(
+                [next(place for place, one in enumerate(known) if one is item) for item in experience.mm_train_inputs]
+            )
+        return passes
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_media_of_a_group_are_one_object_in_a_worker_and_in_every_pass_of_its_step():
+    images = [{"pixel_values": torch.full((2, 3), float(value))} for value in range(3)]
+    first = [*group([1], [1, 2], media=images[0]), *group([1], [1, 2], media=images[1])]
+    # A group that is divided into two passes.
+    second, third = group([2], [3, 3], media=images[2])
+    passes = [
+        trained(Experience.concat_experiences(samples, 0)) for samples in (first, [second], [third], group([4], [1]))
+    ]
+    workers = RayActorGroup(1, 2, Worker, num_gpus_per_actor=0.5)
+    # Two passes for each of two workers: the divided group has one in each.
+    ray.get(workers.async_run_method_batch(method_name="append", experience=passes))
+    assert ray.get(workers.async_run_method(method_name="media")) == [[[0, 0, 1, 1], [2]], [[0], [1]]]
+    # All four for one.
+    worker = RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5)
+    ray.get(worker.async_run_method_batch(method_name="append", experience=passes))
+    assert ray.get(worker.async_run_method(method_name="media")) == [[[0, 0, 1, 1], [2], [2], [3]]]
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process alone, which DeepSpeed takes for its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    for name, value in {**environment, "DS_ACCELERATOR": "cpu"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
+    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    monkeypatch.setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    deepspeed.init_distributed("gloo")
+    yield
+    dist.destroy_process_group()
+
+
+def weights_after(passes: int, *, stage: int) -> torch.Tensor:
+    """The weights of a linear model after two optimizer steps, each on the same six samples in so many passes."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {"stage": stage},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_allow_untested_optimizer": True,
+        },
+    )
+    buffer = GroupReplayBuffer(1, dynamic_batch=True)
+    buffer.dynamic_optimizer_step = [0] * (passes - 1) + [1]
+    inputs = torch.arange(24.0).view(6, 4).sin()
+    for _ in range(2):
+        for step, part in enumerate(inputs.chunk(passes)):
+            buffer.announce_pass(engine, step=step)
+            engine.backward((engine(part) - 1).square().sum() / len(inputs))
+            if buffer.dynamic_optimizer_step[step]:
+                engine.step()
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_gradients_of_a_steps_passes_add_up(stage, monkeypatch):
+    for name in ("current_device", "set_device", "synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    cpu.prepare_worker()
+    torch.testing.assert_close(weights_after(3, stage=stage), weights_after(1, stage=stage))

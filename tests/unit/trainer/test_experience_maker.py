@@ -1,0 +1,194 @@
+"""Samples become passes of the rollout's models and of the update, with groups and their media kept together."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+from helpers.experiences import group, sample, trained
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.trainer.experience_maker import KitExperienceMaker, pass_limits, sample_sizes
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "rollout.batch_size": 4,
+    "rollout.n_samples_per_prompt": 2,
+    "rollout.micro_batch_size": 2,
+    "train.batch_size": 4,
+    "train.micro_batch_size": 2,
+}
+
+
+class WorkerGroup:
+    """Stands for model workers: keeps what it is called with."""
+
+    def __init__(self, *, actors: int = 1, duplicates: int = 1) -> None:
+        self._actor_handlers = [object()] * actors
+        self.duplicate_actors = duplicates
+        self.calls: list[dict] = []
+
+    def async_run_method_batch(self, method_name: str, **kwargs: object) -> list[object]:
+        self.calls.append({"method_name": method_name, **kwargs})
+        return ["ref"]
+
+
+def config(**changes: object) -> PPOConfig:
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    return resolve(dotted.replace(PPOConfig(), SETTINGS | given))
+
+
+def maker(*, share_prefix: bool = True, **groups: WorkerGroup | PPOConfig) -> KitExperienceMaker:
+    settings = groups.pop("settings", None) or config()
+    workers = [groups.get(name) for name in ("critic", "reward", "reference")]
+    strategy = SimpleNamespace(args=to_openrlhf_args(settings))
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    made = KitExperienceMaker(settings, groups.get("actor", WorkerGroup()), *workers, None, strategy, tokenizer)
+    made.share_prefix = share_prefix
+    return made
+
+
+def rollout() -> list[Experience]:
+    """Four groups of two: text, image, the same text with another image, and text again."""
+    image, other = {"pixel_values": torch.zeros(1)}, {"pixel_values": torch.zeros(1)}
+    return [
+        *group([1, 2], [9, 1]),
+        *group([3, 4, 5, 6], [2, 4], media=image),
+        *group([3, 4, 5, 6], [6, 3], media=other),
+        *group([7], [1, 1]),
+    ]
+
+
+def indices(experiences: list[Experience]) -> list[list[int]]:
+    return [experience.index for experience in experiences]
+
+
+def test_a_group_has_prompt_and_media_in_common():
+    sizes = sample_sizes([*rollout(), sample([1, 2], [4])])
+    assert [(size.prompt, size.response) for size in sizes] == [
+        *[(2, 9), (2, 1), (4, 2), (4, 4), (4, 6), (4, 3), (1, 1), (1, 1), (2, 1)]
+    ]
+    names = [size.group for size in sizes]
+    # The sample behind the four groups has the first one's prompt.
+    assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6, 0]
+
+
+def test_a_sample_without_a_response_is_all_prompt():
+    (size,) = sample_sizes([sample([1, 2, 3], [])])
+    assert (size.prompt, size.response) == (3, 0)
+
+
+def test_limits_are_those_of_the_flags():
+    flags = {"train__micro_batch_size": 4, "train__max_tokens_per_gpu": 600, "rollout__micro_batch_size": 8}
+    settings = config(**flags)
+    limits = pass_limits(settings, settings.train, share_prefix=True)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (4, 600, True)
+    limits = pass_limits(settings, settings.rollout, share_prefix=False)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (8, None, False)
+    settings = config(**flags, train__dynamic_batch_enable=True, rollout__max_tokens_per_gpu=900)
+    limits = pass_limits(settings, settings.rollout, share_prefix=False)
+    assert (limits.samples, limits.tokens, limits.share_prefix) == (None, 900, False)
+
+
+def test_the_rollouts_models_run_on_whole_groups_of_known_places():
+    passes = maker().split_rollout_samples(rollout())
+    assert sorted(indices(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for experience in passes:
+        assert len({id(media) for media in experience.mm_train_inputs}) == 1
+    # 2 + 9 + 1 tokens, and the second sample padded by 8 on the right.
+    first = next(experience for experience in passes if experience.index == [0, 1])
+    assert first.sequences.tolist() == [[1, 2, *[50] * 9], [1, 2, 51, *[0] * 8]]
+
+
+def test_without_shared_prefixes_they_run_on_exactly_as_many_samples_as_asked_for():
+    settings = config(rollout__micro_batch_size=3)
+    passes = maker(share_prefix=False, settings=settings).split_rollout_samples(rollout())
+    assert [len(experience.index) for experience in passes] == [3, 3, 2]
+    assert sorted(sum(indices(passes), [])) == list(range(8))
+
+
+def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
+    # 4 workers, of which 2 share samples, beside 4 that do not: 4 shares.
+    made = maker(actor=WorkerGroup(actors=4, duplicates=2), reference=WorkerGroup(actors=4))
+    passes = made.split_rollout_samples(rollout())
+    assert [len(experience.index) for experience in passes] == [2, 2, 2, 2]
+    steps = made.update_passes([trained(experience) for experience in passes], step=0)
+    assert [[len(experience.sequences) for experience in step] for step in steps] == [[1, 1, 1, 1]] * 2
+
+
+def learnt_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
+    """The samples of each optimizer step, sorted."""
+    return [
+        sorted(
+            ids[mask.bool()].tolist()
+            for experience in step
+            for ids, mask in zip(experience.sequences, experience.attention_mask, strict=True)
+        )
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_prefix, actors, by_tokens):
+    def steps(made: KitExperienceMaker, step: int) -> list[list[list[int]]]:
+        passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+        return learnt_sequences(made.update_passes(passes, step=step))
+
+    plain = maker(share_prefix=False)
+    settings = config(train__dynamic_batch_enable=by_tokens, train__max_tokens_per_gpu=15)
+    other = maker(share_prefix=share_prefix, actor=WorkerGroup(actors=actors), settings=settings)
+    for step in range(4):
+        assert steps(plain, step) == steps(other, step)
+    assert len({str(steps(plain, step)) for step in range(4)}) > 1, "another order for every rollout"
+
+
+def test_values_stay_with_their_samples():
+    made = maker()
+    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    expected = {}
+    for experience in passes:
+        for ids, mask, advantages in zip(
+            experience.sequences, experience.action_mask, experience.advantages, strict=True
+        ):
+            expected[tuple(ids[1:][mask.bool()].tolist()), int(ids[0])] = advantages[mask.bool()]
+    for experience in sum(made.update_passes(passes, step=0), []):
+        for ids, mask, advantages in zip(
+            experience.sequences, experience.action_mask, experience.advantages, strict=True
+        ):
+            torch.testing.assert_close(
+                advantages[mask.bool()], expected[tuple(ids[1:][mask.bool()].tolist()), int(ids[0])]
+            )
+
+
+def test_a_groups_media_stay_one_object_on_the_way_to_a_worker():
+    made = maker()
+    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    for step in made.update_passes(passes, step=0):
+        for experience in pickle.loads(pickle.dumps(step)):
+            assert len({id(media) for media in experience.mm_train_inputs}) == 1
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(has_cuda, monkeypatch):
+    waited = []
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    monkeypatch.setattr(ray, "wait", lambda refs, *, num_returns, fetch_local: waited.append(refs[:num_returns]))
+    workers = {name: WorkerGroup() for name in ("actor", "critic", "reward", "reference")}
+    made = maker(**workers)
+    made._media = [[None], [{"pixel_values": 1}]]
+    for group_of_workers in workers.values():
+        made._dispatch_forward(group_of_workers, False, sequences=[1, 2])
+        (call,) = group_of_workers.calls
+        assert call == {"method_name": "forward", "sequences": [1, 2], "mm_train_inputs_list": made._media}
+    assert waited == ([] if has_cuda else [["ref"]] * 4)

@@ -1,0 +1,178 @@
+"""How samples are cut into optimizer steps, over ranks and into passes; the numbers are worked out by hand."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+
+pytestmark = pytest.mark.unit
+
+
+def groups(*responses: Sequence[int], prompts: Sequence[int] = ()) -> list[SampleSize]:
+    """One group per list of response lengths, with prompts of 10 tokens where none are given."""
+    prompts = prompts or [10] * len(responses)
+    samples = []
+    for name, (prompt, lengths) in enumerate(zip(prompts, responses, strict=True)):
+        for length in lengths:
+            samples.append(SampleSize(index=len(samples), group=name, prompt=prompt, response=length))
+    return samples
+
+
+def shared(*, samples: int | None = None, tokens: int | None = None) -> PassLimits:
+    return PassLimits(samples=samples, tokens=tokens, share_prefix=True)
+
+
+def apart(*, samples: int | None = None, tokens: int | None = None) -> PassLimits:
+    return PassLimits(samples=samples, tokens=tokens, share_prefix=False)
+
+
+def of_one_rank(samples: list[SampleSize], limits: PassLimits) -> list[set[int]]:
+    (passes,) = plan_forward(samples, ranks=1, limits=limits)
+    return [set(batch) for batch in passes]
+
+
+def sets(ranks: list[list[list[int]]]) -> list[list[set[int]]]:
+    return [[set(batch) for batch in passes] for passes in ranks]
+
+
+def test_a_prompt_counts_once_per_group_in_a_pass():
+    samples = groups([5, 7], [1, 1, 1])
+    assert shared().cost(samples) == (10 + 5 + 7) + (10 + 3)
+    assert apart().cost(samples) == 2 * 10 + 5 + 7 + 3 * 10 + 3
+
+
+def test_groups_are_added_until_a_pass_has_as_many_samples_as_it_may():
+    samples = groups([1] * 4, [1] * 4, [1] * 4)
+    assert of_one_rank(samples, shared(samples=1)) == [{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}]
+    assert of_one_rank(samples, shared(samples=4)) == [{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}]
+    # 5 samples are rounded up to two whole groups.
+    assert of_one_rank(samples, shared(samples=5)) == [{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11}]
+    assert of_one_rank(samples, shared()) == [set(range(12))]
+
+
+def test_without_shared_prefixes_a_pass_has_exactly_as_many_samples_as_asked_for():
+    samples = groups([9, 1, 5, 3])
+    # The longest together, so that padding is short.
+    assert of_one_rank(samples, apart(samples=2)) == [{0, 2}, {1, 3}]
+    assert of_one_rank(samples, apart(samples=3)) == [{0, 2, 3}, {1}]
+
+
+def test_groups_share_a_pass_as_far_as_the_tokens_allow():
+    # Tokens of the groups: 10 + 20 = 30, 10 + 4 = 14, 10 + 10 = 20, 10 + 2 = 12.
+    samples = groups([10, 10], [2, 2], [5, 5], [1, 1])
+    # 30 + 20 = 50; 14 + 12 = 26.
+    assert of_one_rank(samples, shared(tokens=50)) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
+    # Both limits: 2 samples are one group.
+    assert of_one_rank(samples, shared(samples=2, tokens=50)) == [{0, 1}, {4, 5}, {2, 3}, {6, 7}]
+    # Whole samples: 20 + 20 = 40, 15 + 15 + 12 = 42, 12 + 11 + 11 = 34.
+    assert of_one_rank(samples, apart(tokens=47)) == [{2, 4, 5}, {0, 1}, {3, 6, 7}]
+
+
+def test_a_group_over_the_tokens_is_divided_into_few_parts_that_repeat_the_prompt():
+    # 30 tokens leave 20 for responses beside the prompt of 10: 12 + 8, 11 + 9, 7 + 6 + 5.
+    samples = groups([5, 11, 6, 12, 9, 8, 7])
+    assert of_one_rank(samples, shared(tokens=30)) == [{3, 5}, {1, 4}, {6, 2, 0}]
+    # The last part, 10 + 18 = 28 of 45 tokens, has room for another group: 10 + 7 = 17.
+    samples = groups([18, 18, 17, 18], [4, 3])
+    assert of_one_rank(samples, shared(tokens=46)) == [{0, 1}, {2, 3}, {4, 5}]
+    samples = groups([18, 18, 18], [4, 3])
+    assert of_one_rank(samples, shared(tokens=46)) == [{0, 1}, {2, 3, 4}]
+
+
+def test_a_sample_over_the_tokens_goes_alone():
+    samples = groups([100, 1, 1], [3])
+    assert of_one_rank(samples, shared(tokens=40)) == [{0}, {1, 2, 3}]
+    assert of_one_rank(samples, apart(tokens=40)) == [{0}, {3, 1, 2}]
+    # A prompt that is over them alone.
+    samples = groups([2, 1], [3], prompts=[50, 10])
+    assert of_one_rank(samples, shared(tokens=40)) == [{0}, {1}, {2}]
+
+
+def test_ranks_get_whole_groups_as_many_samples_and_about_as_many_tokens():
+    # Tokens of the groups: 110, 60, 30, 20.
+    samples = groups([50, 50], [25, 25], [10, 10], [5, 5])
+    assert sets(plan_forward(samples, ranks=2, limits=shared(samples=4))) == [[{0, 1, 6, 7}], [{2, 3, 4, 5}]]
+
+
+def test_a_group_for_which_no_rank_has_room_is_divided():
+    # 3 groups of 4 for 2 ranks with room for 6 each: the last is halved.
+    samples = groups([3] * 4, [2] * 4, [1] * 4)
+    assert sets(plan_forward(samples, ranks=2, limits=shared())) == [[{0, 1, 2, 3, 8, 9}], [{4, 5, 6, 7, 10, 11}]]
+    # Groups of 4 for 4 ranks with room for 2 each.
+    samples = groups([2] * 4, [1] * 4)
+    assert sets(plan_forward(samples, ranks=4, limits=shared())) == [[{0, 1}], [{2, 3}], [{4, 5}], [{6, 7}]]
+
+
+def test_ranks_of_unequal_content_make_as_many_passes():
+    # The first rank gets the group of 10 + 300 tokens, in 3 passes; the other one 10 + 6 tokens.
+    samples = groups([100, 100, 100], [3, 2, 1])
+    one, other = sets(plan_forward(samples, ranks=2, limits=shared(tokens=110)))
+    assert one == [{0}, {1}, {2}]
+    # {3, 4, 5} is divided into {3} and {4, 5}, and the larger of those, 10 + 2 + 1 and 10 + 3, once more.
+    assert sorted(map(sorted, other)) == [[3], [4], [5]]
+
+    # Where a pass holds several groups, it is divided between them.
+    samples = groups([100, 100], [100, 100], [3, 2], [2, 1])
+    one, other = sets(plan_forward(samples, ranks=2, limits=shared(tokens=220)))
+    assert one == [{0, 1}, {4, 5}]
+    assert other == [{2, 3}, {6, 7}]
+    samples = groups([100] * 4, [3, 2], [2, 1])
+    one, other = sets(plan_forward(samples, ranks=2, limits=shared(tokens=220)))
+    assert one == [{0, 1}, {2, 3}]
+    assert other == [{4, 5}, {6, 7}]
+
+
+def test_the_largest_passes_come_first_on_every_rank():
+    samples = groups([1, 1], [40, 40], [2, 2], [30, 30])
+    # Tokens: 12, 90, 14, 70.
+    assert sets(plan_forward(samples, ranks=2, limits=shared(samples=2))) == [[{2, 3}, {0, 1}], [{6, 7}, {4, 5}]]
+
+
+def group_counts(steps: list[list[list[list[int]]]], samples: list[SampleSize]) -> list[Counter]:
+    """How many samples of which group each optimizer step holds."""
+    names = {sample.index: sample.group for sample in samples}
+    return [Counter(names[index] for rank in ranks for batch in rank for index in batch) for ranks in steps]
+
+
+def test_an_optimizer_step_holds_whole_groups():
+    samples = groups(*[[1] * 4 for _ in range(10)])
+    steps = plan_update(samples, batch_size=12, ranks=1, limits=shared(samples=4), seed="a")
+    counts = group_counts(steps, samples)
+    assert [sorted(count.values()) for count in counts] == [[4, 4, 4]] * 3
+    # One group of ten is left over.
+    assert len(set().union(*counts)) == 9
+
+
+def test_a_group_that_straddles_two_optimizer_steps_is_divided():
+    samples = groups(*[[1] * 4 for _ in range(3)])
+    counts = group_counts(plan_update(samples, batch_size=6, ranks=1, limits=shared(samples=4), seed="a"), samples)
+    assert [sorted(count.values()) for count in counts] == [[2, 4], [2, 4]]
+    assert sum(counts, Counter()) == {0: 4, 1: 4, 2: 4}
+
+
+def test_the_order_of_groups_changes_with_the_seed_alone():
+    samples = groups(*[[length] * 4 for length in range(1, 9)])
+    settings = {"batch_size": 8, "limits": shared(samples=4), "ranks": 1}
+    first = group_counts(plan_update(samples, **settings, seed="42-0"), samples)
+    assert group_counts(plan_update(samples, **settings, seed="42-0"), samples) == first
+    others = [group_counts(plan_update(samples, **settings, seed=f"42-{step}"), samples) for step in (1, 2)]
+    assert first != others[0] != others[1] != first
+
+
+@pytest.mark.parametrize("limits", [shared(samples=1), shared(tokens=40), apart(samples=3), apart(tokens=64)])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_step_holds_the_same_samples_however_it_is_cut(limits, ranks):
+    samples = groups(*[[1 + (3 * group + place) % 17 for place in range(6)] for group in range(8)])
+    settings = {"batch_size": 16, "seed": "42-7"}
+    plain = plan_update(samples, **settings, ranks=1, limits=apart(samples=1))
+    steps = plan_update(samples, **settings, ranks=ranks, limits=limits)
+    members = [[{index for batch in rank for index in batch} for rank in step] for step in steps]
+    assert [set().union(*step) for step in members] == [
+        {index for batch in rank for index in batch} for (rank,) in plain
+    ]
+    for step, shares in zip(steps, members, strict=True):
+        assert len({len(rank) for rank in step}) == 1, "every rank makes as many passes"
+        assert {len(share) for share in shares} == {16 // ranks}
+        assert sum(map(len, shares)) == sum(len(batch) for rank in step for batch in rank) == 16
