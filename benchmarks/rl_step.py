@@ -20,11 +20,11 @@ from machine import machine_name
 from PIL import Image
 
 # Any number in [0, 1) that follows from the response alone: rewards within a group differ, and a run repeats.
-REWARD_FUNCTION = '''
+REWARD_FUNCTION = """
 import zlib
 def reward_func(queries, prompts, labels):
     return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
-'''
+"""
 QUESTION = "What does the picture show? Think first, then answer."
 # What of a prompt is not image: the chat's frame and the question, with room for other tokenizers.
 TEXT_TOKENS = 256
@@ -33,7 +33,9 @@ PIXELS_PER_TOKEN = 28 * 28
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="checkpoint folder; without it a Qwen2.5-VL of 5 M parameters is made")
+    parser.add_argument(
+        "--model", type=Path, help="checkpoint folder; without it a Qwen2.5-VL of 5 M parameters is made"
+    )
     parser.add_argument("--prompts", type=int, default=8, help="prompts per step")
     parser.add_argument("--samples", type=int, default=16, help="responses per prompt")
     parser.add_argument("--new-tokens", type=int, default=96, help="tokens of every response")

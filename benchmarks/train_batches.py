@@ -15,7 +15,6 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 SENTENCE = " Then add up the digits, sort them and say which is the largest."
-GROUPS = 2
 NOISE_SIDE = 8
 
 
@@ -34,7 +33,7 @@ class GroupSizes:
 TEXT = GroupSizes(prompt_tokens=128, responses=(32, 256))
 # 19 x 19 tokens of 28 x 28 pixels for the Qwen-VL kits: an image of 361 tokens in a prompt of about 400.
 IMAGE = GroupSizes(prompt_tokens=400, responses=(50, 150), image_side=532)
-KINDS = {"text": (TEXT,) * GROUPS, "image": (IMAGE,) * GROUPS, "mixed": (TEXT, IMAGE)}
+KINDS = {"text": (TEXT, TEXT), "image": (IMAGE, IMAGE), "mixed": (TEXT, IMAGE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +60,18 @@ def build_tiny_checkpoint(kit: LmmKit, folder: Path, *, hidden_size: int, layers
     spec = TinyModelSpec(hidden_size=hidden_size, layers=layers, seed=0, tie_embeddings=False)
     kit.build_tiny(spec, (f"user\n{SENTENCE}", "assistant\n<think>12 + 34 = 46</think><answer>46</answer>"), folder)
     return folder
+
+
+def groups_of(kind: str, *, scale: float = 1.0) -> list[GroupSizes]:
+    """Return the groups of one of `KINDS`, with all numbers of tokens multiplied by `scale`."""
+    return [
+        GroupSizes(
+            prompt_tokens=round(scale * sizes.prompt_tokens),
+            responses=tuple(max(1, round(scale * length)) for length in sizes.responses),
+            image_side=None if sizes.image_side is None else round(scale**0.5 * sizes.image_side),
+        )
+        for sizes in KINDS[kind]
+    ]
 
 
 def make_batch(

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
 _ENVIRONMENT = {
@@ -99,6 +100,19 @@ def prepare_worker() -> None:
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = lambda device=None: None
+
+
+def zero_settings() -> dict[str, Any]:
+    """Return how DeepSpeed is to gather the weights that ZeRO-3 shards: one by one, and none ahead of its use.
+
+    Of gathers that it starts together it waits for the last one only. NCCL runs them in order; gloo's threads do not,
+    so that weights would be read, or new ones written over, before the others are done.
+    """
+    if has_cuda():
+        return {}
+    # Of weights that are fetched ahead together one by one, used ones would count as still there: DeepSpeed sets this
+    # itself for models that are trained, but not for those that are only run.
+    return {"stage3_allgather_sequential": True, "stage3_prefetch_bucket_size": 0}
 
 
 def prepare_training() -> None:

@@ -305,8 +305,15 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.get_ds_train_config",
         how="subclassed",
         ours="lmm_r1.trainer.strategy:KitStrategy.get_ds_train_config",
-        reason="DeepSpeed's own Adam for CPUs would have to be compiled",
+        reason="DeepSpeed's own Adam for CPUs would have to be compiled, and gathers weights before they are there",
         signature="self optim_dict max_norm",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.get_ds_eval_config",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.get_ds_eval_config",
+        reason="as above, for a reference model's weights",
+        signature="self offload",
     ),
     Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._ds_init_train_model",

@@ -58,7 +58,8 @@ def _row(kit: LmmKit, *, vllm_version: str, refusals: Refusals) -> tuple[str, ..
         _yes(rolls_out),
         _yes(not refusals.lora),
         _yes(not refusals.packing),
-        _yes(not refusals.critic),
+        # A critic takes part in RL alone.
+        _yes(rolls_out and not refusals.critic),
         vllm_version if rolls_out else "no class",
         kit.checkpoints,
     )

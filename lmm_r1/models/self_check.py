@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.actor import KitActor
 
 # How far the results of a sample may be off in the mean, in standard deviations of all results.
 SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.1
@@ -74,17 +75,19 @@ def check_packing(
 
 def _samples(model: PackingModel) -> list[_Sample]:
     """Return two samples of one prompt, with an image where the model takes any, and one of another between them."""
-    text = _text_ids(model.model_config)
+    # Log-probs of banned tokens lie far from all others.
+    banned = model.banned_token_ids.tolist() if isinstance(model, KitActor) else []
+    text = _text_ids(model.model_config, banned=banned)
     ids, media = ([], None) if model.kit.filler_media is None else model.kit.filler_media(model.model_config)
     prompt = [*text(AROUND), *ids, *text(AROUND)]
     first, second = (_Sample(prompt=prompt, response=text(length), media=media) for length in RESPONSES)
     return [first, _Sample(prompt=text(OTHER_PROMPT), response=text(OTHER_RESPONSE), media=None), second]
 
 
-def _text_ids(config: PretrainedConfig) -> Callable[[int], list[int]]:
+def _text_ids(config: PretrainedConfig, *, banned: Sequence[int]) -> Callable[[int], list[int]]:
     """Return a function from a number to as many random ids of text, which are the same on every rank."""
     # An id that means more than text to a model stands in its config.
-    special = torch.tensor(sorted(_numbers(config.to_dict())))
+    special = torch.tensor(sorted({*banned, *_numbers(config.to_dict())}))
     vocabulary = torch.arange(config.get_text_config().vocab_size)
     ordinary = vocabulary[~torch.isin(vocabulary, special)]
     generator = torch.Generator().manual_seed(0)

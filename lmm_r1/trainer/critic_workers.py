@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -75,6 +76,11 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
             return super().forward(sequences, action_mask, attention_mask, packed_seq_lens)
         finally:
             self.critic = critic
+
+    def saved_step(self) -> int | None:
+        """Return the run's step whose critic is the newest on disk, None where there is none."""
+        latest = Path(self.strategy.args.ckpt.path) / "_critic" / "latest"
+        return int(latest.read_text().rpartition("global_step")[2]) if latest.is_file() else None
 
 
 class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):

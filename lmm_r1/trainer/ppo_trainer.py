@@ -169,7 +169,17 @@ class KitPPOTrainer(BasePPOTrainer):
         self.saved_step = states["global_step"]
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.saved_step}/{self.total_steps}")
+        self._tell_of_another_critic()
         return self.saved_step
+
+    def _tell_of_another_critic(self) -> None:
+        """Warn where the critic was saved at another step: a run that is killed may have saved one of the two."""
+        if self.critic_model_group is None:
+            return
+        step = ray.get(self.critic_model_group.async_run_method(method_name="saved_step"))[0]
+        if step != self.saved_step:
+            found = "starts anew" if step is None else f"goes on from step {step}"
+            logger.warning("the critic %s, and the policy from step %d", found, self.saved_step)
 
     def _states(self, step: int) -> dict[str, Any]:
         return {"global_step": step, "data_loader_state_dict": self.prompts.state_dict()}

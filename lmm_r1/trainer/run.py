@@ -53,7 +53,8 @@ def train(config: PPOConfig) -> None:
     max_images = _max_images(config, rows + eval_rows)
     if config.reward.remote_url:
         _check_rewards(config)
-    for flag in ("critic.model_name_or_path", "reward.model_name_or_path"):
+    # The critic may start from the reward model, which is then the one that was given.
+    for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
         _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
         _check_ulysses(config, flag, kit=kit)

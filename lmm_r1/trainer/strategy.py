@@ -41,7 +41,12 @@ class KitStrategy(DeepspeedStrategy):
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not cpu.has_cuda():
             # DeepSpeed's fused Adam for CPUs is compiled on first use; PyTorch's needs no compiler.
             optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
-        return super().get_ds_train_config(optim_dict, max_norm=max_norm)
+        config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
+        return {**config, "zero_optimization": {**config["zero_optimization"], **cpu.zero_settings()}}
+
+    def get_ds_eval_config(self, offload: bool = False) -> dict[str, Any]:
+        config = super().get_ds_eval_config(offload=offload)
+        return {**config, "zero_optimization": {**config["zero_optimization"], **cpu.zero_settings()}}
 
     def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
         self._vision_lr = cfg["adam"].get("vision_lr")

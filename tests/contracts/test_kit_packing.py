@@ -28,15 +28,19 @@ from helpers.packed_batches import (
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.data.messages import Message
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
+from lmm_r1.lmm_kits.base import attends_causally
 from lmm_r1.models import packed_attention, packing
 from lmm_r1.models.actor import KitActor, wanted_targets
 from lmm_r1.models.row_layout import RowLayout
+from lmm_r1.models.self_check import check_packing
 
 pytestmark = pytest.mark.contract
 
 IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+BOTH_WAY_KITS = [name for name in KITS if get_kit(name).both_way_token_ids is not attends_causally]
 # Largest difference of a log-prob or entropy; of a gradient, relative to its norm.
 SINGLE = 1e-5
 DOUBLE = 1e-12
@@ -432,6 +436,31 @@ def with_longrope(folder: Path, length: int, *, copy: Path) -> Path:
     config["original_max_position_embeddings"] = length
     (copy / "config.json").write_text(json.dumps(config))
     return copy
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_rows(load, name):
+    with load(name, "full").running("shared") as actor:
+        check_packing(actor)
+        text = actor.model_config.get_text_config()
+        text._attn_implementation = "sdpa"
+        try:
+            with pytest.raises(UserError, match=f"{actor.model_config.model_type} does not run on packed rows"):
+                check_packing(actor)
+        finally:
+            text._attn_implementation = packed_attention.PACKED_ATTENTION
+
+
+@pytest.mark.parametrize("name", BOTH_WAY_KITS)
+def test_it_catches_images_whose_tokens_look_back_alone(load, name):
+    with load(name, "full").running("shared") as actor:
+        kit = actor.kit
+        actor.kit = replace(kit, both_way_token_ids=attends_causally)
+        try:
+            with pytest.raises(UserError, match="does not run on packed rows"):
+                check_packing(actor)
+        finally:
+            actor.kit = kit
 
 
 def smallest(gradients: dict[str, torch.Tensor]) -> set[str]:

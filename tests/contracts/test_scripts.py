@@ -99,6 +99,7 @@ def test_a_stage_takes_its_model_data_folder_gpus_and_rewards_from_the_environme
     assert config.ckpt.path == "runs/a stage/checkpoints"
     assert config.reward.remote_url == "http://host:1/get_reward"
     assert (config.actor.num_gpus_per_node, config.ref.num_gpus_per_node, config.vllm.num_engines) == (2, 2, 2)
+    assert config.critic.num_gpus_per_node == 2
 
 
 def test_the_text_stage_has_the_published_settings(tmp_path):
@@ -108,6 +109,17 @@ def test_the_text_stage_has_the_published_settings(tmp_path):
     assert (config.actor.adam.lr, config.algo.kl.init_coef) == (4e-7, 1e-3)
     assert (config.ds.zero_stage, config.vllm.num_engines, config.vllm.gpu_memory_utilization) == (3, 8, 0.5)
     assert (config.train.colocate_all, config.vllm.enable_sleep, config.train.num_episodes) == (True, True, 2)
+
+
+@pytest.mark.parametrize("script", ["train_mgt_geo.sh", "train_direct_rl_geo.sh"])
+def test_the_geometry_stages_have_the_published_settings_and_their_critic(script, tmp_path):
+    (command,) = printed_commands(STAGES / script, folder=tmp_path, MODEL="a model")
+    config = trainer_config(command)
+    assert config.algo.advantage.estimator == "gae"
+    assert (config.algo.advantage.gamma, config.algo.advantage.lambd) == (1.0, 1.0)
+    assert (config.critic.model_name_or_path, config.critic.num_gpus_per_node) == ("a model", 8)
+    assert (config.actor.adam.lr, config.critic.adam.lr, config.algo.kl.init_coef) == (1e-6, 9e-6, 1e-3)
+    assert (config.rollout.batch_size, config.rollout.n_samples_per_prompt, config.train.batch_size) == (256, 16, 256)
 
 
 def test_the_curriculum_hands_each_stages_model_to_the_next(tmp_path):

@@ -1,5 +1,6 @@
 """Optimizer steps of two DeepSpeed processes over gloo, and the same steps of one process that sees all samples."""
 
+import importlib
 import os
 import pickle
 import socket
@@ -17,6 +18,7 @@ from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapted_layers, layer_weights
 
 RANKS = 2
 Way = Literal["padded", "packed", "shared"]
@@ -41,6 +43,8 @@ class Case:
     """Arguments of the actor: freezing, LoRA."""
     checkpointing: dict[str, Any] | None = None
     adam: dict[str, Any] = field(default_factory=lambda: ADAM)
+    keep_small_weights: bool = False
+    """Whether ZeRO-3 keeps small weights whole, which are all of a tiny model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,7 @@ def samples_of(case: Case) -> list[list[Batch]]:
 
 def one_process(case: Case) -> list[Step]:
     """Make the steps of a case without DeepSpeed."""
-    actor = make_actor(case.folder, packing_samples=True, share_prefix=True, **case.settings)
-    if case.checkpointing is not None:
-        actor.gradient_checkpointing_enable(case.checkpointing)
+    actor = _actor(case)
     batches = [batch for rank in samples_of(case) for batch in rank]
     optimizer = torch.optim.AdamW([value for value in actor.model.parameters() if value.requires_grad], **case.adam)
     steps = []
@@ -168,7 +170,15 @@ def _two_processes(case: Case, *, rank: int) -> list[Step]:
 def _prepared(case: Case) -> tuple[Any, KitActor]:
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.trainer.strategy import KitStrategy, make_strategy
+
+    class NothingPersists(KitStrategy):
+        """Shards weights of every size, of which ZeRO-3 would keep the small ones whole on every rank."""
+
+        def get_ds_train_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            config = super().get_ds_train_config(*args, **kwargs)
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+            return config
 
     settings = {
         "train.batch_size": RANKS * len(case.images[0]),
@@ -178,16 +188,10 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
         "max_norm": 0.0,
     }
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    if not case.keep_small_weights:
+        strategy.__class__ = NothingPersists
     strategy.setup_distributed()
-    actor = make_actor(
-        case.folder,
-        packing_samples=True,
-        share_prefix=True,
-        ds_config=strategy.get_ds_train_config(),
-        **case.settings,
-    )
-    if case.checkpointing is not None:
-        actor.gradient_checkpointing_enable(case.checkpointing)
+    actor = _actor(case, ds_config=strategy.get_ds_train_config())
     optimizer = {
         "optim": "adam",
         "muon": {},
@@ -200,14 +204,58 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
     return strategy, strategy.prepare((actor, optimizer))[0]
 
 
+def _actor(case: Case, **settings: Any) -> KitActor:
+    actor = make_actor(case.folder, packing_samples=True, share_prefix=True, **case.settings, **settings)
+    generator = torch.Generator().manual_seed(0)
+    for layer in adapted_layers(actor.model).values():
+        # Both factors: one of them would be zero, and no gradient would reach the other.
+        for factor in layer_weights(layer)[1:]:
+            torch.nn.init.normal_(factor, std=0.1, generator=generator)
+    if case.checkpointing is not None:
+        actor.gradient_checkpointing_enable(case.checkpointing)
+    return actor
+
+
 def _copy(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in values.items()}
+
+
+class LateGather:
+    """A gather whose output is there once it has been waited for, and not before."""
+
+    def __init__(self, output: torch.Tensor, gathered: torch.Tensor) -> None:
+        self._output = output
+        self._gathered: torch.Tensor | None = gathered
+
+    def wait(self) -> None:
+        if self._gathered is not None:
+            self._output.copy_(self._gathered)
+            self._gathered = None
+
+
+def gather_late() -> None:
+    """Let what is gathered in the background arrive as late as it can, for what reads it too early to read NaN."""
+    backend = importlib.import_module("deepspeed.comm.torch").TorchBackend
+    gather = backend.all_gather_into_tensor
+
+    def late(
+        self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> LateGather | None:
+        if not async_op:
+            return gather(self, output_tensor, input_tensor, group=group)
+        gathered = torch.empty_like(output_tensor)
+        gather(self, gathered, input_tensor, group=group)
+        output_tensor.fill_(torch.nan)
+        return LateGather(output_tensor, gathered)
+
+    backend.all_gather_into_tensor = late
 
 
 def main(folder: Path) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
+    gather_late()
     rank = int(os.environ["RANK"])
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
         steps = _two_processes(case, rank=rank)

@@ -75,10 +75,28 @@ def test_vllm_gets_as_many_prompts_as_a_step_has():
     assert resolve(ppo(rollout__vllm_generate_batch_size=16)).rollout.vllm_generate_batch_size == 16
 
 
-def test_agents_and_reward_models_are_refused_as_not_available():
-    for flag, path in (("train__agent_func_path", "agent.py"), ("reward__model_name_or_path", "rm")):
-        with pytest.raises(UserError, match=f"{path} is not available in this version"):
-            resolve(ppo(**{flag: path}))
+def test_a_critic_starts_from_its_own_model_or_the_reward_model_or_the_policy():
+    gae = {"algo__advantage__estimator": "gae", "critic__num_gpus_per_node": 1, "reward__num_gpus_per_node": 1}
+    assert resolve(ppo(**gae)).critic.model_name_or_path == "model"
+    with_reward_model = ppo(**gae, reward__remote_url=None, reward__model_name_or_path="rm")
+    assert resolve(with_reward_model).critic.model_name_or_path == "rm"
+    own = dotted.replace(with_reward_model, {"critic.model_name_or_path": "critic"})
+    assert resolve(own).critic.model_name_or_path == "critic"
+    assert resolve(resolve(own)) == resolve(own)
+
+
+def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog):
+    flags = {"algo__advantage__estimator": "gae", "train__colocate_critic_reward": True}
+    with caplog.at_level(logging.WARNING):
+        assert resolve(ppo(**flags, critic__num_gpus_per_node=1)).train.colocate_critic_reward is False
+    assert "--train.colocate_critic_reward is off" in caplog.text
+    both = ppo(**flags, reward__remote_url=None, reward__model_name_or_path="rm")
+    assert resolve(both).train.colocate_critic_reward is True
+
+
+def test_agents_are_refused_as_not_available():
+    with pytest.raises(UserError, match="--train.agent_func_path agent.py is not available in this version"):
+        resolve(ppo(train__agent_func_path="agent.py"))
 
 
 def test_engines_that_share_no_gpu_do_not_sleep(caplog):
@@ -107,6 +125,45 @@ def test_resolving_twice_changes_nothing():
         ({"actor__model_name_or_path": None}, "--actor.model_name_or_path is missing"),
         ({"data__prompt_dataset": None}, "--data.prompt_dataset is missing"),
         ({"reward__remote_url": None}, "nothing gives rewards"),
+        (
+            {"reward__model_name_or_path": "rm"},
+            "--reward.remote_url http://127.0.0.1:5000/get_reward and --reward.model_name_or_path rm: give one of them",
+        ),
+        (
+            {"reward__remote_url": None, "reward__model_name_or_path": "rm", "eval__dataset": "test.jsonl"},
+            "--eval.dataset test.jsonl needs --reward.remote_url",
+        ),
+        (
+            {"reward__remote_url": None, "reward__model_name_or_path": "rm", "algo__dynamic_filtering_enable": True},
+            "--algo.dynamic_filtering_enable needs --reward.remote_url",
+        ),
+        ({"critic__freezing_steps": 4}, "--critic.freezing_steps 4 leaves nothing to learn without a critic"),
+        (
+            {"algo__advantage__estimator": "gae", "train__colocate_all": True},
+            "with --train.colocate_all, --actor.num_gpus_per_node 1 and --critic.num_gpus_per_node 8 must be equal",
+        ),
+        (
+            {
+                "algo__advantage__estimator": "gae",
+                "reward__remote_url": None,
+                "reward__model_name_or_path": "rm",
+                "train__colocate_critic_reward": True,
+                "critic__num_gpus_per_node": 4,
+            },
+            "with --train.colocate_critic_reward, --critic.num_gpus_per_node 4 and --reward.num_gpus_per_node 8",
+        ),
+        (
+            {"algo__advantage__estimator": "gae", "ds__value_head_prefix": "value.head"},
+            "--ds.value_head_prefix 'value.head': must be the name of one layer",
+        ),
+        (
+            {"algo__advantage__estimator": "gae", "ds__tensor_parallel_size": 2},
+            "--ds.tensor_parallel_size 2 would split the value head",
+        ),
+        (
+            {"algo__advantage__estimator": "gae", "critic__optim": "muon", "critic__adam__vision_lr": 1e-6},
+            "--critic.adam.vision_lr 1e-06 needs --critic.optim adam",
+        ),
         ({"rollout__n_samples_per_prompt": 1}, "--rollout.n_samples_per_prompt 1 must be at least 2"),
         (
             {"algo__advantage__is_correction_threshold": (1.0, 2.0, 3.0)},
@@ -181,7 +238,6 @@ def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
 @pytest.mark.parametrize(
     ("flag", "value", "given"),
     [
-        ("algo.advantage.estimator", "gae", "--algo.advantage.estimator gae"),
         ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
         ("train.async_enable", True, "--train.async_enable"),
         ("train.partial_rollout_enable", True, "--train.partial_rollout_enable"),

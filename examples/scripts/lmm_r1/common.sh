@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the stage scripts: how a command is shown or run, when a stage is skipped, what an RL stage is.
 #   PYTHON      the interpreter that lmm_r1 is installed in
-#   NUM_GPUS    GPUs that policy, reference and engines share; empty: as the config file says
+#   NUM_GPUS    GPUs that policy, critic, reference and engines share; empty: as the config file says
 #   DRY_RUN=1   print the commands, one argument a line with an empty line between them, and run nothing
 : "${PYTHON:=python}"
 : "${NUM_GPUS:=}"
@@ -47,7 +47,8 @@ rl_stage() {
   local outputs=(--ckpt.output_dir "$OUTPUT" --ckpt.path "$OUTPUT/checkpoints" --logger.stage_name "$1")
   local gpus=()
   [[ -z $NUM_GPUS ]] || gpus=(
-    --actor.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS" --vllm.num_engines "$NUM_GPUS"
+    --actor.num_gpus_per_node "$NUM_GPUS" --critic.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS"
+    --vllm.num_engines "$NUM_GPUS"
   )
   stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" \
     "${inputs[@]}" "${outputs[@]}" "${gpus[@]}" "${@:2}"

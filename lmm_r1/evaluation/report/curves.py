@@ -37,6 +37,7 @@ PANELS = (
     PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
     PanelSpec(title="Policy loss", unit="per update", metrics=("policy_loss",)),
     PanelSpec(title="Critic loss", unit="per update", metrics=("critic_loss",)),
+    PanelSpec(title="Values and returns", unit="mean per token", metrics=("values", "returns")),
     PanelSpec(
         title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
     ),

@@ -1,0 +1,169 @@
+"""The policy's update and its pass without gradients in four ways, each an actor under DeepSpeed in OpenRLHF's trainer.
+
+Import it after `cpu.prepare_process`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from openrlhf.models import Actor
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from train_batches import GroupBatch
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.config.export import to_openrlhf_args
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
+from lmm_r1.trainer.workers import media_per_row
+
+# OpenRLHF's own actor, and ours on the padded batch, on packed rows and on packed rows with shared prefixes.
+OURS = {
+    "padded": {},
+    "packed": {"packing_samples": True},
+    "shared": {"packing_samples": True, "share_prefix": True},
+}
+WAYS = ("openrlhf", *OURS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyUpdate:
+    """One of the ways to make the policy's update; the learning rate is 0, so that all keep the same weights."""
+
+    way: str
+    actor: Actor
+    trainer: ppo_actor.ActorPPOTrainer
+    passed: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Shapes and types, as meta tensors, of what the model's forward was given in the last pass."""
+
+    def update(self, batch: GroupBatch, *, old: torch.Tensor, advantages: torch.Tensor) -> float:
+        """Make the update (forward, loss, backward, AdamW's step) and return the loss.
+
+        Args:
+            old: log-probs of the policy that sampled the responses, (B, T - 1).
+            advantages: (B, T - 1).
+        """
+        experience = Experience(
+            sequences=batch.sequences,
+            attention_mask=batch.attention_mask,
+            action_mask=batch.action_mask,
+            action_log_probs=old,
+            advantages=advantages,
+            mm_train_inputs=batch.media,
+            info={},
+        )
+        # The one name of the worker's module that differs between OpenRLHF's actor and ours.
+        ppo_actor.merge_mm_train_inputs = self._media
+        status = self.trainer.training_step(experience, 0.0, 0)
+        return float(status["metrics"]["policy_loss"])
+
+    def log_probs(self, batch: GroupBatch) -> torch.Tensor:
+        """Return the responses' log-probs (B, T - 1) as the old policy's and the reference model's are computed."""
+        self.actor.eval()
+        with torch.no_grad():
+            return self._run(batch)
+
+    def gradients(self, batch: GroupBatch, *, advantages: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of the policy's loss at a ratio of 1, in one row, (N,)."""
+        self.actor.train()
+        engine = self.actor.model
+        weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
+        # What comes out of DeepSpeed's engine would start its reduction of gradients.
+        self.actor.model = engine.module
+        loss = -(self._run(batch) * advantages * batch.action_mask).sum() / batch.action_mask.sum()
+        parts = torch.autograd.grad(loss, weights, allow_unused=True)
+        self.actor.model = engine
+        zeros = (
+            torch.zeros_like(weight) if part is None else part for weight, part in zip(weights, parts, strict=True)
+        )
+        return torch.cat([part.flatten() for part in zeros])
+
+    def _run(self, batch: GroupBatch) -> torch.Tensor:
+        media = self._media([batch.media], batch.sequences.device)
+        return self.actor(batch.sequences, batch.action_mask, attention_mask=batch.attention_mask, **media)
+
+    @property
+    def _media(self) -> Callable[..., dict[str, Any]]:
+        return merge_mm_train_inputs if self.way == "openrlhf" else media_per_row
+
+
+def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:
+    """Return all ways for one checkpoint, in single precision, in a process group of this process alone."""
+    default_to_one_process()
+    args = _arguments(folder)
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    actors = {"openrlhf": _openrlhf_actor(kit, folder)}
+    for way, settings in OURS.items():
+        actors[way] = KitActor(str(folder), attn_implementation="sdpa", param_dtype="fp32", **settings)
+    return [_prepared(way, actor, strategy, args) for way, actor in actors.items()]
+
+
+def _arguments(folder: Path) -> SimpleNamespace:
+    """Return the trainer's arguments: OpenRLHF's defaults, one pass per step, no reference model."""
+    settings = {
+        "actor.model_name_or_path": str(folder),
+        "actor.adam.lr": 0.0,
+        "actor.eps_clip_low_high": (0.2, 0.2),
+        "algo.kl.init_coef": 0.0,
+        "ds.param_dtype": "fp32",
+        "train.batch_size": 1,
+        "train.micro_batch_size": 1,
+    }
+    args = to_openrlhf_args(dotted.replace(PPOConfig(), settings))
+    # Upstream's word for a plan of passes; here every pass is a step.
+    args.train.dynamic_batch_enable = False
+    return args
+
+
+def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:
+    """Return OpenRLHF's actor as it makes itself; it knows no single precision, so that the weights come after."""
+    actor = Actor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
+    exact = kit.load_model(str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
+    actor.model.float().load_state_dict(exact.state_dict())
+    return actor
+
+
+def _prepared(way: str, actor: Actor, strategy: KitStrategy, args: SimpleNamespace) -> PolicyUpdate:
+    settings = {
+        "optim": args.actor.optim,
+        "muon": vars(args.actor.muon),
+        "adam": vars(args.actor.adam),
+        "lr_scheduler": args.actor.lr_scheduler,
+        "lr_warmup_ratio": args.actor.lr_warmup_ratio,
+        "min_lr_ratio": args.actor.min_lr_ratio,
+        "max_norm": args.actor.max_norm,
+        "scheduler_steps": 1,
+    }
+    bare = actor.model
+    actor, optimizer, scheduler = strategy.prepare((actor, settings))
+    trainer = ppo_actor.ActorPPOTrainer(
+        strategy, actor, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler, micro_train_batch_size=1
+    )
+    update = PolicyUpdate(way=way, actor=actor, trainer=trainer)
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        update.passed.clear()
+        update.passed.update({name: torch.empty_like(value, device="meta") for name, value in tensors.items()})
+
+    bare.register_forward_pre_hook(note, with_kwargs=True)
+    return update
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

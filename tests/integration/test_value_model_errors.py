@@ -1,0 +1,94 @@
+"""Critics and reward models that do not fit the policy, or are none: one sentence, before Ray is started."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import ray
+from helpers.commands import QUESTION, error_of, flags, write_rows
+from helpers.value_models import make_value_model
+
+from lmm_r1.lmm_kits import TinyModelSpec, get_kit
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+KIT = "llm"
+
+
+@pytest.fixture
+def error(
+    tmp_path: Path,
+    tiny_checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """The sentence with which a run ends that has the changed flags."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray, "init", refuse_to_start)
+    write_rows(tmp_path, QUESTION, QUESTION)
+    (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
+    values: dict[str, object] = {
+        "actor.model_name_or_path": tiny_checkpoint(KIT),
+        "data.prompt_dataset": "rows.jsonl",
+        "ckpt.output_dir": "out",
+        "algo.advantage.estimator": "gae",
+        "rollout.batch_size": 2,
+        "train.batch_size": 2,
+        "ds.param_dtype": "fp32",
+    } | {f"{group}.num_gpus_per_node": 1 for group in ("actor", "critic", "ref", "reward")}
+
+    def told(**changes: object) -> str:
+        given = values | {name.replace("__", "."): value for name, value in changes.items()}
+        return error_of("train_ppo_ray", flags(given), capfd=capfd)
+
+    return told
+
+
+def refuse_to_start(**arguments: object) -> NoReturn:
+    raise AssertionError(f"Ray was started with {arguments}")
+
+
+def test_a_critic_of_another_architecture_is_refused(error, tiny_checkpoint):
+    other = tiny_checkpoint("qwen2_5_vl")
+    assert error(critic__model_name_or_path=other, reward__remote_url="reward.py") == (
+        f"--critic.model_name_or_path {other} has the architecture qwen2_5_vl, and the policy llm: it would not "
+        "understand the policy's tokens and images; take a model of the same kind"
+    )
+
+
+def test_a_reward_model_of_another_vocabulary_is_refused(error, tmp_path):
+    (tmp_path / "other").mkdir()
+    spec = TinyModelSpec(hidden_size=64, layers=2, seed=0, tie_embeddings=False)
+    get_kit(KIT).build_tiny(spec, ("some words", "that nobody else says"), tmp_path / "other")
+    assert error(reward__model_name_or_path=tmp_path / "other").startswith(
+        f"--reward.model_name_or_path {tmp_path / 'other'} has another vocabulary than the policy"
+    )
+
+
+def test_a_reward_model_without_a_value_head_is_refused(error, tiny_checkpoint):
+    folder = tiny_checkpoint(KIT)
+    assert error(reward__model_name_or_path=folder) == (
+        f"{folder}: this checkpoint has no value head (no weight score.weight); give a trained reward model, or the "
+        "name of its head with --ds.value_head_prefix"
+    )
+    said = error(reward__model_name_or_path=folder, ds__value_head_prefix="value_head")
+    assert "(no weight value_head.weight)" in said
+
+
+def test_a_critic_whose_weights_are_cut_short_is_refused(error, tiny_checkpoint, tmp_path):
+    shutil.copytree(tiny_checkpoint(KIT), tmp_path / "cut")
+    file = tmp_path / "cut" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    said = error(critic__model_name_or_path=tmp_path / "cut", reward__remote_url="reward.py")
+    assert said.startswith(f"{file}: the weight file has")
+
+
+def test_a_config_that_names_the_head_is_believed(error, tiny_checkpoint, tmp_path):
+    critic = make_value_model(tiny_checkpoint(KIT))
+    processor = critic.kit.load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
+    critic.save(tmp_path / "critic", processor=processor, weights=critic.state_dict())
+    config = tmp_path / "critic" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"value_head_prefix": "reward_head"}))
+    assert "(no weight reward_head.weight)" in error(reward__model_name_or_path=tmp_path / "critic")

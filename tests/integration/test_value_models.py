@@ -1,0 +1,201 @@
+"""Critics under DeepSpeed: what a run trains, saves and resumes from, with ZeRO 2 and 3, adapters and rates of their own."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.conversations import message, picture
+from helpers.packed_batches import Arguments, Batch, groups
+from helpers.tiny_models import encode
+from helpers.value_models import HEAD, make_value_model
+from safetensors.torch import load_file
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+
+pytestmark = pytest.mark.integration
+KIT = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
+        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
+        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
+        for owner, name in changed:
+            patch.setattr(owner, name, getattr(owner, name))
+        # DeepSpeed keeps the groups of the first training in a process for good.
+        patch.setattr("deepspeed.comm.comm.cdb", None)
+        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        cpu.prepare_process()
+        default_to_one_process()
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_checkpoint: Callable[[str], Path]) -> Arguments:
+    kit = get_kit(KIT)
+    processor = kit.load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
+    chats = [message("user", "What is 12 + 34?")], [message("user", picture(84, 56), "Which digit is this?")]
+    return Batch(tuple(groups([encode(kit, processor, chat) for chat in chats], [(5, 3), (4, 6)]))).padded("right")
+
+
+def make_run(stage: int, folder: Path, **changes: object) -> KitStrategy:
+    settings = {
+        "actor.model_name_or_path": str(folder),
+        "actor.num_gpus_per_node": 1,
+        "critic.num_gpus_per_node": 1,
+        "critic.adam.lr": 1e-2,
+        "critic.lr_scheduler": "constant",
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "reward.py",
+        "algo.advantage.estimator": "gae",
+        "rollout.batch_size": 4,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 4,
+        "ds.zero_stage": stage,
+        "ds.param_dtype": "fp32",
+    }
+    args = to_openrlhf_args(resolve(dotted.replace(PPOConfig(), settings | changes)))
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    return strategy
+
+
+def prepared(strategy: KitStrategy, folder: Path) -> Any:
+    """Return the engine around a critic, built from what upstream's worker hands on."""
+    args = strategy.args
+    critic = KitValueModel(
+        str(folder),
+        "critic",
+        attn_implementation="sdpa",
+        param_dtype="fp32",
+        lora_rank=args.ds.lora.rank,
+        ds_config=strategy.get_ds_train_config(),
+        value_head_prefix=args.ds.value_head_prefix,
+        share_prefix=True,
+    )
+    settings = {
+        "optim": args.critic.optim,
+        "muon": vars(args.critic.muon),
+        "adam": vars(args.critic.adam),
+        "lr_scheduler": args.critic.lr_scheduler,
+        "lr_warmup_ratio": 0.0,
+        "min_lr_ratio": 0.1,
+        "max_norm": 1.0,
+        "scheduler_steps": 10,
+    }
+    return strategy.prepare((critic, settings))[0]
+
+
+def values(critic: Any, batch: Arguments) -> torch.Tensor:
+    return critic(
+        batch.sequences, action_mask=batch.action_mask, attention_mask=batch.attention_mask, media=batch.media
+    )
+
+
+def train(strategy: KitStrategy, critic: Any, batch: Arguments, *, steps: int) -> list[float]:
+    """Pull all values to 1 and return the losses."""
+    losses = []
+    critic.train()
+    for _ in range(steps):
+        # Every pass ends an optimizer step, as the replay buffer says to runs.
+        critic.set_gradient_accumulation_boundary(True)
+        loss = ((values(critic, batch) - 1) ** 2 * batch.action_mask).sum() / batch.action_mask.sum()
+        strategy.backward(loss, critic, None)
+        strategy.optimizer_step(None, critic, None)
+        losses.append(loss.item())
+    critic.eval()
+    return losses
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_critic_learns_resumes_and_is_saved_whole(stage, rank, tiny_checkpoint, batch, tmp_path):
+    folder = tiny_checkpoint(KIT)
+    strategy = make_run(stage, folder, **{"ds.lora.rank": rank})
+    critic = prepared(strategy, folder)
+    assert isinstance(critic.module, KitValueModel)
+    before = {name: weight.clone() for name, weight in whole_state_dict(critic).items()}
+    # A head of OpenRLHF's size, and whole: under ZeRO-3 the ranks hold shards of it.
+    assert before[f"{HEAD}.weight"].shape == (1, 64)
+    assert 0.5 / 65 < before[f"{HEAD}.weight"].std() < 2 / 65
+
+    losses = train(strategy, critic, batch, steps=4)
+    assert losses[-1] < losses[0] / 2
+    changed = {name for name, weight in whole_state_dict(critic).items() if not torch.equal(weight, before[name])}
+    assert f"{HEAD}.weight" in changed, "the head trains whatever else does"
+    assert all("lora_" in name or name == f"{HEAD}.weight" for name in changed) == bool(rank)
+
+    strategy.save_ckpt(critic, str(tmp_path / "states"), "global_step4")
+    expected = train(strategy, critic, batch, steps=2)
+    resumed = prepared(strategy, folder)
+    strategy.load_ckpt(resumed, str(tmp_path / "states"))
+    assert train(strategy, resumed, batch, steps=2) == pytest.approx(expected, abs=1e-5)
+
+    saved = tmp_path / "saved"
+    processor = get_kit(KIT).load_processor(str(folder), trust_remote_code=False)
+    strategy.save_model(critic, processor, str(saved))
+    names, original = (load_file(place / "model.safetensors").keys() for place in (saved, folder))
+    assert names - original == {f"{HEAD}.weight"}
+    assert original - names == {"lm_head.weight"}
+    with torch.no_grad():
+        wanted = values(critic, batch)
+        for kind in ("critic", "reward"):
+            torch.testing.assert_close(values(make_value_model(saved, kind), batch), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_critics_vision_tower_learns_at_a_rate_of_its_own(tiny_checkpoint, batch):
+    folder = tiny_checkpoint(KIT)
+    critic = prepared(make_run(2, folder, **{"critic.adam.vision_lr": 1e-3}), folder)
+    rates: dict[float, int] = {1e-2: 0, 1e-3: 0}
+    for group in critic.optimizer.param_groups:
+        rates[group["lr"]] += sum(weight.numel() for weight in group["params"])
+    visual = sum(weight.numel() for name, weight in critic.module.model.named_parameters() if ".visual." in name)
+    # ZeRO pads what it flattens.
+    assert visual <= rates[1e-3] < visual + 1000
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_reward_model_runs_in_deepspeed_for_evaluation(tiny_checkpoint, batch, tmp_path):
+    folder = tiny_checkpoint(KIT)
+    made = make_value_model(folder)
+    processor = get_kit(KIT).load_processor(str(folder), trust_remote_code=False)
+    made.save(tmp_path, processor=processor, weights=made.state_dict())
+    for stage in (2, 3):
+        strategy = make_run(stage, folder)
+        model = KitValueModel(
+            str(tmp_path),
+            "reward",
+            attn_implementation="sdpa",
+            param_dtype="fp32",
+            ds_config=strategy.get_ds_eval_config(),
+            value_head_prefix=HEAD,
+            share_prefix=True,
+        )
+        engine = strategy.prepare(model)
+        engine.eval()
+        with torch.no_grad():
+            rewards, wanted = (
+                one(batch.sequences, attention_mask=batch.attention_mask, media=batch.media) for one in (engine, made)
+            )
+        torch.testing.assert_close(rewards, wanted, atol=1e-5, rtol=0)

@@ -1,0 +1,185 @@
+"""What the check at start-up catches, what it leaves as it was, and what it says; every kit is in tests/contracts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.tiny_models import make_actor
+from helpers.value_models import make_value_model
+from transformers import AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from lmm_r1.errors import UserError
+from lmm_r1.models import self_check
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.packed_attention import PACKED_ATTENTION
+from lmm_r1.models.self_check import check_packing
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def actor(tiny_checkpoint) -> KitActor:
+    return make_actor(tiny_checkpoint("llm"), packing_samples=True, share_prefix=True)
+
+
+def test_a_model_that_does_not_pack_is_not_run(tiny_checkpoint):
+    actor = make_actor(tiny_checkpoint("llm"))
+    actor.model.register_forward_pre_hook(lambda module, inputs: pytest.fail("the model ran"))
+    check_packing(actor)
+
+
+def test_the_model_runs_packed_and_alone_in_both_modes_without_gradients_and_stays_as_it_was(actor):
+    layer = actor.model.model.layers[0]
+    layer.train()
+    runs = []
+    actor.model.register_forward_hook(
+        lambda module, inputs, given, output: runs.append(
+            (
+                given["input_ids"].shape[0],
+                given["attention_mask"] is None,
+                module.training,
+                output.logits.requires_grad,
+            )
+        ),
+        with_kwargs=True,
+    )
+    check_packing(actor)
+    one_row_and_three_samples = [(1, True), (1, False), (1, False), (1, False)]
+    assert runs == [(*run, mode, False) for mode in (False, True) for run in one_row_and_three_samples]
+    assert actor.packing_samples is True
+    assert [module.training for module in (actor.model, layer, actor.model.model.layers[1])] == [False, True, False]
+    assert all(weight.grad is None for weight in actor.model.parameters())
+
+
+def test_dropout_is_off_while_it_runs_and_on_again_afterwards(tiny_checkpoint):
+    actor = make_actor(tiny_checkpoint("llm"), packing_samples=True, share_prefix=True, lora_rank=2, lora_dropout=0.5)
+    attention = actor.model.model.layers[0].self_attn
+    attention.attention_dropout = 0.25
+    check_packing(actor)
+    assert attention.attention_dropout == 0.25
+    assert attention.q_proj.lora_dropout["default"].p == 0.5
+    assert attention.q_proj.lora_dropout["default"].training is False
+
+
+@contextmanager
+def another_mask() -> Iterator[None]:
+    """Let masks be made as if no row were packed."""
+    ours = AttentionMaskInterface()[PACKED_ATTENTION]
+    AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+    yield
+    AttentionMaskInterface.register(PACKED_ATTENTION, ours)
+
+
+def test_a_mask_that_knows_nothing_of_the_layout_is_caught(actor):
+    with another_mask(), pytest.raises(UserError) as error:
+        check_packing(actor)
+    message = str(error.value)
+    assert "qwen2 does not run on packed rows here. In evaluation mode" in message
+    assert "leave --ds.packing_samples out and give --train.no_shared_prefix_enable" in message
+    assert actor.packing_samples is True
+
+
+def test_without_shared_prefixes_the_message_names_no_flag_for_them(tiny_checkpoint):
+    actor = make_actor(tiny_checkpoint("llm"), packing_samples=True)
+    positions_of(actor, lambda position_ids: torch.zeros_like(position_ids))
+    with pytest.raises(UserError, match="leave --ds.packing_samples out$"):
+        check_packing(actor)
+
+
+def positions_of(actor: KitActor, change: Any, *, mode: bool | None = None) -> None:
+    """Change the positions of packed rows, in training or evaluation mode alone where one is named."""
+
+    def hook(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if kwargs["attention_mask"] is None and mode in (None, module.training):
+            kwargs = {**kwargs, "position_ids": change(kwargs["position_ids"])}
+        return args, kwargs
+
+    actor.model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def test_positions_that_go_on_from_one_response_to_the_next_are_caught(actor):
+    positions_of(actor, lambda position_ids: torch.arange(position_ids.shape[-1])[None])
+    with pytest.raises(UserError, match="In evaluation mode"):
+        check_packing(actor)
+
+
+def test_what_goes_wrong_in_training_alone_is_caught(actor):
+    positions_of(actor, lambda position_ids: position_ids * 2, mode=True)
+    with pytest.raises(UserError, match="In training mode"):
+        check_packing(actor)
+
+
+def test_what_is_no_number_is_caught(actor):
+    actor.model.lm_head.register_forward_hook(
+        lambda module, inputs, output: output * torch.nan if len(output[0]) == 13 else output
+    )
+    with pytest.raises(UserError, match="off by inf standard deviations"):
+        check_packing(actor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_in_half_precision_passes_and_mistakes_do_not(tiny_checkpoint, dtype):
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    actor = KitActor(
+        str(tiny_checkpoint("llm")),
+        attn_implementation="sdpa",
+        param_dtype=name,
+        packing_samples=True,
+        share_prefix=True,
+    )
+    check_packing(actor)
+    with another_mask(), pytest.raises(UserError, match="less than 0.1;"):
+        check_packing(actor)
+
+
+def test_what_one_rank_sees_all_ranks_raise(actor, monkeypatch):
+    # As on two ranks, of which the other one is off.
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda *group: 2)
+    asked = []
+
+    def all_reduce(off: torch.Tensor, *, op: dist.ReduceOp) -> None:
+        asked.append(op)
+        off.fill_(3.0)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    with pytest.raises(UserError, match="off by 3 standard deviations"):
+        check_packing(actor)
+    assert asked == [dist.ReduceOp.MAX]
+
+
+def test_a_critic_is_checked_by_its_values(tiny_checkpoint):
+    critic = make_value_model(tiny_checkpoint("llm"), packing_samples=True, share_prefix=True)
+    check_packing(critic)
+    with another_mask(), pytest.raises(UserError, match="does not run on packed rows here"):
+        check_packing(critic)
+
+
+def test_a_model_within_an_engine_is_run_through_it(actor):
+    calls = []
+
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(actor.packing_samples)
+        return actor(*args, **kwargs)
+
+    run.device = torch.device("cpu")
+    check_packing(actor, run=run)
+    assert calls == [True, False, False, False] * 2
+
+
+def test_ids_that_mean_something_to_the_model_are_not_drawn():
+    text = SimpleNamespace(vocab_size=8)
+    config = SimpleNamespace(
+        get_text_config=lambda: text,
+        to_dict=lambda: {"image_token_id": 1, "vision": {"end": [2, {"deep": 3}], "scale": 0.5, "on": True}, "eos": 5},
+    )
+    draw = self_check._text_ids(config, banned=[6])
+    drawn = draw(200)
+    assert set(drawn) == {0, 4, 7}
+    assert drawn == self_check._text_ids(config, banned=[6])(200), "ranks must draw the same"
+    assert draw(200) != drawn
