@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,9 @@ def main() -> None:
     device = torch.device(arguments.device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with tempfile.TemporaryDirectory() as folder:
-        kits = {name: checked(name, Path(folder) / name, device=device, scale=arguments.scale) for name in arguments.kits}
+        kits = {
+            name: checked(name, Path(folder) / name, device=device, scale=arguments.scale) for name in arguments.kits
+        }
         steps = measure_steps(arguments, Path(folder) / "larger", device=device)
     result = {
         "benchmark": "gpu_check",
@@ -167,18 +168,128 @@ def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
 
 
-def larger_model(arguments: argparse.Namespace, config: Any, *, device: torch.device) -> Any:
+def measure_steps(arguments: argparse.Namespace, folder: Path, *, device: torch.device) -> dict[str, Any]:
+    """Return speed and memory of whole update steps of the larger model in bf16, for one image-heavy group."""
+    kit = get_kit("qwen2_5_vl")
+    build_tiny_checkpoint(kit, folder, hidden_size=64, layers=2)
+    model = larger_model(arguments, kit, folder, device=device)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    groups = groups_of("image", scale=arguments.scale)[:1]
+    batch = make_batch(kit, processor, model.config, groups=groups, samples=arguments.samples)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
+    advantages = torch.randn(len(batch.sequences), 1, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def update(way: str) -> None:
+        log_probs = run(kit, model, batch, way)
+        ratio = (log_probs - log_probs.detach()).exp()
+        (-(ratio * advantages)[batch.action_mask.to(device)].mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    # The first of two runs makes the optimizer's state and chooses kernels.
+    memory = {way: [taken(partial(update, way), device=device) for _ in range(2)][-1] for way in WAYS}
+    times = [{way: seconds(partial(update, way)) for way in WAYS} for _ in range(arguments.repeats)]
+    peak = arguments.peak_tflops * 1e12 if arguments.peak_tflops else known_peak(device)
+    tokens = sum(batch.prompt_lengths) * arguments.samples + sum(batch.response_lengths)
+    entries = {}
+    for way in WAYS:
+        took = statistics.median(row[way] for row in times)
+        work = operations(model, batch, way)
+        entries[way] = {
+            "seconds": round(took, 4),
+            "sample_tokens_per_second": round(tokens / took),
+            "tera_operations": round(work / 1e12, 3),
+            "utilisation": None if peak is None else round(work / took / peak, 4),
+            "memory_gib": round(memory[way] / 2**30, 2),
+        }
+    return {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "samples": arguments.samples,
+        "prompt_tokens": batch.prompt_lengths[0],
+        "response_tokens": [min(batch.response_lengths), max(batch.response_lengths)],
+        "ways": entries,
+        "speedup_of_shared": {
+            way: round(statistics.median(row[way] / row["shared"] for row in times), 2) for way in WAYS[:-1]
+        },
+    }
+
+
+def larger_model(arguments: argparse.Namespace, kit: LmmKit, folder: Path, *, device: torch.device) -> Any:
     """Return a random model in bf16 with the proportions of Qwen2.5-VL-3B, for the tokens of a tiny checkpoint."""
+    tiny = kit.load_model(str(folder), dtype=torch.bfloat16, attn_implementation="sdpa", trust_remote_code=False)
+    config, width = tiny.config, arguments.hidden_size
     text, vision = config.text_config, config.vision_config
-    width, heads = arguments.hidden_size, max(1, arguments.hidden_size // 128)
-    text.hidden_size, text.num_hidden_layers, text.vocab_size = width, arguments.layers, arguments.vocabulary
-    text.intermediate_size = 11008 * width // 2048
+    heads, of_head = max(1, width // 128), min(128, width)
+    text.hidden_size, text.intermediate_size = width, 11008 * width // 2048
+    text.num_hidden_layers, text.vocab_size = arguments.layers, arguments.vocabulary
     text.num_attention_heads, text.num_key_value_heads = heads, max(1, heads // 8)
     text.layer_types, text.initializer_range = ["full_attention"] * arguments.layers, 0.02
-    text.rope_parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
-    # Divided by 160, the released widths keep to whole heads of 80.
-    vision.num_heads = max(1, 16 * width // 2048)
-    vision.hidden_size, vision.out_hidden_size = 80 * vision.num_heads, width
-    vision.intermediate_size, vision.depth = 3420 * width // 2048, arguments.vision_layers
-    vision.fullatt_block_indexes = list(range(7, arguments.vision_layers, 8))
-    return get_model_class(config)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
+    # An eighth, and twice three sixteenths: half of a head.
+    sections = [of_head // 8, 3 * of_head // 16, 3 * of_head // 16]
+    text.rope_parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    vision.num_heads, vision.depth = max(1, 16 * width // 2048), arguments.vision_layers
+    vision.hidden_size, vision.intermediate_size = 80 * vision.num_heads, 3420 * width // 2048
+    vision.out_hidden_size, vision.initializer_range = width, 0.02
+    vision.fullatt_block_indexes = [*range(7, arguments.vision_layers, 8)]
+    with device:
+        model = type(tiny)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    use_packed_attention(model)
+    return model.to(device).train()
+
+
+def operations(model: Any, batch: GroupBatch, way: str) -> float:
+    """Return the multiplications and additions of a forward and backward pass, on padding, too; norms are left out."""
+    text, vision = model.config.text_config, model.config.vision_config
+    samples, width = len(batch.sequences), batch.sequences.shape[1]
+    (prompt,), responses = batch.prompt_lengths, batch.response_lengths
+    if way == "padded":
+        tokens, targets, pairs, images = samples * width, samples * width, samples * width**2 / 2, samples
+    elif way == "packed":
+        lengths = [prompt + response for response in responses]
+        tokens, pairs, images = sum(lengths), sum(length**2 / 2 for length in lengths), samples
+        targets = sum(responses)
+    else:
+        tokens, targets, images = batch.unique_tokens, sum(responses), 1
+        pairs = prompt**2 / 2 + sum(response * (prompt + response / 2) for response in responses)
+    patches = images * len(batch.media[0]["pixel_values"])
+    merged = vision.spatial_merge_size**2
+    weights = {
+        part: sum(weight.numel() for name, weight in model.named_parameters() if marker in name)
+        for part, marker in (("text", ".layers."), ("head", "lm_head"), ("blocks", ".blocks."), ("merger", ".merger."))
+    }
+    whole = len(vision.fullatt_block_indexes)
+    of_window = (vision.window_size // vision.patch_size) ** 2
+    seen = whole * patches / images + (vision.depth - whole) * of_window
+    forward = 2 * (weights["text"] * tokens + weights["head"] * targets)
+    forward += 2 * (weights["blocks"] * patches + weights["merger"] * patches / merged)
+    forward += 4 * text.num_hidden_layers * text.hidden_size * pairs + 4 * vision.hidden_size * patches * seen
+    return 3 * forward
+
+
+def known_peak(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def taken(call: Callable[[], None], *, device: torch.device) -> int:
+    """Return the most bytes that a call holds beside what was held before."""
+    if device.type != "cuda":
+        return peak_bytes(call)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def seconds(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

@@ -60,8 +60,10 @@ def user_errors(prog: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
+        message = str(getattr(error, "cause", error))
         # What a library said, as part of a message, may hold line breaks.
-        print(f"{prog}: error: {' '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
+        print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

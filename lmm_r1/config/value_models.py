@@ -32,9 +32,6 @@ def check_value_models(config: PPOConfig) -> None:
     names = [name for name in ("critic", "reward") if getattr(config, name).model_name_or_path]
     if not names:
         return
-    prefix = config.ds.value_head_prefix
-    if not prefix.isidentifier():
-        raise UserError(f"--ds.value_head_prefix {prefix!r}: must be the name of one layer, such as score")
     if config.ds.tensor_parallel_size > 1:
         raise UserError(
             f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a critic or "

@@ -63,7 +63,14 @@ class BatchInputs:
         ]
 
     def _needs_filler(self) -> bool:
-        return self.kit.filler_media is not None and dist.is_initialized() and dist.get_world_size() > 1
+        """Whether the vision tower must run without images: ranks wait for one another, and gradients must be new.
+
+        To a weight without a gradient in one of several passes, DeepSpeed 0.19.6 gives that of an earlier step
+        (ZeRO-3, and ZeRO-2 with `--ds.adam_offload`).
+        """
+        if self.kit.filler_media is None or not dist.is_initialized():
+            return False
+        return dist.get_world_size() > 1 or torch.is_grad_enabled()
 
     def _in_dtype(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in inputs.items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import deepspeed
 import torch
 from openrlhf.models.utils import set_z3_leaf_modules
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.models.adapters import LoraSettings, add_adapters
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
+from lmm_r1.models.patch_embedding import multiply_patches
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         **({} if experts is None else {"experts_implementation": experts}),
     )
     del loading
+    multiply_patches(model)
     packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
@@ -70,6 +73,8 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         _refuse_split_layers(settings.ds_config)
         add_adapters(model, kit, settings.lora)
     set_z3_leaf_modules(model, detect_hybrid=False)
+    if kit.zero3_leaf_classes:
+        deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
     trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None)
     return LoadedModel(kit=kit, model=model, packs_samples=packs, trains_vision=trains_vision)
 

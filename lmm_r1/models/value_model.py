@@ -17,7 +17,7 @@ from lmm_r1.models.batch_inputs import BatchInputs
 from lmm_r1.models.loading import DTYPES, LoadSettings, enable_checkpointing, load_model, lora_settings
 from lmm_r1.models.packing import Targets
 from lmm_r1.models.sequence_parallel import check_not_shared, group_size, running, share_of
-from lmm_r1.models.value_head import ValueHead, head_name, make_head, stored_weight
+from lmm_r1.models.value_head import head_name, make_head, stored_weight
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
 
@@ -75,20 +75,16 @@ class KitValueModel(torch.nn.Module):
         self.trains_vision = loaded.trains_vision
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = loaded.model.config
+        # In the checkpoint; here it is `head`, whatever names that may take.
         self.head_name = head_name(self.model_config, default=value_head_prefix)
         weight = stored_weight(
             model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
         )
-        head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
-        self.add_module(self.head_name, head)
+        self.head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
         self.normalize_reward = normalize_reward
         # OpenRLHF writes them into the config of the reward models that it trains.
         self.mean: float = getattr(self.model_config, "mean", 0.0)
         self.std: float = getattr(self.model_config, "std", 1.0)
-
-    @property
-    def head(self) -> ValueHead:
-        return self.get_submodule(self.head_name)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
@@ -181,9 +177,9 @@ class KitValueModel(torch.nn.Module):
             weights: the whole state dict of this module, which itself may hold only shards of it.
         """
         inner = {name.removeprefix(_MODEL): value for name, value in weights.items() if name.startswith(_MODEL)}
-        head = f"{self.head_name}.weight"
+        head = {f"{self.head_name}.weight": weights["head.weight"]}
         self.model.config.value_head_prefix = self.head_name
-        self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), head: weights[head]})
+        self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), **head})
         self.kit.save_processor(processor, Path(folder))
 
 

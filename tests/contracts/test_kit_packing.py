@@ -270,12 +270,14 @@ def test_in_double_precision_they_are_equal_to_the_last_digits(doubles, zero, na
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, name):
+def test_without_an_action_mask_every_next_token_has_its_log_prob(load, batch_of, monkeypatch, name):
+    """As supervised training asks for them: it bans no token, and placeholders of images are next tokens as well."""
     given = batch_of(name).padded("left")
     wanted = given.attention_mask[:, :-1].bool() & given.attention_mask[:, 1:].bool()
     log_probs = []
     for way in WAYS:
         with load(name, "full").running(way) as actor, torch.no_grad():
+            monkeypatch.setattr(actor, "banned_token_ids", torch.tensor([], dtype=torch.long))
             values = actor(
                 given.sequences, attention_mask=given.attention_mask, return_logprobs=True, media=given.media
             )

@@ -110,7 +110,6 @@ def compare(
     lengths: Sequence[Sequence[int]],
     dtype: str = "fp32",
     checkpointing: str | None = None,
-    longrope_limit: int | None = None,
     every_token: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -118,8 +117,6 @@ def compare(
     from helpers.tiny_models import make_actor
 
     actor = make_actor(Path(path), packing_samples=True, share_prefix=True, **settings).train()
-    if longrope_limit is not None:
-        actor.model.config.rope_parameters["original_max_position_embeddings"] = longrope_limit
     _disturb(actor.model, dtype=dtype)
     if checkpointing is not None:
         actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})

@@ -55,7 +55,7 @@ class Worker(BaseModelActor):
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -1,5 +1,7 @@
 """Ranks that share rows compute what one process does: log-probs, values, gradients, optimizer steps, for every kit."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,9 @@ from typing import Any
 import pytest
 from helpers.shared_rows import run_ranks
 from helpers.tiny_models import CORPUS
+from transformers import Phi3Config, Phi3ForCausalLM
 
+from lmm_r1.cli import make_task, train_ppo_ray
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -49,15 +53,15 @@ def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.T
         cases[variant] = case("qwen2_5_vl", tiny_checkpoint("qwen2_5_vl"), **settings)
     # The prompt is longer than its response and all of the first rank's share.
     cases["no target"] = case("llm", tiny_checkpoint("llm"), messages="one", lengths=[[4]])
-    phi4 = tiny_checkpoint("phi4_multimodal")
-    cases["longrope"] = case("phi4_multimodal", phi4, messages="text", lengths=[[4], [9]], longrope_limit=40)
+    longrope = longrope_checkpoint(tmp_path_factory.mktemp("longrope") / "llm", tiny_checkpoint("llm"))
+    cases["longrope"] = case("llm", longrope, messages="one", lengths=[[4]])
     for name in ("qwen3_vl", "phi3_v"):
         cases[f"{name} values"] = case(name, tiny_checkpoint(name), kind="values")
     for stage in (2, 3):
         step = {"kind": "train", "kit": "qwen2_5_vl", "stage": stage, "ulysses_size": 2}
         cases[f"zero {stage}"] = {**step, "path": str(tiny_checkpoint("qwen2_5_vl"))}
     return by_case(
-        run_ranks(2, {"ulysses_size": 2, "cases": cases}, folder=folder_of(tmp_path_factory), timeout_s=500)
+        run_ranks(2, {"ulysses_size": 2, "cases": cases}, folder=folder_of(tmp_path_factory), timeout_s=900)
     )
 
 
@@ -75,8 +79,31 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
         step = {"kind": "train", "kit": "qwen2_5_vl", "stage": stage, "ulysses_size": 2}
         cases[f"zero {stage}"] = {**step, "path": str(folder / "qwen2_5_vl")}
     return by_case(
-        run_ranks(4, {"ulysses_size": 4, "cases": cases}, folder=folder_of(tmp_path_factory), timeout_s=500)
+        run_ranks(4, {"ulysses_size": 4, "cases": cases}, folder=folder_of(tmp_path_factory), timeout_s=900)
     )
+
+
+def longrope_checkpoint(folder: Path, tiny: Path) -> Path:
+    """A language model that turns rows of more than 40 tokens by factors of their own."""
+    shutil.copytree(tiny, folder)
+    factors = [1.0 + index for index in range(16)]  # one per two dimensions of a head
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 16, "long_factor": factors}
+    config = Phi3Config(
+        vocab_size=json.loads((tiny / "config.json").read_text())["vocab_size"],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=160,
+        original_max_position_embeddings=40,
+        rope_parameters={**rope, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 40},
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    Phi3ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -92,9 +119,9 @@ def check(ranks: list[dict[str, Any]], *, tolerance: float) -> None:
         assert rank["outputs"] < tolerance
         assert rank["gradients"] < tolerance
         assert min(rank["largest_output"], rank["norm"], rank["trained"]) > 0.1, "nothing was compared"
-        alone, shared = rank["tokens"][0], rank["tokens"][len(rank["tokens"]) // 2]
+        half = len(rank["tokens"]) // 2
         # Rounded up: what is missing to equal shares is filled up.
-        assert shared == -(-alone // len(ranks))
+        assert rank["tokens"][half:] == [-(-alone // len(ranks)) for alone in rank["tokens"][:half]]
 
 
 def test_tokens_are_exchanged_for_heads_and_gradients_go_back(two_ranks):
@@ -135,7 +162,7 @@ def test_a_rank_without_a_target_in_its_share_takes_part(two_ranks):
 
 
 def test_each_share_is_turned_by_the_factors_of_the_whole_row(two_ranks):
-    # The second rank's tokens alone would be below the limit, and be turned by other factors.
+    # Of the 60 tokens, whose limit is 40, the first rank has 30.
     check(two_ranks["longrope"], tolerance=1e-5)
 
 
@@ -160,3 +187,38 @@ def test_optimizer_steps_under_deepspeed_are_those_of_one_process(request, ranks
         assert rank["tokens"] == found[0]["tokens"]
     assert found[0]["expected_moved"] > 1e-3
     assert found[0]["weights"] < 1e-5 * max(1.0, found[0]["expected_moved"])
+
+
+def test_a_run_whose_policy_shares_rows_logs_what_a_run_of_one_process_does(
+    tiny_checkpoint, tmp_path, own_environment
+):
+    make_task.main(["digits", "--modality", "mixed", "--rows", "4", "--output", str(tmp_path / "rows")])
+    # An untrained model answers nothing right: any number that differs within a group does.
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def reward_func(queries, prompts, labels):\n    return {'rewards': [sum(map(ord, queries[0])) % 97 / 97]}\n"
+    )
+    logged = []
+    for size in (1, 2):
+        folder = tmp_path / f"run{size}"
+        train_ppo_ray.main(
+            [
+                *("--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--reward.remote_url", str(rewards)),
+                *("--data.prompt_dataset", str(tmp_path / "rows"), "--data.max_len", "2048", "--ckpt.output_dir", str(folder)),
+                *("--ds.ulysses_size", str(size), "--actor.num_gpus_per_node", str(size), "--vllm.num_engines", "1"),
+                *("--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
+                *("--rollout.batch_size", "2", "--rollout.n_samples_per_prompt", "2", "--rollout.max_new_tokens", "8"),
+                *("--rollout.micro_batch_size", "4", "--train.batch_size", "4", "--train.micro_batch_size", "4"),
+                # In the second pass log-probs have moved away from those before the update.
+                *("--train.max_epochs", "2"),
+                *("--actor.adam.lr", "1e-3", "--actor.entropy_coef", "0.01"),
+            ]
+        )  # fmt: skip
+        logged.append([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
+    alone, shared = logged
+    assert [line["step"] for line in shared] == [1, 2]
+    for one, other in zip(alone, shared, strict=True):
+        for name in ("policy_loss", "entropy_loss", "actor_grad_norm", "ppo_kl", "rollout/response_length_mean"):
+            assert other[name] == pytest.approx(one[name], abs=1e-5), name
+        assert one["group_reward_std"] > 0
+    assert alone[1]["ppo_kl"] != 0

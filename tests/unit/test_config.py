@@ -153,10 +153,6 @@ def test_resolving_twice_changes_nothing():
             "with --train.colocate_critic_reward, --critic.num_gpus_per_node 4 and --reward.num_gpus_per_node 8",
         ),
         (
-            {"algo__advantage__estimator": "gae", "ds__value_head_prefix": "value.head"},
-            "--ds.value_head_prefix 'value.head': must be the name of one layer",
-        ),
-        (
             {"algo__advantage__estimator": "gae", "ds__tensor_parallel_size": 2},
             "--ds.tensor_parallel_size 2 would split the value head",
         ),

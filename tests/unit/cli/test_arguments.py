@@ -168,6 +168,17 @@ def test_a_user_error_becomes_one_line_and_exit_code_one(capsys):
     assert capsys.readouterr().err == "lmm-r1 stage: error: rows.jsonl:3: no answer\n"
 
 
+def test_a_workers_user_error_is_shown_without_rays_traceback(capsys):
+    class RayTaskError(UserError):
+        """What Ray raises, made of the class of its cause: its text is a traceback."""
+
+        cause = UserError("this model has no vision tower")
+
+    with pytest.raises(SystemExit), user_errors("lmm-r1 stage"):
+        raise RayTaskError("ray::Worker.load()\n  File ...")
+    assert capsys.readouterr().err == "lmm-r1 stage: error: this model has no vision tower\n"
+
+
 def test_other_errors_keep_their_traceback():
     with pytest.raises(KeyError), user_errors("lmm-r1 stage"):
         raise KeyError("ours")

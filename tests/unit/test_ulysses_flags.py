@@ -1,0 +1,75 @@
+"""`--ds.ulysses_size`: what it needs of other flags, and what OpenRLHF is told."""
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SFTConfig, resolve, to_openrlhf_args
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def ppo(**changes: object) -> PPOConfig:
+    flags = {
+        "actor.model_name_or_path": "m",
+        "data.prompt_dataset": "d",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+        "actor.num_gpus_per_node": 4,
+        "ref.num_gpus_per_node": 4,
+        "rollout.batch_size": 32,
+        "rollout.n_samples_per_prompt": 8,
+        "train.batch_size": 32,
+        "ds.ulysses_size": 2,
+    }
+    return dotted.replace(PPOConfig(), flags | changes)
+
+
+def sft(**changes: object) -> SFTConfig:
+    flags = {"model.model_name_or_path": "m", "data.dataset": "d", "ds.ulysses_size": 2, "ds.packing_samples": True}
+    return dotted.replace(SFTConfig(), flags | changes)
+
+
+def test_openrlhf_counts_the_ranks_of_a_row_as_those_of_its_ring_attention():
+    assert to_openrlhf_args(resolve(ppo())).ds.ring_attn_size == 2
+    assert to_openrlhf_args(resolve(sft())).ds.ring_attn_size == 2
+    assert to_openrlhf_args(resolve(sft(**{"ds.ulysses_size": 1}))).ds.ring_attn_size == 1
+
+
+def test_groups_with_a_shared_prefix_are_packed_rows_too():
+    one_sample = {"rollout.n_samples_per_prompt": 1, "algo.advantage.estimator": "reinforce"}
+    assert ppo().train.shared_prefix_enable
+    resolve(ppo())
+    resolve(ppo(**one_sample, **{"ds.packing_samples": True}))
+    with pytest.raises(UserError, match="splits packed rows; add --ds.packing_samples"):
+        resolve(ppo(**one_sample))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ppo(**{"ds.ulysses_size": 0}), "--ds.ulysses_size 0 must be at least 1"),
+        (sft(**{"ds.ulysses_size": -1}), "--ds.ulysses_size -1 must be at least 1"),
+        (
+            ppo(**{"ds.tensor_parallel_size": 2}),
+            "--ds.ulysses_size 2 and --ds.tensor_parallel_size 2 both take the attention heads apart; give one of them",
+        ),
+        (
+            ppo(**{"train.shared_prefix_enable": False}),
+            "--ds.ulysses_size 2 splits packed rows; add --ds.packing_samples",
+        ),
+        (sft(**{"ds.packing_samples": False}), "--ds.ulysses_size 2 splits packed rows; add --ds.packing_samples"),
+        (
+            ppo(**{"actor.num_gpus_per_node": 3}),
+            "--ds.ulysses_size 2 does not divide the 3 GPUs of --actor.num_nodes x --actor.num_gpus_per_node",
+        ),
+        (
+            ppo(**{"ref.num_gpus_per_node": 1, "algo.kl.init_coef": 0.1}),
+            "--ds.ulysses_size 2 does not divide the 1 GPUs of --ref.num_nodes x --ref.num_gpus_per_node",
+        ),
+        (ppo(**{"ds.ring_attn_size": 2}), "--ds.ring_attn_size 2 is not available in this version; take --ds.ulysses_size"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused(config, message):
+    with pytest.raises(UserError) as refused:
+        resolve(config)
+    assert str(refused.value).startswith(message)
