@@ -174,7 +174,7 @@ def measure_steps(arguments: argparse.Namespace, folder: Path, *, device: torch.
     build_tiny_checkpoint(kit, folder, hidden_size=64, layers=2)
     model = larger_model(arguments, kit, folder, device=device)
     processor = kit.load_processor(str(folder), trust_remote_code=False)
-    groups = groups_of("image", scale=arguments.scale)[:1]
+    groups = groups_of("image", scale=arguments.scale)
     batch = make_batch(kit, processor, model.config, groups=groups, samples=arguments.samples)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
     advantages = torch.randn(len(batch.sequences), 1, generator=torch.Generator().manual_seed(0)).to(device)

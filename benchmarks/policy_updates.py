@@ -6,7 +6,6 @@ Import it after `cpu.prepare_process`.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +103,8 @@ def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:
     args = _arguments(folder)
     strategy = make_strategy(args)
     strategy.setup_distributed()
+    # There is no plan of passes in a buffer: each is a step.
+    args.train.dynamic_batch_enable = False
     actors = {"openrlhf": _openrlhf_actor(kit, folder)}
     for way, settings in OURS.items():
         actors[way] = KitActor(str(folder), attn_implementation="sdpa", param_dtype="fp32", **settings)
@@ -121,10 +122,7 @@ def _arguments(folder: Path) -> SimpleNamespace:
         "train.batch_size": 1,
         "train.micro_batch_size": 1,
     }
-    args = to_openrlhf_args(dotted.replace(PPOConfig(), settings))
-    # Upstream's word for a plan of passes; here every pass is a step.
-    args.train.dynamic_batch_enable = False
-    return args
+    return to_openrlhf_args(dotted.replace(PPOConfig(), settings))
 
 
 def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:
@@ -161,9 +159,3 @@ def _prepared(way: str, actor: Actor, strategy: KitStrategy, args: SimpleNamespa
 
     bare.register_forward_pre_hook(note, with_kwargs=True)
     return update
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

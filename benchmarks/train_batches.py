@@ -33,7 +33,7 @@ class GroupSizes:
 TEXT = GroupSizes(prompt_tokens=128, responses=(32, 256))
 # 19 x 19 tokens of 28 x 28 pixels for the Qwen-VL kits: an image of 361 tokens in a prompt of about 400.
 IMAGE = GroupSizes(prompt_tokens=400, responses=(50, 150), image_side=532)
-KINDS = {"text": (TEXT, TEXT), "image": (IMAGE, IMAGE), "mixed": (TEXT, IMAGE)}
+KINDS = {"text": (TEXT,), "image": (IMAGE,), "mixed": (TEXT, IMAGE)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ python benchmarks/train_step.py [--model DIR] [--kinds text image mixed] [--samp
     [--output benchmarks/results/train_step.json]
 
 The ways are OpenRLHF's own actor on the padded batch, ours on the padded batch, ours on packed rows, and ours on packed
-rows with shared prefixes. A batch holds two groups: of text, of image-heavy prompts, or one of each.
+rows with shared prefixes. A batch is one group: of text or with an image-heavy prompt; or one of each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,18 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     processor = kit.load_processor(str(folder), trust_remote_code=False)
     updates = load_updates(kit, folder)
     config = kit.load_config(str(folder), trust_remote_code=False)
+
+    def batch_of(kind: str, samples: int, scale: float) -> GroupBatch:
+        return make_batch(kit, processor, config, groups=groups_of(kind, scale=scale), samples=samples)
+
+    # First steps make the optimizers' states, which none of the measured batches shall pay for.
+    for way in updates:
+        small = batch_of("text", 1, 0.1)
+        way.update(small, old=torch.zeros(small.action_mask.shape), advantages=torch.ones(small.action_mask.shape))
     batches = []
     for kind in arguments.kinds:
         for samples in arguments.samples:
-            groups = groups_of(kind, scale=arguments.scale)
-            batch = make_batch(kit, processor, config, groups=groups, samples=samples)
+            batch = batch_of(kind, samples, arguments.scale)
             measured = measure_batch(updates, batch, repeats=arguments.repeats)
             batches.append({"kind": kind, "samples": samples, **measured})
             print(json.dumps({"kind": kind, "samples": samples, **measured["speedup_of_shared"]}), file=sys.stderr)
@@ -97,7 +104,6 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats: int) -> dict[str, Any]:
     """Return sizes, seconds, memory and differences of all ways for one batch."""
     import torch
-    from policy_updates import seconds
 
     generator = torch.Generator().manual_seed(0)
     # One advantage per sample, as rules of reward give it.
@@ -108,26 +114,19 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
     def update(way: PolicyUpdate) -> float:
         return way.update(batch, old=old, advantages=advantages)
 
-    # These runs warm the ways up, too.
-    differences = differences_of(updates, batch, advantages=advantages, losses=[update(way) for way in updates])
-    ways = {
-        way.way: {**counts_of(way, batch), "update_peak_mib": round(peak_bytes(partial(update, way)) / 2**20)}
-        for way in updates
-    }
-    took: dict[str, list[list[float]]] = {"update": [], "no_grad": []}
-    for repeat in range(repeats):
-        # What slows the machine down for a while must not hit the same way each time.
-        order = [*updates[repeat % len(updates) :], *updates[: repeat % len(updates)]]
-        for name, run in (("update", update), ("no_grad", lambda way: way.log_probs(batch))):
-            measured = {way.way: seconds(partial(run, way)) for way in order}
-            took[name].append([measured[way.way] for way in updates])
+    ways, losses = {}, []
+    for way in updates:
+        peak = peak_bytes(lambda way=way: losses.append(update(way)))
+        ways[way.way] = {**counts_of(way, batch), "update_peak_mib": round(peak / 2**20)}
     speedups = {}
-    for name, times in took.items():
-        for index, way in enumerate(updates):
-            ways[way.way][f"{name}_seconds"] = round(statistics.median(row[index] for row in times), 4)
-            if way is not updates[-1]:
-                ratio = statistics.median(row[index] / row[-1] for row in times)
-                speedups[f"{name}_over_{way.way}"] = round(ratio, 2)
+    for name, run in (("update", update), ("no_grad", lambda way: way.log_probs(batch))):
+        times = times_of(updates, run, repeats=repeats)
+        for way in updates:
+            ways[way.way][f"{name}_seconds"] = round(statistics.median(row[way.way] for row in times), 4)
+        for way in updates[:-1]:
+            # Of two runs one after the other, so that what slows the machine down for a while hits both.
+            ratio = statistics.median(row[way.way] / row[updates[-1].way] for row in times)
+            speedups[f"{name}_over_{way.way}"] = round(ratio, 2)
     return {
         "prompt_tokens": list(batch.prompt_lengths),
         "response_tokens": [min(batch.response_lengths), max(batch.response_lengths)],
@@ -135,8 +134,24 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
         "unique_tokens": batch.unique_tokens,
         "ways": ways,
         "speedup_of_shared": speedups,
-        "max_difference": differences,
+        "max_difference": differences_of(updates, batch, advantages=advantages, losses=losses),
     }
+
+
+def times_of(
+    updates: Sequence[PolicyUpdate], run: Callable[[PolicyUpdate], Any], *, repeats: int
+) -> list[dict[str, float]]:
+    """Return the seconds of all ways, in turns, beginning with another one each time."""
+    times = []
+    for repeat in range(repeats):
+        first = repeat % len(updates)
+        row = {}
+        for way in [*updates[first:], *updates[:first]]:
+            began = time.perf_counter()
+            run(way)
+            row[way.way] = time.perf_counter() - began
+        times.append(row)
+    return times
 
 
 def counts_of(way: PolicyUpdate, batch: GroupBatch) -> dict[str, Any]:

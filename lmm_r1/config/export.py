@@ -19,12 +19,8 @@ def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
         args.ds.lora.target_modules = "all-linear"
     # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
     args.ds.ring_attn_size = config.ds.ulysses_size
-    if isinstance(config, PPOConfig):
-        if config.reward.remote_url:
-            args.reward.remote_url = config.reward.remote_url.split(",")
-        # Upstream's name for optimizer steps of any number of passes, which ours always are; whether passes are cut by
-        # tokens is asked of the config.
-        args.train.dynamic_batch_enable = True
+    if isinstance(config, PPOConfig) and config.reward.remote_url:
+        args.reward.remote_url = config.reward.remote_url.split(",")
     return args
 
 

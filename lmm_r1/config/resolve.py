@@ -31,8 +31,6 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if config.rollout.vllm_generate_batch_size is None:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
-    if config.rollout.max_tokens_per_gpu is None:
-        settings["rollout.max_tokens_per_gpu"] = config.train.max_tokens_per_gpu
     if config.train.dynamic_batch_enable:
         settings["ds.packing_samples"] = True
     if config.vllm.enable_sleep and not config.train.colocate_all:
@@ -172,7 +170,8 @@ def _check_batches(config: PPOConfig) -> None:
         "train.micro_batch_size",
         "train.max_tokens_per_gpu",
     ):
-        if (value := dotted.get(config, flag)) < 1:
+        value = dotted.get(config, flag)
+        if value is not None and value < 1:
             raise UserError(f"--{flag} {value} must be at least 1")
     if rollout.vllm_generate_batch_size > rollout.batch_size:
         raise UserError(

@@ -60,7 +60,7 @@ def _check_reward_source(config: PPOConfig) -> None:
         ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
     ):
         if given:
-            raise UserError(f"{flag} needs --reward.remote_url: --reward.model_name_or_path scores no held-out rows")
+            raise UserError(f"{flag} needs --reward.remote_url: a reward model scores only what is trained on")
 
 
 def _check_equal(config: PPOConfig, one: str, other: str, *, because: str) -> None:

@@ -20,8 +20,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.actor import KitActor
 
-# How far the results of a sample may be off in the mean, in standard deviations of all results.
-SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.2
+# How far the results of a sample may be off in the mean, in standard deviations of all results. In bfloat16, rounding
+# made up to 0.03 (28 layers, random weights), and a mask or positions that were wrong 0.24 and more.
+SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.15
 # Tokens of text on either side of the image, and of the two responses behind it; of the other prompt and its response.
 AROUND, RESPONSES, OTHER_PROMPT, OTHER_RESPONSE = 4, (6, 3), 5, 4
 

@@ -91,10 +91,11 @@ def data_parallel_size(group: RayActorGroup) -> int:
 def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
     """Return what one pass may hold by `--rollout.*` or `--train.*`; tokens count per group of GPUs that share a pass."""
     by_tokens = config.train.dynamic_batch_enable
+    tokens = config.train.max_tokens_per_gpu if settings.max_tokens_per_gpu is None else settings.max_tokens_per_gpu
     gpus = config.ds.tensor_parallel_size * config.ds.ulysses_size
     return PassLimits(
         samples=None if by_tokens else settings.micro_batch_size,
-        tokens=settings.max_tokens_per_gpu * gpus if by_tokens or share_prefix else None,
+        tokens=tokens * gpus if by_tokens or share_prefix else None,
         share_prefix=share_prefix,
     )
 

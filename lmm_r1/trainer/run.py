@@ -89,22 +89,34 @@ def train(config: PPOConfig) -> None:
         eval_rows=eval_rows,
         folder=folder,
     )
-    steps = optimizer_steps(config, num_rows=len(rows))
-    refs = actor_group.async_init_model_from_pretrained(strategy, path, steps, engines)
-    if reference_group is not None:
-        refs += reference_group.async_init_model_from_pretrained(strategy, path)
-    if reward_group is not None:
-        refs += reward_group.async_init_model_from_pretrained(strategy, config.reward.model_name_or_path)
-    ray.get(refs)
-    if critic_group is not None:
-        # After the others: two models that load at once on a shared GPU take the most memory.
-        ray.get(critic_group.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
+    _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()
     ray.get(actor_group.async_save_model())
     if critic_group is not None and config.critic.save_value_network:
         ray.get(critic_group.async_save_model())
     folder.finish(steps=done)
     ray.shutdown()
+
+
+def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
+    """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
+
+    Args:
+        steps: optimizer steps of the run.
+    """
+    config, strategy = trainer.config, trainer.strategy
+    path = config.actor.model_name_or_path
+    refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)
+    for group, own_path in (
+        (trainer.reference_model_group, path),
+        (trainer.reward_model_group, config.reward.model_name_or_path),
+    ):
+        if group is not None:
+            refs += group.async_init_model_from_pretrained(strategy, own_path)
+    ray.get(refs)
+    critic = trainer.critic_model_group
+    if critic is not None:
+        ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
 def _prompts(config: PPOConfig) -> list[Row]:

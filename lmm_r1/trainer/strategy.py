@@ -117,11 +117,14 @@ def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: flo
 def make_strategy(args: SimpleNamespace) -> KitStrategy:
     """Return the strategy that OpenRLHF's `get_strategy` would build from the same arguments."""
     is_rl = hasattr(args, "actor")
+    if is_rl:
+        # Upstream's name for optimizer steps of any number of passes, which ours always are. Whether passes are cut by
+        # tokens is asked of the config.
+        args.train.dynamic_batch_enable = True
     return KitStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,
         max_norm=args.actor.max_norm if is_rl else args.max_norm,
-        # In RL the passes of an optimizer step are cut by the trainer, and DeepSpeed knows of no fixed number.
         micro_train_batch_size=1 if is_rl else args.train.micro_batch_size,
         train_batch_size=args.train.batch_size,
         zero_stage=args.ds.zero_stage,

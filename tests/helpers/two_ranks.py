@@ -6,12 +6,14 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from helpers.conversations import message, picture
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
@@ -24,14 +26,14 @@ RANKS = 2
 Way = Literal["padded", "packed", "shared"]
 WAYS: tuple[Way, ...] = ("padded", "packed", "shared")
 # Adam without memory whose step is nearly the gradient itself where that is small against 1: errors of gradients show.
-ADAM = {"lr": 0.1, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0}
-# Responses per prompt and their lengths; those of one prompt are a group.
+ADAM = {"lr": 0.01, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0}
+# Of the two responses to each prompt, which are a group.
 LENGTHS = (4, 7)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model, trained for a step in each of several ways."""
+    """One model, and a step of it in each of several ways."""
 
     kit: str
     folder: Path
@@ -42,15 +44,18 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of the actor: freezing, LoRA."""
     checkpointing: dict[str, Any] | None = None
-    adam: dict[str, Any] = field(default_factory=lambda: ADAM)
-    keep_small_weights: bool = False
-    """Whether ZeRO-3 keeps small weights whole, which are all of a tiny model."""
+    trained: bool = True
+    """Whether it is trained, or only run as a reference model is."""
+    keeps_small_weights: bool = False
+    """Whether ZeRO-3 keeps small weights whole on every rank, which are all of a tiny model, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one optimizer step saw and did, by the names of parameters."""
+    """What one step computed, and what it left behind by the names of parameters."""
 
+    log_probs: torch.Tensor
+    """Of the responses' tokens, those of rank 0 first, (K,)."""
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
 
@@ -65,7 +70,7 @@ def samples_of(case: Case) -> list[list[Batch]]:
         for index, counts in enumerate(micro_batches):
             prompts = []
             for number, count in enumerate(counts):
-                pictures = [picture(56 + 28 * (step % 2), 56) for step in range(count)]
+                pictures = [picture(56 + 28 * (place % 2), 56) for place in range(count)]
                 question = f"What is {rank} + {index}{number}?"
                 prompts.append(encode(kit, processor, [message("user", *pictures, question)]))
             batches.append(Batch(tuple(groups(prompts, [LENGTHS] * len(prompts)))))
@@ -77,39 +82,46 @@ def one_process(case: Case) -> list[Step]:
     """Make the steps of a case without DeepSpeed."""
     actor = _actor(case)
     batches = [batch for rank in samples_of(case) for batch in rank]
-    optimizer = torch.optim.AdamW([value for value in actor.model.parameters() if value.requires_grad], **case.adam)
+    trained = {name: value for name, value in actor.model.named_parameters() if value.requires_grad}
+    optimizer = torch.optim.AdamW(list(trained.values()), **ADAM)
     steps = []
-    actor.train()
+    actor.train(case.trained)
     for way in case.ways:
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
+        log_probs = []
         for batch in batches:
-            loss_of(actor, batch, way=way).backward()
+            values = _log_probs(actor, batch, way=way)
+            if case.trained:
+                _loss(values, batch).backward()
+            log_probs.append(values.detach())
         gradients = {
             name: torch.zeros_like(value) if value.grad is None else value.grad.clone()
-            for name, value in actor.model.named_parameters()
-            if value.requires_grad
+            for name, value in trained.items()
+            if case.trained
         }
-        optimizer.step()
-        steps.append(Step(gradients=gradients, weights=_copy(actor.model.state_dict())))
+        if case.trained:
+            optimizer.step()
+        steps.append(
+            Step(log_probs=torch.cat(log_probs), gradients=gradients, weights=_copy(actor.model.state_dict()))
+        )
     return steps
 
 
-def loss_of(actor: KitActor, batch: Batch, *, way: Way) -> torch.Tensor:
-    """Return the weighted sum of the log-probs of a batch's responses."""
-    actor.packing_samples, actor.share_prefix = way != "padded", way == "shared"
-    given = batch.padded("left")
-    log_probs = actor(
-        given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
-    )  # (B, T - 1)
-    weights = torch.zeros_like(log_probs)
-    for row, values in enumerate(batch.weights):
-        weights[row, given.action_mask[row].bool()] = values.float()
-    return (log_probs * weights).sum() / 10
-
-
 def start(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen]:
-    """Start the two processes; `results` waits for them."""
+    """Start the two processes; `finish` waits for them."""
     (folder / "cases.pickle").write_bytes(pickle.dumps(list(cases)))
+    return launch("helpers.two_ranks", str(folder), folder=folder)
+
+
+def finish(processes: Sequence[subprocess.Popen], folder: Path) -> list[list[Step]]:
+    """Return the steps of each case; fails with the ends of the ranks' output if one of them does."""
+    wait(processes, folder=folder)
+    cases = pickle.loads((folder / "cases.pickle").read_bytes())
+    return [torch.load(folder / f"case{number}.pt", weights_only=False) for number in range(len(cases))]
+
+
+def launch(module: str, *arguments: str, folder: Path) -> list[subprocess.Popen]:
+    """Start a module as a launcher such as torchrun would, with logs in the folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -124,61 +136,77 @@ def start(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen]:
     for rank in range(RANKS):
         environment = {**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"rank{rank}.log").open("w") as log:
-            command = [sys.executable, "-m", "helpers.two_ranks", str(folder)]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
+            )
     return processes
 
 
-def results(processes: Sequence[subprocess.Popen], folder: Path, *, seconds: float) -> Iterator[list[Step]]:
-    """Yield the steps of each case; fails with the end of the ranks' output if one of them does."""
+def wait(processes: Sequence[subprocess.Popen], *, folder: Path, seconds: float = 1200) -> None:
+    """Wait until both have ended; fails with the ends of their output, once one of them has failed or time is up."""
+    deadline = time.monotonic() + seconds
     try:
-        codes = [process.wait(seconds) for process in processes]
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in processes]
+            if None not in codes or any(codes):
+                break
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-    logs = "\n".join((folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(RANKS))
-    assert codes == [0] * RANKS, logs
-    for number in range(len(pickle.loads((folder / "cases.pickle").read_bytes()))):
-        yield torch.load(folder / f"case{number}.pt", weights_only=False)
+            process.wait()
+    ends = "\n".join((folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(RANKS))
+    assert codes == [0] * RANKS, ends
 
 
-def _two_processes(case: Case, *, rank: int) -> list[Step]:
+def _two_processes(case: Case) -> list[Step]:
     """Make the steps of a case as one of the ranks."""
+    strategy, actor = _prepared(case)
+    actor.model.train(case.trained)
+    batches = samples_of(case)[dist.get_rank()]
+    return [_step(strategy, actor, batches, way=way, trained=case.trained) for way in case.ways]
+
+
+def _step(strategy: Any, actor: KitActor, batches: Sequence[Batch], *, way: Way, trained: bool) -> Step:
     from deepspeed.utils import safe_get_full_grad
 
     from lmm_r1.trainer.strategy import whole_state_dict
 
-    strategy, actor = _prepared(case)
     engine = actor.model
-    steps = []
-    engine.train()
-    batches = samples_of(case)[rank]
-    for way in case.ways:
-        for batch in batches:
-            # DeepSpeed takes the mean over micro-batches and ranks of what is a sum here.
-            loss = loss_of(actor, batch, way=way) * len(batches) * RANKS
-            strategy.backward(loss, actor, None)
-            if engine.is_gradient_accumulation_boundary():
-                trained = {name: value for name, value in engine.module.named_parameters() if value.requires_grad}
-                gradients = {name: safe_get_full_grad(value) for name, value in trained.items()}
-            strategy.optimizer_step(None, actor, None)
-        weights = whole_state_dict(engine)
-        steps.append(Step(gradients=_copy(gradients), weights=_copy(weights or {})))
-    return steps
+    gradients, log_probs = {}, []
+    for batch in batches:
+        values = _log_probs(actor, batch, way=way, grad=trained)
+        log_probs.append(values.detach())
+        if not trained:
+            continue
+        # DeepSpeed takes the mean over micro-batches and ranks of what is a sum here.
+        strategy.backward(_loss(values, batch) * len(batches) * RANKS, actor, None)
+        if engine.is_gradient_accumulation_boundary():
+            parameters = {name: value for name, value in engine.module.named_parameters() if value.requires_grad}
+            gradients = {name: safe_get_full_grad(value) for name, value in parameters.items()}
+        strategy.optimizer_step(None, actor, None)
+    ranks: list[Any] = [None] * RANKS
+    dist.all_gather_object(ranks, torch.cat(log_probs))
+    weights = whole_state_dict(engine) or {}
+    return Step(log_probs=torch.cat(ranks), gradients=_copy(gradients), weights=_copy(weights))
 
 
 def _prepared(case: Case) -> tuple[Any, KitActor]:
+    """Return the strategy and the actor of a case, as the trainers prepare them."""
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
     from lmm_r1.trainer.strategy import KitStrategy, make_strategy
 
-    class NothingPersists(KitStrategy):
-        """Shards weights of every size, of which ZeRO-3 would keep the small ones whole on every rank."""
+    class NothingKept(KitStrategy):
+        """Shards weights of every size; ZeRO-3 keeps those below 100,000 numbers whole."""
 
         def get_ds_train_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            config = super().get_ds_train_config(*args, **kwargs)
-            config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-            return config
+            return _without_kept_weights(super().get_ds_train_config(*args, **kwargs))
+
+        def get_ds_eval_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            return _without_kept_weights(super().get_ds_eval_config(*args, **kwargs))
 
     settings = {
         "train.batch_size": RANKS * len(case.images[0]),
@@ -188,20 +216,26 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
         "max_norm": 0.0,
     }
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
-    if not case.keep_small_weights:
-        strategy.__class__ = NothingPersists
+    if not case.keeps_small_weights:
+        strategy.__class__ = NothingKept
     strategy.setup_distributed()
-    actor = _actor(case, ds_config=strategy.get_ds_train_config())
+    if not case.trained:
+        return strategy, strategy.prepare(_actor(case, ds_config=strategy.get_ds_eval_config()))
     optimizer = {
         "optim": "adam",
         "muon": {},
-        "adam": case.adam,
+        "adam": ADAM,
         "lr_scheduler": "constant",
         "lr_warmup_ratio": 0.0,
         "max_norm": 0.0,
         "scheduler_steps": 100,
     }
-    return strategy, strategy.prepare((actor, optimizer))[0]
+    return strategy, strategy.prepare((_actor(case, ds_config=strategy.get_ds_train_config()), optimizer))[0]
+
+
+def _without_kept_weights(config: dict[str, Any]) -> dict[str, Any]:
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return config
 
 
 def _actor(case: Case, **settings: Any) -> KitActor:
@@ -214,6 +248,21 @@ def _actor(case: Case, **settings: Any) -> KitActor:
     if case.checkpointing is not None:
         actor.gradient_checkpointing_enable(case.checkpointing)
     return actor
+
+
+def _log_probs(actor: KitActor, batch: Batch, *, way: Way, grad: bool = True) -> torch.Tensor:
+    """Return the log-probs of all responses' tokens, (K,)."""
+    actor.packing_samples, actor.share_prefix = way != "padded", way == "shared"
+    given = batch.padded("left")
+    with torch.set_grad_enabled(grad):
+        values = actor(
+            given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
+        )  # (B, T - 1)
+    return values[given.action_mask.bool()]
+
+
+def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return (log_probs * torch.cat(batch.weights).float()).sum() / 10
 
 
 def _copy(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -234,7 +283,7 @@ class LateGather:
 
 
 def gather_late() -> None:
-    """Let what is gathered in the background arrive as late as it can, for what reads it too early to read NaN."""
+    """Let what is gathered in the background arrive as late as it may, so that what reads it too early reads NaN."""
     backend = importlib.import_module("deepspeed.comm.torch").TorchBackend
     gather = backend.all_gather_into_tensor
 
@@ -256,18 +305,16 @@ def main(folder: Path) -> None:
 
     cpu.prepare_process()
     gather_late()
-    rank = int(os.environ["RANK"])
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
-        steps = _two_processes(case, rank=rank)
-        if rank == 0:
+        # For whoever reads the log of a run that failed.
+        print(f"{time.process_time():.1f} s: {case}", flush=True)
+        steps = _two_processes(case)
+        if dist.get_rank() == 0:
             torch.save(steps, folder / f"case{number}.pt")
-        # stdout is a log, for whoever looks for the case that failed
-        print(f"case {number} done", flush=True)
-    torch.distributed.destroy_process_group()
+    print(f"{time.process_time():.1f} s: done", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    # The cases were pickled by the test, under this module's name there.
-    from helpers import two_ranks
-
-    two_ranks.main(Path(sys.argv[1]))
+    # The cases were pickled under this module's name in the test.
+    importlib.import_module("helpers.two_ranks").main(Path(sys.argv[1]))

@@ -5,9 +5,11 @@ Everything else of a run is real in all of them: Ray, the engine, which gets eve
 """
 
 import json
+import os
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,17 @@ class Run:
         return torch.tensor([line[name] for line in self.metrics], dtype=torch.float64)
 
 
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """What a command sets for the processes it starts does not reach other tests."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """A function that makes a run on mixed rows; all runs but the first get the samples of the first."""
@@ -100,7 +113,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
         values = settings | {"data.max_samples": PROMPTS * steps, "ckpt.output_dir": folder / name}
         values |= {key.replace("__", "."): value for key, value in changes.items()}
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, environment_kept():
             patch.setattr(KitSamplesGenerator, "generate", generate)
             train_ppo_ray.main([*flags(values), "--algo.kl.use_loss", *switches])
         return Run.of(folder / name)
@@ -150,7 +163,7 @@ def test_the_first_run_has_text_and_images_and_responses_of_many_lengths(shared)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_run_on_the_same_samples_has_the_same_curves(shared, train, name, own_environment):
+def test_a_run_on_the_same_samples_has_the_same_curves(shared, train, name):
     switches, changes = OTHERS[name]
     other = train(name.replace(" ", "_"), *switches, **changes)
     assert len(other.metrics) == changes["steps"]

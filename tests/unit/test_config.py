@@ -50,11 +50,6 @@ def test_an_estimator_without_a_critic_has_no_critic_model():
     assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
 
 
-def test_the_rollouts_models_take_as_many_tokens_as_the_update_unless_given():
-    assert resolve(ppo(train__max_tokens_per_gpu=700)).rollout.max_tokens_per_gpu == 700
-    assert resolve(ppo(rollout__max_tokens_per_gpu=300)).rollout.max_tokens_per_gpu == 300
-
-
 def test_batches_by_tokens_are_packed():
     assert not resolve(ppo()).ds.packing_samples
     assert resolve(ppo(train__dynamic_batch_enable=True)).ds.packing_samples
@@ -271,7 +266,6 @@ def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
     args = to_openrlhf_args(config)
     args.eval.steps = float("inf")
     assert args.actor.adam.lr == 1e-6
-    assert args.train.dynamic_batch_enable, "upstream's name for any number of passes per optimizer step"
     assert args.reward.remote_url == ["http://a/get_reward", "http://b/get_reward"]
     assert args.ds.lora.target_modules == "all-linear"
     assert config.eval.steps == -1

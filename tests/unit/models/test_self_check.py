@@ -133,7 +133,7 @@ def test_rounding_in_half_precision_passes_and_mistakes_do_not(tiny_checkpoint, 
         share_prefix=True,
     )
     check_packing(actor)
-    with another_mask(), pytest.raises(UserError, match="less than 0.2;"):
+    with another_mask(), pytest.raises(UserError, match="less than 0.15;"):
         check_packing(actor)
 
 

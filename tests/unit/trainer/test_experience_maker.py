@@ -94,9 +94,14 @@ def test_limits_are_those_of_the_flags():
     assert (limits.samples, limits.tokens, limits.share_prefix) == (4, 600, True)
     limits = pass_limits(settings, settings.rollout, share_prefix=False)
     assert (limits.samples, limits.tokens, limits.share_prefix) == (8, None, False)
+    # What the rollout's models may take is that of the update where nothing else is given.
+    assert pass_limits(settings, settings.rollout, share_prefix=True).tokens == 600
     settings = config(**flags, train__dynamic_batch_enable=True, rollout__max_tokens_per_gpu=900)
     limits = pass_limits(settings, settings.rollout, share_prefix=False)
     assert (limits.samples, limits.tokens, limits.share_prefix) == (None, 900, False)
+    # Two GPUs share each pass.
+    settings = config(**flags, ds__ulysses_size=2, actor__num_gpus_per_node=2, ref__num_gpus_per_node=2)
+    assert pass_limits(settings, settings.train, share_prefix=True).tokens == 1200
 
 
 def test_the_rollouts_models_run_on_whole_groups_of_known_places():

@@ -1,9 +1,11 @@
-"""Learning rates per parameter group."""
+"""Learning rates per parameter group, and what DeepSpeed is told of batches."""
 
 import pytest
 import torch
 
-from lmm_r1.trainer.strategy import split_groups
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.trainer.strategy import make_strategy, split_groups
 
 pytestmark = pytest.mark.unit
 
@@ -21,3 +23,18 @@ def test_members_get_groups_of_their_own_at_their_rate_and_keep_the_rest_of_thei
 def test_a_group_of_members_only_leaves_no_empty_group():
     vision = torch.nn.Parameter(torch.zeros(1))
     assert split_groups([{"params": [vision]}], members={id(vision)}, lr=1.0) == [{"params": [vision], "lr": 1.0}]
+
+
+def test_in_rl_deepspeed_knows_of_no_number_of_passes():
+    config = dotted.replace(PPOConfig(), {"train.batch_size": 12, "train.micro_batch_size": 8})
+    strategy = make_strategy(to_openrlhf_args(config))
+    trained, held = strategy.get_ds_train_config(), strategy.get_ds_eval_config()
+    assert (trained["train_micro_batch_size_per_gpu"], trained["gradient_accumulation_steps"]) == (1, 1)
+    # On its number of processes, whatever that is, DeepSpeed finds a whole number of passes.
+    assert (held["train_micro_batch_size_per_gpu"], held["train_batch_size"]) == (1, 12)
+
+
+def test_in_supervised_training_deepspeed_counts_passes():
+    config = dotted.replace(SFTConfig(), {"train.batch_size": 12, "train.micro_batch_size": 4})
+    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    assert (trained["train_micro_batch_size_per_gpu"], trained["train_batch_size"]) == (4, 12)

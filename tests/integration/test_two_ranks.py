@@ -1,0 +1,76 @@
+"""Two processes, one with texts and one with images: a step of theirs is the step of one process that sees it all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.two_ranks import Case, Step, finish, one_process, start
+
+from lmm_r1.lmm_kits import KITS, get_kit
+
+pytestmark = pytest.mark.integration
+
+# Images per prompt, by rank and micro-batch: rank 0 has none at all.
+TEXT_AND_IMAGES = (((0,), (0,)), ((1,), (3,)))
+TEXTS = (((0,), (0,)), ((0,), (0,)))
+# Both ranks have images in one micro-batch, and none in another; the first also has a text beside them.
+UNEVEN = (((0, 1), (0,)), ((3,), (2,)))
+KIT = "qwen2_5_vl"
+VARIANTS: dict[str, dict[str, object]] = {
+    "other numbers of images": {"images": UNEVEN},
+    "a frozen vision tower": {"settings": {"freeze_visual_encoder": True}},
+    "LoRA": {"settings": {"lora_rank": 4}},
+    "checkpointing": {"checkpointing": {"use_reentrant": False}},
+    "reentrant checkpointing": {"checkpointing": {"use_reentrant": True}, "images": UNEVEN},
+    "LoRA with reentrant checkpointing": {"settings": {"lora_rank": 4}, "checkpointing": {"use_reentrant": True}},
+    "small weights kept whole": {"keeps_small_weights": True},
+    "not trained": {"trained": False},
+}
+NAMES = [f"{kit}, ZeRO-{stage}" for kit in KITS for stage in (2, 3)]
+NAMES += [f"{variant}, ZeRO-{stage}" for variant in VARIANTS for stage in (2, 3)]
+NAMES += ["phi4_multimodal, other numbers of images, ZeRO-3"]
+
+
+def case_of(name: str, *, folder_of: Callable[[str], Path]) -> Case:
+    kind, _, stage = name.rpartition(", ZeRO-")
+    kit, _, variant = kind.partition(", ")
+    if kit not in KITS:
+        kit, variant = KIT, kind
+    images = TEXT_AND_IMAGES if get_kit(kit).takes_images else TEXTS
+    changes = VARIANTS[variant] if variant else {}
+    return Case(**{"kit": kit, "folder": folder_of(kit), "stage": int(stage), "images": images} | changes)
+
+
+@pytest.fixture(scope="module")
+def steps_of(
+    tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[list[Step], list[Step]]]:
+    """A function from a case to the steps of one process and of two, which make those of all cases one after another."""
+    folder = tmp_path_factory.mktemp("ranks")
+    cases = [case_of(name, folder_of=tiny_checkpoint) for name in NAMES]
+    processes = start(cases, folder)
+    alone = [one_process(case) for case in cases]
+    together = finish(processes, folder)
+    return lambda name: (alone[NAMES.index(name)], together[NAMES.index(name)])
+
+
+def largest_difference(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert set(got) == set(expected)
+    return max((float((got[name] - value).abs().max()) for name, value in expected.items()), default=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_two_processes_is_that_of_one(name, steps_of):
+    for alone, together in zip(*steps_of(name), strict=True):
+        largest = max((float(value.abs().max()) for value in alone.gradients.values()), default=0.0)
+        print(
+            name,
+            f"{largest:.2e}",
+            float((together.log_probs - alone.log_probs).abs().max()),
+            largest_difference(together.gradients, alone.gradients),
+            largest_difference(together.weights, alone.weights),
+        )
+        torch.testing.assert_close(together.log_probs, alone.log_probs, atol=2e-5, rtol=0)
+        assert largest_difference(together.gradients, alone.gradients) <= 2e-6 * largest
+        assert largest_difference(together.weights, alone.weights) <= 1e-6
