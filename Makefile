@@ -40,6 +40,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py
 	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3
 	$(VENV)/bin/python benchmarks/reward_server.py
+	$(VENV)/bin/python benchmarks/train_step.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -146,21 +146,19 @@ def judgement(found: dict[str, dict[str, dict[str, float]]]) -> str:
 def run(kit: LmmKit, model: Any, batch: GroupBatch, way: str) -> torch.Tensor:
     """Return the responses' log-probs (B, T - 1) as the policy computes them, without a ban of media tokens."""
     weight = next(model.parameters())
-    inputs = BatchInputs(kit=kit, config=model.config, dtype=weight.dtype)
+    inputs = BatchInputs.of(model, kit=kit, config=model.config)
     sequences, attention_mask = batch.sequences.to(weight.device), batch.attention_mask.to(weight.device)
     wanted = batch.action_mask.to(weight.device)
     if way == "padded":
         logits = model(**inputs.padded(sequences, attention_mask, batch.media), use_cache=False).logits
         return log_probs_of(logits[:, :-1], sequences[:, 1:]) * wanted
     targets = Targets(wanted=wanted, shared=True)
-    parts = []
-    for row, arguments in inputs.packed(
+    row, arguments = inputs.packed(
         sequences, attention_mask, batch.media, targets=targets, share_prefix=way == "shared"
-    ):
-        with packed_row(row.layout):
-            logits = model(**arguments, use_cache=False, logits_to_keep=row.sources).logits
-        parts.append(row.scatter(log_probs_of(logits[0], row.target_ids), like=wanted))
-    return torch.stack(parts).sum(dim=0)
+    )
+    with packed_row(row.layout):
+        logits = model(**arguments, use_cache=False, logits_to_keep=row.sources).logits
+    return row.scatter(log_probs_of(logits[0], row.target_ids), like=wanted)
 
 
 def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

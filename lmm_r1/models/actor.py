@@ -157,9 +157,8 @@ class KitActor(Actor):
         return_entropy: bool,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over packed rows: logits are computed for the targets only, all others get 0."""
-        log_probs, entropies, outputs = [], [], []
-        rows = self._inputs.packed(
+        """As `_run_padded`, over a packed row: logits are computed for the targets only, all others get 0."""
+        row, inputs = self._inputs.packed(
             sequences,
             attention_mask,
             media,
@@ -167,23 +166,15 @@ class KitActor(Actor):
             share_prefix=self.share_prefix,
             multiple_of=group_size(group),
         )
-        for row, inputs in rows:
-            share = share_of(row, group=group)
-            with running(share, model=self.model, kit=self.kit):
-                output = self.model(**inputs, use_cache=False, logits_to_keep=share.sources)
-            logits = self._sampled_from(output["logits"])  # (1, k, V)
-            output["logits"] = logits
-            values = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
-            log_probs.append(row.scatter(values, like=targets.wanted))
-            if return_entropy:
-                entropies.append(row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted))
-            outputs.append(output)
-        output = outputs[-1]
-        if output.get("aux_loss") is not None:
-            output["aux_loss"] = torch.stack([one["aux_loss"] for one in outputs]).mean()
+        share = share_of(row, group=group)
+        with running(share, model=self.model, kit=self.kit):
+            output = self.model(**inputs, use_cache=False, logits_to_keep=share.sources)
+        logits = self._sampled_from(output["logits"])  # (1, k, V)
+        output["logits"] = logits
         if return_entropy:
-            output.entropy = torch.stack(entropies).sum(dim=0)
-        return torch.stack(log_probs).sum(dim=0), output
+            output.entropy = row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
+        log_probs = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
+        return row.scatter(log_probs, like=targets.wanted), output
 
     def _sampled_from(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., V) of the distribution that the rollout sampled from, in single precision."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.packing import PackedRow, Targets, pack_rows
+from lmm_r1.models.packing import PackedRow, Targets, pack_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class BatchInputs:
         targets: Targets,
         share_prefix: bool,
         multiple_of: int = 1,
-    ) -> list[tuple[PackedRow, dict[str, torch.Tensor]]]:
-        """Return the batch's packed rows, of a number of tokens that `multiple_of` divides, each with all arguments."""
-        rows = pack_rows(
+    ) -> tuple[PackedRow, dict[str, torch.Tensor]]:
+        """Return the batch as a packed row, of a number of tokens that `multiple_of` divides, and all arguments for it."""
+        row = pack_row(
             self.kit,
             self.config,
             sequences=sequences,
@@ -58,9 +58,7 @@ class BatchInputs:
             multiple_of=multiple_of,
         )
         # The layout stands in the mask's place.
-        return [
-            (row, {"input_ids": row.token_ids, "attention_mask": None, **self._in_dtype(row.inputs)}) for row in rows
-        ]
+        return row, {"input_ids": row.token_ids, "attention_mask": None, **self._in_dtype(row.inputs)}
 
     def _needs_filler(self) -> bool:
         """Whether the vision tower must run without images: ranks wait for one another, and gradients must be new.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.long_samples import length_limit
 from lmm_r1.models.row_layout import RowLayout, Segment
 
 
@@ -36,6 +36,8 @@ class PackedRow:
     target_ids: torch.Tensor  # (K,)
     places: tuple[torch.Tensor, torch.Tensor]
     """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
+    is_long: torch.Tensor | None
+    """Whether each token is of a sample that is turned by the factors for long ones, (T,), bool; None where none is."""
     filled: bool
     """Whether its last segment is an image that only keeps the vision tower running."""
 
@@ -56,7 +58,7 @@ class _Sample:
     media: Media | None
 
 
-def pack_rows(
+def pack_row(
     kit: LmmKit,
     config: PretrainedConfig,
     *,
@@ -67,27 +69,32 @@ def pack_rows(
     share_prefix: bool,
     fill: bool,
     multiple_of: int = 1,
-) -> list[PackedRow]:
-    """Return a padded batch (B, T) as packed rows; one, unless its samples cannot share a rotary embedding.
+) -> PackedRow:
+    """Return a padded batch (B, T) as a packed row.
 
     Rows of the batch with the same prompt and the same media object share both where `share_prefix` is set.
 
     Args:
         media: one entry per row of the batch; rows of one group hold the same object.
-        fill: append the smallest legal image to rows without one, so that the vision tower runs on every rank.
-        multiple_of: append tokens of no meaning to rows until this divides their number.
+        fill: append the smallest legal image to a row without one, so that the vision tower runs on every rank.
+        multiple_of: append tokens of no meaning until this divides their number.
     """
-    device = sequences.device
     samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
-    rows = []
-    for _, bucket in groupby(
-        sorted(samples, key=lambda sample: _bucket(sample, config)), key=lambda sample: _bucket(sample, config)
-    ):
-        groups = _groups(list(bucket), share=share_prefix and targets.shared)
-        rows.append(
-            _pack(kit, config, groups, targets.wanted.cpu(), fill=fill, multiple_of=multiple_of, device=device)
-        )
-    return rows
+    parts = _Parts(kit=kit, config=config)
+    for group in _groups(samples, share=share_prefix and targets.shared, limit=parts.limit):
+        parts.add_group(group, targets.wanted.cpu())
+    filled = fill and not parts.media and kit.filler_media is not None
+    if filled:
+        ids, filler = kit.filler_media(config)
+        parts.add_segment(torch.tensor(ids))
+        parts.add_inputs([len(ids)], torch.tensor(ids), filler)
+    missing = -parts.length % multiple_of
+    if missing:
+        # A chat's first token is no placeholder of an image.
+        ids = parts.token_ids[0][:1].repeat(missing)
+        parts.add_segment(ids)
+        parts.add_inputs([missing], ids, None)
+    return parts.row(filled=filled, device=sequences.device)
 
 
 def _samples(
@@ -110,50 +117,21 @@ def _samples(
     return samples
 
 
-def _bucket(sample: _Sample, config: PretrainedConfig) -> bool:
-    """Whether a sample is so long that `longrope` turns all of its row by other factors."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return False
-    limit = rope.get("original_max_position_embeddings") or text.original_max_position_embeddings
-    return len(sample.token_ids) > limit
+def _groups(samples: Sequence[_Sample], *, share: bool, limit: int | None) -> list[list[_Sample]]:
+    """Return samples by their prompt, in the order in which these come first; each by itself without `share`.
 
-
-def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
-    """Return samples by their prompt, in the order in which these come first; each by itself without `share`."""
+    Samples on either side of the limit turn the same prompt by other factors, and share none.
+    """
     groups: dict[tuple, list[_Sample]] = {}
     for sample in samples:
         prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
-        groups.setdefault((prompt, id(sample.media)) if share else (sample.row,), []).append(sample)
+        key = (prompt, id(sample.media), _is_long(sample, limit)) if share else (sample.row,)
+        groups.setdefault(key, []).append(sample)
     return list(groups.values())
 
 
-def _pack(
-    kit: LmmKit,
-    config: PretrainedConfig,
-    groups: Sequence[Sequence[_Sample]],
-    wanted: torch.Tensor,
-    *,
-    fill: bool,
-    multiple_of: int,
-    device: torch.device,
-) -> PackedRow:
-    parts = _Parts(kit=kit, config=config)
-    for group in groups:
-        parts.add_group(group, wanted)
-    filled = fill and not parts.media and kit.filler_media is not None
-    if filled:
-        ids, media = kit.filler_media(config)
-        parts.add_segment(torch.tensor(ids))
-        parts.add_inputs([len(ids)], torch.tensor(ids), media)
-    missing = -parts.length % multiple_of
-    if missing:
-        # A chat's first token is no placeholder of an image.
-        ids = parts.token_ids[0][:1].repeat(missing)
-        parts.add_segment(ids)
-        parts.add_inputs([missing], ids, None)
-    return parts.row(filled=filled, device=device)
+def _is_long(sample: _Sample, limit: int | None) -> bool:
+    return limit is not None and len(sample.token_ids) > limit
 
 
 class _Parts:
@@ -164,6 +142,8 @@ class _Parts:
         self.config = config
         self.token_ids: list[torch.Tensor] = []
         self.segments: list[Segment] = []
+        self.limit = length_limit(config)
+        self.is_long: list[bool] = []  # one per segment
         self.inputs: list[dict[str, torch.Tensor]] = []
         self.media: list[Media] = []
         self.media_names: set[str] = set()
@@ -180,24 +160,26 @@ class _Parts:
         if len(group) == 1:
             (sample,) = group
             start = self.length
-            self.add_segment(sample.token_ids)
+            self.add_segment(sample.token_ids, is_long=_is_long(sample, self.limit))
             self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
             self.add_inputs([self.length - start], sample.token_ids, sample.media)
             return
         prompt_length = group[0].prompt_length
         prompt = torch.arange(self.length, self.length + prompt_length)
-        self.add_segment(group[0].token_ids[:prompt_length])
+        is_long = _is_long(group[0], self.limit)
+        self.add_segment(group[0].token_ids[:prompt_length], is_long=is_long)
         prefix = len(self.segments) - 1
         for sample in group:
             start = self.length
             if len(sample.token_ids) > prompt_length:
-                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
+                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix, is_long=is_long)
             self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
         longest = max(group, key=lambda sample: len(sample.token_ids))
         lengths = [len(sample.token_ids) - prompt_length for sample in group]
         self.add_inputs([prompt_length, *lengths], longest.token_ids, longest.media)
 
-    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
+    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None, is_long: bool = False) -> None:
+        self.is_long.append(is_long)
         self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
 
@@ -230,6 +212,8 @@ class _Parts:
 
     def row(self, *, filled: bool, device: torch.device) -> PackedRow:
         token_ids = torch.cat(self.token_ids)
+        layout = RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
+        is_long = torch.tensor(self.is_long).repeat_interleave(torch.tensor(layout.lengths)).to(device)
         inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
         if self.media:
             media = self.kit.merge_media(self.media)
@@ -237,7 +221,8 @@ class _Parts:
         return PackedRow(
             token_ids=token_ids[None].to(device),
             inputs={name: value.to(device) for name, value in inputs.items()},
-            layout=RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids)),
+            layout=layout,
+            is_long=is_long if any(self.is_long) else None,
             sources=torch.cat(self.sources).to(device),
             target_ids=torch.cat(self.target_ids).to(device),
             places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),

@@ -6,7 +6,6 @@ the ranks exchange tokens for heads (Ulysses), so that a row's layout holds as i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
+from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.long_samples import length_limit, named_inputs, rope_types, turn_by_sample
 from lmm_r1.models.packed_attention import packed_row, packing_refusal
 from lmm_r1.models.packing import PackedRow
 
@@ -68,7 +69,7 @@ def share_of(row: PackedRow, *, group: dist.ProcessGroup | None) -> RowShare:
             places=places,
         )
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    assert length % size == 0, "pack_rows fills rows up"
+    assert length % size == 0, "pack_row fills it up"
     start, end = rank * length // size, (rank + 1) * length // size
     places = ((row.sources >= start) & (row.sources < end)).nonzero().flatten()
     sources, target_ids = row.sources[places] - start, row.target_ids[places]
@@ -89,14 +90,8 @@ def running(share: RowShare, *, model: torch.nn.Module, kit: LmmKit) -> Iterator
     """
     with ExitStack() as stack:
         stack.enter_context(packed_row(share.row.layout, group=share.group))
-        if share.group is not None:
-            language_model = kit.language_model_of(_bare(model))
-            stack.callback(_cut_inputs(language_model, kit, share).remove)
-            longest = share.row.inputs["position_ids"].max()
-            for module in language_model.modules():
-                if _turns_by_length(module):
-                    stack.callback(_append_position(module, longest).remove)
-                    stack.callback(module.register_forward_hook(_without_last).remove)
+        for handle in _hooks(share, language_model=kit.language_model_of(_bare(model)), kit=kit):
+            stack.callback(handle.remove)
         yield
 
 
@@ -127,26 +122,34 @@ def _bare(model: torch.nn.Module) -> PreTrainedModel:
     return model.module if isinstance(model, DeepSpeedEngine) else model
 
 
-def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: RowShare) -> Any:
+def _hooks(share: RowShare, *, language_model: PreTrainedModel, kit: LmmKit) -> Iterator[RemovableHandle]:
+    """Register what a language model needs to know of a row, and yield the handles."""
+    row = share.row
+    if row.is_long is not None:
+        limit = length_limit(language_model.config)
+        yield from turn_by_sample(language_model, is_long=row.is_long[share.tokens], limit=limit)
+    if share.group is not None:
+        yield _cut_inputs(language_model, kit, share)
+        longest = row.inputs["position_ids"].max()
+        for module in language_model.modules():
+            # Its factors depend on the row's greatest position.
+            if "dynamic" in rope_types(module):
+                yield _append_position(module, longest)
+                yield module.register_forward_hook(_without_last)
+
+
+def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: RowShare) -> RemovableHandle:
     def cut(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return (), kit.cut_inputs(module, _by_name(module, args, kwargs), share.tokens)
+        return (), kit.cut_inputs(module, named_inputs(module, args, kwargs), share.tokens)
 
     return language_model.register_forward_pre_hook(cut, with_kwargs=True)
 
 
-def _turns_by_length(module: torch.nn.Module) -> bool:
-    """Whether a module is a rotary embedding whose factors depend on the row's greatest position."""
-    # An attribute of transformers' rotary embeddings: a name, or one per kind of layer.
-    kinds = getattr(module, "rope_type", None)
-    kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
-    return any(kind in ("longrope", "dynamic") for kind in kinds)
-
-
-def _append_position(module: torch.nn.Module, longest: torch.Tensor) -> Any:
+def _append_position(module: torch.nn.Module, longest: torch.Tensor) -> RemovableHandle:
     """Let a rotary embedding see the row's greatest position behind those of the share."""
 
     def append(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        named = _by_name(module, args, kwargs)
+        named = named_inputs(module, args, kwargs)
         positions = named["position_ids"]
         last = longest.to(positions).expand(*positions.shape[:-1], 1)
         return (), {**named, "position_ids": torch.cat([positions, last], dim=-1)}
@@ -159,10 +162,6 @@ def _without_last(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = output  # (..., T + 1, D)
     return cos[..., :-1, :], sin[..., :-1, :]
-
-
-def _by_name(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
 
 
 class _Sum(torch.autograd.Function):

@@ -106,7 +106,7 @@ class KitValueModel(torch.nn.Module):
 
         Args:
             media: one entry per row of `input_ids` (B, T), None for rows without images.
-            return_output: also the backbone's output, of the last packed row where there are several.
+            return_output: also the backbone's output.
         """
         targets = last_tokens(attention_mask) if action_mask is None else wanted_targets(attention_mask, action_mask)
         if self.packing_samples:
@@ -152,9 +152,8 @@ class KitValueModel(torch.nn.Module):
         targets: Targets,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over packed rows, whose tokens the ranks of `group` share."""
-        scattered = []
-        rows = self._inputs.packed(
+        """As `_run_padded`, over a packed row, whose tokens the ranks of `group` share."""
+        row, inputs = self._inputs.packed(
             sequences,
             attention_mask,
             media,
@@ -162,13 +161,11 @@ class KitValueModel(torch.nn.Module):
             share_prefix=self.share_prefix,
             multiple_of=group_size(group),
         )
-        for row, inputs in rows:
-            share = share_of(row, group=group)
-            with running(share, model=self.model, kit=self.kit):
-                output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
-            values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
-            scattered.append(row.scatter(values, like=targets.wanted))
-        return torch.stack(scattered).sum(dim=0), output
+        share = share_of(row, group=group)
+        with running(share, model=self.model, kit=self.kit):
+            output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
+        values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
+        return row.scatter(values, like=targets.wanted), output
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.

@@ -339,9 +339,7 @@ def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
     inputs = load(name, "full").packing._inputs
     padded = inputs.padded(given.sequences, given.attention_mask, given.media)
     targets = wanted_targets(given.attention_mask, given.action_mask)
-    ((row, packed),) = inputs.packed(
-        given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True
-    )
+    row, packed = inputs.packed(given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True)
     names = samples[0].media.keys() & padded.keys()
     assert any(padded[key].is_floating_point() for key in names)
     for key in names:
@@ -415,7 +413,7 @@ def test_long_samples_do_not_change_how_short_ones_are_turned(
             mine = together(actor, batch, side="right")
         assert mine.gradients.keys() == theirs.gradients.keys()
         check(mine, theirs, tolerance=SINGLE, zero=smallest(theirs.gradients))
-    monkeypatch.setattr(packing, "_bucket", lambda *sample: False)
+    monkeypatch.setattr(packing, "length_limit", lambda config: None)
     with actors.running("shared") as actor:
         wrong = log_probs_of(actor, batch)
     errors = [(a - b).abs().max() for a, b in zip(wrong, theirs.log_probs, strict=True)]

@@ -62,15 +62,10 @@ def largest_difference(got: dict[str, torch.Tensor], expected: dict[str, torch.T
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_two_processes_is_that_of_one(name, steps_of):
-    for alone, together in zip(*steps_of(name), strict=True):
+    for number, (alone, together) in enumerate(zip(*steps_of(name), strict=True)):
+        # From the second step on the weights themselves differ in their last bits.
+        relative = 1e-6 if number == 0 else 5e-6
         largest = max((float(value.abs().max()) for value in alone.gradients.values()), default=0.0)
-        print(
-            name,
-            f"{largest:.2e}",
-            float((together.log_probs - alone.log_probs).abs().max()),
-            largest_difference(together.gradients, alone.gradients),
-            largest_difference(together.weights, alone.weights),
-        )
-        torch.testing.assert_close(together.log_probs, alone.log_probs, atol=2e-5, rtol=0)
-        assert largest_difference(together.gradients, alone.gradients) <= 2e-6 * largest
-        assert largest_difference(together.weights, alone.weights) <= 1e-6
+        torch.testing.assert_close(together.log_probs, alone.log_probs, atol=1e-5, rtol=0)
+        assert largest_difference(together.gradients, alone.gradients) <= relative * largest
+        assert largest_difference(together.weights, alone.weights) <= relative

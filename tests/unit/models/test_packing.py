@@ -10,7 +10,7 @@ from helpers.tiny_models import pad
 
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
-from lmm_r1.models.packing import PackedRow, Targets, pack_rows
+from lmm_r1.models.packing import PackedRow, Targets, pack_row
 from lmm_r1.models.row_layout import Segment
 
 pytestmark = pytest.mark.unit
@@ -63,14 +63,14 @@ def pack(
     kit: PlainKit | None = None,
     rope: dict[str, Any] | None = None,
     **settings: Any,
-) -> list[PackedRow]:
+) -> PackedRow:
     """Pack samples, each a prompt and a response of which every token is wanted."""
     sequences, mask = pad([prompt + response for prompt, response in samples], side=side)
     wanted = torch.zeros_like(mask, dtype=torch.bool)
     for row, (_, response) in enumerate(samples):
         places = mask[row].nonzero().flatten()
         wanted[row, places[len(places) - len(response) :]] = True
-    return pack_rows(
+    return pack_row(
         kit or PlainKit(),
         config(rope),
         sequences=sequences,
@@ -86,7 +86,7 @@ GROUP = [([11, 12], [21, 22, 23]), ([13], [31, 32]), ([11, 12], [24])]
 
 
 def test_samples_stand_one_behind_the_other_without_padding():
-    (row,) = pack(GROUP, share=False)
+    row = pack(GROUP, share=False)
     assert row.token_ids.tolist() == [[11, 12, 21, 22, 23, 13, 31, 32, 11, 12, 24]]
     assert row.layout.segments == (Segment(start=0, end=5), Segment(start=5, end=8), Segment(start=8, end=11))
     assert row.layout.block_ids is None
@@ -101,7 +101,7 @@ def test_samples_stand_one_behind_the_other_without_padding():
 
 
 def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
-    (row,) = pack(GROUP)
+    row = pack(GROUP)
     assert row.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 13, 31, 32]]
     assert row.layout.segments == (
         Segment(start=0, end=2),
@@ -117,7 +117,7 @@ def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
 
 
 def test_padding_on_the_left_changes_the_places_alone():
-    (right,), (left,) = pack(GROUP), pack(GROUP, side="left")
+    right, left = pack(GROUP), pack(GROUP, side="left")
     assert left.token_ids.tolist() == right.token_ids.tolist()
     assert left.sources.tolist() == right.sources.tolist()
     assert left.layout.segments == right.layout.segments
@@ -125,7 +125,7 @@ def test_padding_on_the_left_changes_the_places_alone():
 
 
 def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_zero():
-    (row,) = pack(GROUP)
+    row = pack(GROUP)
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], requires_grad=True)
     scattered = row.scatter(values, like=torch.zeros(3, 4))
     assert scattered.tolist() == [[0.0, 1.0, 2.0, 3.0], [5.0, 6.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]]
@@ -136,7 +136,7 @@ def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_ze
 def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
     sequences, mask = pad([[11, 12, 21, 22, 23, 24], [11, 12, 25]], side="right")
     targets = wanted_targets(mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]))
-    (row,) = pack_rows(
+    row = pack_row(
         PlainKit(),
         config(),
         sequences=sequences,
@@ -152,7 +152,7 @@ def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
 
 def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
     # Of the last sample nothing is wanted, so that it is a prompt from end to end.
-    (row,) = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
+    row = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
     assert row.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
     assert row.layout.segments == (Segment(start=0, end=2), Segment(start=2, end=3, prefix=0), Segment(start=3, end=6))
     assert (row.sources.tolist(), row.target_ids.tolist()) == ([1], [21])
@@ -161,7 +161,7 @@ def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
 def test_a_value_of_the_last_token_is_wanted_from_it():
     sequences, mask = pad([[11, 12, 21], [13]], side="right")
     wanted = torch.tensor([[False, True, True], [True, False, False]])
-    (row,) = pack_rows(
+    row = pack_row(
         PlainKit(),
         config(),
         sequences=sequences,
@@ -179,7 +179,7 @@ def test_one_text_is_one_group_and_two_images_are_two_even_where_they_are_equal(
     prompt = [8, IMAGE, IMAGE, 11]
     one, other = image(1.0), image(1.0)
     samples = [(prompt, [21]), (prompt, [22]), (prompt, [23]), ([11], [24]), ([11], [25])]
-    (row,) = pack(samples, media=[one, other, one, None, None])
+    row = pack(samples, media=[one, other, one, None, None])
     assert row.token_ids.tolist() == [[*prompt, 21, 23, *prompt, 22, 11, 24, 25]]
     assert row.layout.lengths == (4, 1, 1, 5, 1, 1, 1)
 
@@ -187,7 +187,7 @@ def test_one_text_is_one_group_and_two_images_are_two_even_where_they_are_equal(
 def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
     prompt, one, other = [8, IMAGE, IMAGE, 11], image(1.0), image(2.0)
     samples = [([11], [20]), (prompt, [21]), (prompt, [22]), (prompt, [23]), (prompt, [24])]
-    (row,) = pack(samples, media=[None, other, one, other, one])
+    row = pack(samples, media=[None, other, one, other, one])
     assert row.inputs["pixels"].tolist() == [[2.0, 2.0], [1.0, 1.0]]
     assert row.token_ids.tolist() == [[11, 20, *prompt, 21, 23, *prompt, 22, 24]]
     # Without media there are no types of tokens: all is text.
@@ -196,14 +196,14 @@ def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
 
 def test_without_shared_prefixes_every_sample_has_its_own_media():
     prompt, one = [8, IMAGE, IMAGE, 11], image(1.0)
-    (row,) = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)
+    row = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)
     assert row.inputs["pixels"].shape == (2, 2)
     assert row.layout.lengths == (5, 5)
 
 
 def test_where_all_tokens_are_wanted_no_prompt_is_shared():
     sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
-    (row,) = pack_rows(
+    row = pack_row(
         PlainKit(),
         config(),
         sequences=sequences,
@@ -219,7 +219,7 @@ def test_where_all_tokens_are_wanted_no_prompt_is_shared():
 
 def test_runs_are_numbered_and_end_with_their_segment():
     prompt = [8, IMAGE, IMAGE]
-    (row,) = pack(
+    row = pack(
         [(prompt, [21]), ([IMAGE, 11], [22]), (prompt, [23])],
         media=[image(1.0), image(2.0), image(3.0)],
         kit=PlainKit(both_ways=True),
@@ -227,12 +227,12 @@ def test_runs_are_numbered_and_end_with_their_segment():
     )
     assert row.layout.block_ids.tolist() == [-1, 0, 0, -1, 1, -1, -1, -1, 2, 2, -1]
     # The second sample begins with an image where the first one ends with one.
-    (row,) = pack([([11, IMAGE], []), ([IMAGE, 11], [])], media=[image(1.0), image(2.0)], kit=PlainKit(both_ways=True))
+    row = pack([([11, IMAGE], []), ([IMAGE, 11], [])], media=[image(1.0), image(2.0)], kit=PlainKit(both_ways=True))
     assert row.layout.block_ids.tolist() == [-1, 0, 1, -1]
 
 
 def test_a_row_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_tower():
-    (row,) = pack([([11], [21]), ([11], [22])], fill=True)
+    row = pack([([11], [21]), ([11], [22])], fill=True)
     assert row.filled
     assert row.token_ids.tolist() == [[11, 21, 22, *FILLER]]
     assert row.layout.segments[-1] == Segment(start=3, end=6)
@@ -242,28 +242,41 @@ def test_a_row_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_tower(
 
 
 def test_a_row_with_an_image_needs_no_filler():
-    (row,) = pack([([8, IMAGE, IMAGE], [21]), ([11], [22])], media=[image(1.0), None], fill=True)
+    row = pack([([8, IMAGE, IMAGE], [21]), ([11], [22])], media=[image(1.0), None], fill=True)
     assert not row.filled
     assert row.layout.length == 6
 
 
 def test_a_row_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():
-    (row,) = pack([([11, 12], [21]), ([13], [22])], multiple_of=4)
+    row = pack([([11, 12], [21]), ([13], [22])], multiple_of=4)
     assert row.token_ids.tolist() == [[11, 12, 21, 13, 22, 11, 11, 11]]
     assert row.layout.segments[-1] == Segment(start=5, end=8)
     assert row.inputs["position_ids"][0].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert row.target_ids.tolist() == [21, 22]
-    (row,) = pack([([11, 12], [21]), ([13], [])], multiple_of=4)
+    row = pack([([11, 12], [21]), ([13], [])], multiple_of=4)
     assert row.layout.length == 4
 
 
-def test_long_samples_have_a_row_of_their_own_where_lengths_change_the_rotary_embedding():
-    samples = [([11], [21, 22, 23]), ([11], [24]), ([11], [25, 26])]
+def test_long_samples_are_marked_and_share_no_prompt_with_short_ones():
+    samples = [([11], [21, 22, 23]), ([11], [24]), ([12], [27, 28, 29]), ([11], [25, 26])]
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 3}
-    short, long = pack(samples, rope=rope)
-    assert short.token_ids.tolist() == [[11, 24, 25, 26]]
-    assert long.token_ids.tolist() == [[11, 21, 22, 23]]
-    assert [place.tolist() for place in short.places] == [[1, 2, 2], [0, 0, 1]]
-    assert [place.tolist() for place in long.places] == [[0, 0, 0], [0, 1, 2]]
-    (row,) = pack(samples, rope={"rope_type": "yarn", "original_max_position_embeddings": 3})
-    assert row.layout.lengths == (1, 3, 1, 2)
+    row = pack(samples, rope=rope)
+    assert row.token_ids.tolist() == [[11, 21, 22, 23, 11, 24, 25, 26, 12, 27, 28, 29]]
+    assert row.layout.lengths == (4, 1, 1, 2, 4)
+    assert row.is_long.int().tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_prompt_is_as_long_as_the_samples_that_share_it():
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 3}
+    row = pack([([11, 12], [21, 22]), ([11, 12], [23, 24, 25]), ([13], [26])], rope=rope, multiple_of=5)
+    assert row.layout.lengths == (2, 2, 3, 2, 1)
+    assert row.is_long.int().tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["longrope", "yarn"])
+def test_no_sample_is_long_within_the_limit_or_where_lengths_change_nothing(kind):
+    limit = {"longrope": 4, "yarn": 3}[kind]
+    rope = {"rope_type": kind, "original_max_position_embeddings": limit}
+    row = pack([([11], [21, 22, 23]), ([11], [24])], rope=rope)
+    assert row.is_long is None
+    assert row.layout.lengths == (1, 3, 1)

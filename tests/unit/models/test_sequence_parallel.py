@@ -10,7 +10,7 @@ from transformers import Qwen2Config
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models import sequence_parallel
-from lmm_r1.models.packing import PackedRow, Targets, pack_rows
+from lmm_r1.models.packing import PackedRow, Targets, pack_row
 from lmm_r1.models.row_layout import RowLayout, Segment
 from lmm_r1.models.sequence_parallel import check_heads, check_not_shared, share_of
 
@@ -25,6 +25,7 @@ def row(*, length: int, sources: list[int]) -> PackedRow:
         sources=torch.tensor(sources),
         target_ids=torch.tensor([10 * source for source in sources]),
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
+        is_long=None,
         filled=False,
     )
 
@@ -86,7 +87,7 @@ def test_a_row_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
     sequences = torch.tensor([[11, 12, 13, 14], [21, 22, 23, 0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     wanted = mask[:, :-1].bool() & mask[:, 1:].bool()
-    (packed,) = pack_rows(
+    packed = pack_row(
         kit,
         config,
         sequences=sequences,

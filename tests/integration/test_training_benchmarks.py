@@ -1,0 +1,82 @@
+"""The benchmarks of training run, and their last line holds what they promise; sizes are the smallest that can be had."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+WAYS = ["openrlhf", "padded", "packed", "shared"]
+
+
+def last_line_of(script: str, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, str(BENCHMARKS / script), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_train_step_says_what_every_way_computes_holds_and_takes(tmp_path):
+    sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.06", "--samples", "2", "--repeats", "1"]
+    file = tmp_path / "result.json"
+    result = last_line_of("train_step.py", *sizes, "--kinds", "text", "mixed", "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert result["benchmark"] == "train_step"
+    assert [(batch["kind"], batch["samples"]) for batch in result["batches"]] == [("text", 2), ("mixed", 2)]
+    for batch in result["batches"]:
+        ways = batch["ways"]
+        assert list(ways) == WAYS
+        # Two responses to each prompt; where there is no image, the smallest one keeps the vision tower running.
+        prompts, filler = batch["prompt_tokens"], 3 if batch["kind"] == "text" else 0
+        rows = 2 * len(prompts)
+        assert ways["openrlhf"]["tokens_computed"] == rows * batch["padded_to"]
+        assert ways["padded"]["tokens_computed"] == (rows + bool(filler)) * batch["padded_to"]
+        assert ways["packed"]["tokens_computed"] == batch["unique_tokens"] + sum(prompts) + filler
+        assert ways["shared"]["tokens_computed"] == batch["unique_tokens"] + filler
+        for way in ways.values():
+            assert way["share_of_limit"] == round(batch["unique_tokens"] / way["tokens_computed"], 4)
+        assert ways["packed"]["media_bytes_per_group"] == 2 * ways["shared"]["media_bytes_per_group"]
+        assert all(way["update_seconds"] > 0 and way["no_grad_seconds"] > 0 for way in ways.values())
+        assert all(way["update_peak_mib"] >= 0 for way in ways.values())
+        others = [f"{part}_over_{way}" for part in ("update", "no_grad") for way in WAYS[:-1]]
+        assert list(batch["speedup_of_shared"]) == others
+        assert batch["max_difference"].keys() == {"log_probs", "gradients", "policy_loss"}
+        assert max(batch["max_difference"].values()) < 1e-4
+    text, mixed = result["batches"]
+    assert text["ways"]["shared"]["patches_computed"] == 0
+    assert mixed["ways"]["openrlhf"]["patches_computed"] == 2 * mixed["ways"]["shared"]["patches_computed"] > 0
+
+
+def test_gpu_check_compares_kits_and_measures_a_model_on_the_cpu_as_on_a_gpu():
+    model = ["--hidden-size", "64", "--layers", "1", "--vision-layers", "1", "--vocabulary", "512"]
+    sizes = ["--scale", "0.06", "--samples", "2", "--repeats", "1"]
+    result = last_line_of("gpu_check.py", "--device", "cpu", "--kits", "llm", "gemma3", *model, *sizes)
+    assert result["agrees"] is True
+    assert {name: entry["judgement"] for name, entry in result["kits"].items()} == {
+        "llm": "agrees",
+        "gemma3": "agrees",
+    }
+    for entry in result["kits"].values():
+        assert entry["fp32"].keys() == entry["bf16"].keys() == {"padded", "packed", "shared"}
+        assert max(value for way in entry["fp32"].values() for value in way.values()) < 1e-4
+        assert min(entry["bf16"]["shared"].values()) > 1e-4
+    steps = result["update_steps"]
+    assert steps["ways"].keys() == {"padded", "packed", "shared"}
+    for way in steps["ways"].values():
+        assert way.keys() == {"seconds", "sample_tokens_per_second", "tera_operations", "utilisation", "memory_gib"}
+    assert steps["speedup_of_shared"].keys() == {"padded", "packed"}
+
+
+def test_gpu_check_needs_nothing_of_the_training_stack():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import gpu_check; "
+        "print([name for name in ('openrlhf', 'deepspeed', 'vllm', 'ray') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(BENCHMARKS)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert ended.stdout.strip() == "[]"
