@@ -18,8 +18,8 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
-from lmm_r1.lmm_kits import Media
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+from lmm_r1.trainer.workers import PassMedia
 
 
 class KitExperienceMaker(RemoteExperienceMaker):
@@ -30,7 +30,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.config = config
         # Whether the models compute a group's prompt once: they say so when they are loaded.
         self.share_prefix = False
-        self._media: list[list[Media | None]] = []
+        self._media: list[PassMedia] = []
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the passes of all ranks, those of one rank in a row; every rank has as many."""
@@ -67,12 +67,12 @@ class KitExperienceMaker(RemoteExperienceMaker):
         ]
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        self._media = [samples.mm_train_inputs for samples in samples_list]
+        self._media = [PassMedia(rows=samples.mm_train_inputs) for samples in samples_list]
         return super().make_experience(samples_list)
 
     def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
         """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
-        refs = super()._dispatch_forward(group, sync_condition, **{"mm_train_inputs_list": self._media, **kwargs})
+        refs = super()._dispatch_forward(group, sync_condition, **{**kwargs, "mm_train_inputs_list": self._media})
         if not cpu.has_cuda():
             ray.wait(refs, num_returns=len(refs), fetch_local=False)
         return refs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +38,18 @@ def load_processor(
     return kit.load_processor(pretrain, trust_remote_code=trust_remote_code)
 
 
-def media_per_row(mm_train_inputs_list: Sequence[Any], device: Any) -> dict[str, list[Media | None]]:
+@dataclass(frozen=True, kw_only=True)
+class PassMedia:
+    """The media of a pass over samples, which reach a worker as they are: of lists, Ray copies the dicts one by one."""
+
+    rows: list[Media | None]
+    """One entry per sample; samples of one group hold the same object."""
+
+
+def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[Media | None]]:
     """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes."""
+    if isinstance(mm_train_inputs_list, PassMedia):
+        return {"media": mm_train_inputs_list.rows}
     rows: list[Media | None] = []
     for item in mm_train_inputs_list:
         rows.extend(item if isinstance(item, list) else [item])

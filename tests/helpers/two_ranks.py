@@ -307,11 +307,9 @@ def main(folder: Path) -> None:
     gather_late()
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
         # For whoever reads the log of a run that failed.
-        print(f"{time.process_time():.1f} s: {case}", flush=True)
         steps = _two_processes(case)
         if dist.get_rank() == 0:
             torch.save(steps, folder / f"case{number}.pt")
-    print(f"{time.process_time():.1f} s: done", flush=True)
     dist.destroy_process_group()
 
 

@@ -12,7 +12,8 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.sft import _SFTRun
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.sft import _check_processes, _SFTRun
 
 pytestmark = pytest.mark.unit
 
@@ -86,3 +87,10 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
     assert sorted(int(batch.learnt.sum()) for batch in batches) == [0, 0, 2, 2]
     assert run.skipped == 2
+
+
+def test_processes_that_do_not_divide_into_groups_that_share_rows_are_refused():
+    config = dotted.replace(SFTConfig(), {"ds.ulysses_size": 2})
+    _check_processes(config, count=4)
+    with pytest.raises(UserError, match="--ds.ulysses_size 2 does not divide the 3 processes of this run"):
+        _check_processes(config, count=3)
