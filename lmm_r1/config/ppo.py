@@ -168,7 +168,7 @@ class RolloutConfig:
     ignore_eos: bool = False
     """Let every response run to max_new_tokens, whatever is sampled; for measurements of speed."""
     micro_batch_size: int = 1
-    """Samples in one forward pass for log-probs on one GPU."""
+    """Samples in one forward pass for log-probs on one GPU; with shared prefixes rounded up to whole groups."""
     vllm_generate_batch_size: int | None = None
     """Prompts sent to vLLM at once; None is batch_size."""
     max_tokens_per_gpu: int | None = None
@@ -177,6 +177,8 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOTrainConfig(TrainConfig):
+    micro_batch_size: int = 1
+    """Samples in one forward and backward pass on one GPU; with shared prefixes rounded up to whole groups."""
     num_episodes: int = 1
     """Passes over the prompts."""
     colocate_all: bool = False

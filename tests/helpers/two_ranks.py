@@ -1,12 +1,8 @@
 """Optimizer steps of two DeepSpeed processes over gloo, and the same steps of one process that sees all samples."""
 
 import importlib
-import os
 import pickle
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
+from helpers.launched_ranks import Ranks, launch
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
 
@@ -107,58 +104,18 @@ def one_process(case: Case) -> list[Step]:
     return steps
 
 
-def start(cases: Sequence[Case], folder: Path) -> list[subprocess.Popen]:
+def start(cases: Sequence[Case], folder: Path) -> Ranks:
     """Start the two processes; `finish` waits for them."""
+    folder.mkdir()
     (folder / "cases.pickle").write_bytes(pickle.dumps(list(cases)))
-    return launch("helpers.two_ranks", str(folder), folder=folder)
+    return launch("helpers.two_ranks", str(folder), count=RANKS, folder=folder / "logs")
 
 
-def finish(processes: Sequence[subprocess.Popen], folder: Path) -> list[list[Step]]:
-    """Return the steps of each case; fails with the ends of the ranks' output if one of them does."""
-    wait(processes, folder=folder)
+def finish(ranks: Ranks, folder: Path) -> list[list[Step]]:
+    """Return the steps of each case."""
+    ranks.wait()
     cases = pickle.loads((folder / "cases.pickle").read_bytes())
     return [torch.load(folder / f"case{number}.pt", weights_only=False) for number in range(len(cases))]
-
-
-def launch(module: str, *arguments: str, folder: Path) -> list[subprocess.Popen]:
-    """Start a module as a launcher such as torchrun would, with logs in the folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launched = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(RANKS),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = []
-    for rank in range(RANKS):
-        environment = {**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with (folder / f"rank{rank}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
-                )
-            )
-    return processes
-
-
-def wait(processes: Sequence[subprocess.Popen], *, folder: Path, seconds: float = 1200) -> None:
-    """Wait until both have ended; fails with the ends of their output, once one of them has failed or time is up."""
-    deadline = time.monotonic() + seconds
-    try:
-        while time.monotonic() < deadline:
-            codes = [process.poll() for process in processes]
-            if None not in codes or any(codes):
-                break
-            time.sleep(0.1)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    ends = "\n".join((folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(RANKS))
-    assert codes == [0] * RANKS, ends
 
 
 def _two_processes(case: Case) -> list[Step]:

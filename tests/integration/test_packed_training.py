@@ -123,6 +123,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
 def of_many_lengths(groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """The groups with responses cut to one of twelve lengths each, as a model ends them that has learnt to."""
+    assert all(sample["mm_train_inputs"] is group[0]["mm_train_inputs"] for group in groups for sample in group)
     for sample in (sample for group in groups for sample in group):
         ((start, end),) = sample["action_ranges"]
         length = 1 + zlib.crc32(sample["response"].encode()) % NEW_TOKENS

@@ -3,19 +3,24 @@
 import importlib
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import deepspeed
 import pytest
 import ray
 import torch
 import torch.distributed as dist
+from helpers.conversations import message, row
 from helpers.experiences import group, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
+from lmm_r1.data.messages import Row
 from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.workers import PassMedia, media_per_row
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -37,20 +42,39 @@ class Worker(BaseModelActor):
     def append(self, experience: Experience) -> None:
         self.buffer.append(experience)
 
-    def media(self) -> list[list[int]]:
-        """For each sample of each pass, as the trainer gets it, the place of its media among the worker's objects."""
+    def replayed_media(self) -> list[list[int]]:
+        """Which object each sample of each pass has that the trainer gets."""
         loader = DataLoader(self.buffer, batch_size=1, collate_fn=self.buffer.collate_fn)
-        known: list[object] = []
         passes = []
         for experience in loader:
             experience.to_device(torch.device("cpu"))
-            for item in experience.mm_train_inputs:
-                if not any(item is one for one in known):
-                    known.append(item)
-            passes.append(
-                [next(place for place, one in enumerate(known) if one is item) for item in experience.mm_train_inputs]
-            )
-        return passes
+            passes.append(media_per_row(experience.mm_train_inputs, "cpu")["media"])
+        return numbered(passes)
+
+    def forward(self, sequences: torch.Tensor, mm_train_inputs_list: PassMedia) -> list[int]:
+        """Which object each sample of a pass has."""
+        return numbered([media_per_row(mm_train_inputs_list, "cpu")["media"]])[0]
+
+
+def numbered(passes: list[list[object]]) -> list[list[int]]:
+    """Objects as numbers, the same for the same object, in the order in which they come first."""
+    known: list[object] = []
+    for item in (item for rows in passes for item in rows):
+        if not any(item is one for one in known):
+            known.append(item)
+    return [[next(number for number, one in enumerate(known) if one is item) for item in rows] for rows in passes]
+
+
+@ray.remote
+class Engine:
+    """Gives a group as an engine does: the samples of a prompt hold one media object."""
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    def generate_group(self, row: Row, settings: object) -> list[dict[str, object]]:
+        media = {"pixel_values": torch.zeros(2, 3)}
+        return [{"label": row.answer, "mm_train_inputs": media} for _ in range(settings.n_samples)]
 
 
 @pytest.fixture
@@ -72,11 +96,30 @@ def test_media_of_a_group_are_one_object_in_a_worker_and_in_every_pass_of_its_st
     workers = RayActorGroup(1, 2, Worker, num_gpus_per_actor=0.5)
     # Two passes for each of two workers: the divided group has one in each.
     ray.get(workers.async_run_method_batch(method_name="append", experience=passes))
-    assert ray.get(workers.async_run_method(method_name="media")) == [[[0, 0, 1, 1], [2]], [[0], [1]]]
+    assert ray.get(workers.async_run_method(method_name="replayed_media")) == [[[0, 0, 1, 1], [2]], [[0], [1]]]
     # All four for one.
     worker = RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5)
     ray.get(worker.async_run_method_batch(method_name="append", experience=passes))
-    assert ray.get(worker.async_run_method(method_name="media")) == [[[0, 0, 1, 1], [2], [2], [3]]]
+    assert ray.get(worker.async_run_method(method_name="replayed_media")) == [[[0, 0, 1, 1], [2], [2], [3]]]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_media_of_a_group_are_one_object_in_the_passes_of_a_rollouts_models():
+    one, other = {"pixel_values": torch.zeros(2, 3)}, {"pixel_values": torch.zeros(2, 3)}
+    media = [PassMedia(rows=[one, one, None]), PassMedia(rows=[other, other, one])]
+    worker = RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5)
+    refs = worker.async_run_method_batch(
+        method_name="forward", sequences=[torch.zeros(3, 1)] * 2, mm_train_inputs_list=media
+    )
+    assert ray.get(refs) == [[[0, 0, 1], [0, 0, 1]]]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
+    generator = KitSamplesGenerator(SimpleNamespace(), [Engine.remote()], SimpleNamespace(n_samples=3))
+    rows = [row(message("user", "?"), answer=answer) for answer in ("1", "2")]
+    groups = generator.generate(rows, generator.settings)
+    assert numbered([[sample["mm_train_inputs"] for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def steps_of(
     tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[list[Step], list[Step]]]:
     """A function from a case to the steps of one process and of two, which make those of all cases one after another."""
-    folder = tmp_path_factory.mktemp("ranks")
+    folder = tmp_path_factory.mktemp("two") / "ranks"
     cases = [case_of(name, folder_of=tiny_checkpoint) for name in NAMES]
     processes = start(cases, folder)
     alone = [one_process(case) for case in cases]

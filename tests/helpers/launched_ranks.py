@@ -1,0 +1,58 @@
+"""Processes that are started as a launcher such as torchrun starts them, on this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ranks:
+    processes: Sequence[subprocess.Popen]
+    folder: Path
+    """Where each of them writes what it prints, as rank0.log and so on."""
+
+    def wait(self, *, seconds: float = 1200) -> None:
+        """Wait until all have ended; fails with the ends of their output once one has failed, or when time is up."""
+        deadline = time.monotonic() + seconds
+        codes: list[int | None] = []
+        try:
+            while time.monotonic() < deadline:
+                codes = [process.poll() for process in self.processes]
+                # Where one has failed, the others would wait for it.
+                if None not in codes or any(codes):
+                    break
+                time.sleep(0.1)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        logs = [(self.folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(self.processes))]
+        assert not any(code is None or code for code in codes), "\n".join(logs)
+
+
+def launch(module: str, *arguments: str, count: int, folder: Path) -> Ranks:
+    """Start `python -m MODULE ARGUMENTS` once per rank, each on one thread; their logs go into a new folder."""
+    folder.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(parent) for parent in Path(__file__).parents[1:3]),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+    }
+    processes = []
+    for rank in range(count):
+        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (folder / f"rank{rank}.log").open("w") as log:
+            command = [sys.executable, "-m", module, *arguments]
+            processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
+    return Ranks(processes, folder)

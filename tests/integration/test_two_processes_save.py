@@ -1,0 +1,81 @@
+"""What the supervised command saves from two processes, one with texts and one with images, and from one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.commands import ANSWERED, flags, with_image, write_rows
+from helpers.conversations import picture
+from helpers.launched_ranks import Ranks, launch
+from safetensors.torch import load_file
+
+from lmm_r1.models.adapters import ADAPTER_FOLDER
+
+pytestmark = pytest.mark.integration
+KIT = "qwen2_5_vl"
+STEPS = 2
+SETTINGS: dict[str, object] = {
+    "data.max_len": 512,
+    # In the order of the file every other row is the first process's.
+    "train.batch_size": 4,
+    "train.micro_batch_size": 1,
+    "train.max_steps": STEPS,
+    "ds.param_dtype": "fp32",
+    # With so large a term AdamW's step shows how large a gradient is, and not only its sign.
+    "adam.eps": 1.0,
+    "adam.lr": 0.1,
+    "lr_scheduler": "constant",
+    "lr_warmup_ratio": 0.0,
+}
+LORA: dict[str, object] = {"ds.lora.rank": 4}
+STAGE_2: dict[str, object] = {"ds.zero_stage": 2}
+STAGE_3: dict[str, object] = {"ds.zero_stage": 3}
+# An adapter begins with random numbers, which are others where weights are sharded as they are loaded.
+RUNS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "ZeRO-2": (STAGE_2, STAGE_2),
+    "ZeRO-3": (STAGE_2, STAGE_3),
+    "LoRA, ZeRO-3": (STAGE_3 | LORA, STAGE_3 | LORA),
+}
+
+
+@pytest.fixture(scope="module")
+def train(
+    tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, object], int], tuple[Ranks, Path]]:
+    """A function that starts the command with settings in so many processes, which returns them and their run folder."""
+    data = tmp_path_factory.mktemp("rows")
+    picture(84, 56).save(data / "picture.png")
+    rows = write_rows(data, *[ANSWERED, with_image("picture.png", base=ANSWERED)] * (2 * STEPS))
+
+    def started(settings: dict[str, object], count: int) -> tuple[Ranks, Path]:
+        folder = tmp_path_factory.mktemp("run")
+        values = SETTINGS | settings | {"model.model_name_or_path": tiny_checkpoint(KIT), "data.dataset": rows}
+        argv = flags(values | {"ckpt.output_dir": folder / "model"})
+        ranks = launch("lmm_r1.cli.train_sft", "--data.keep_order", *argv, count=count, folder=folder / "logs")
+        return ranks, folder / "model"
+
+    return started
+
+
+def difference(ours: Path, theirs: Path) -> float:
+    got, expected = load_file(ours), load_file(theirs)
+    assert set(got) == set(expected)
+    return max(float((got[name] - value).abs().max()) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_save_what_one_saves(name, train, tiny_checkpoint):
+    alone, together = RUNS[name]
+    one, expected = train(alone, 1)
+    one.wait()
+    two, saved = train(together, 2)
+    two.wait()
+    weights = "model.safetensors"
+    original = tiny_checkpoint(KIT) / weights
+    print(name, difference(expected / weights, original), difference(saved / weights, expected / weights))
+    assert difference(expected / weights, original) > 1e-3
+    # Gradients are added up in another order: some units in the last place of what one step adds, and of what follows.
+    assert difference(saved / weights, expected / weights) < 1e-6
+    if "ds.lora.rank" in together:
+        adapter = Path(ADAPTER_FOLDER) / "adapter_model.safetensors"
+        assert difference(saved / adapter, expected / adapter) < 1e-6
