@@ -72,7 +72,6 @@ def test_two_processes_save_what_one_saves(name, train, tiny_checkpoint):
     two.wait()
     weights = "model.safetensors"
     original = tiny_checkpoint(KIT) / weights
-    print(name, difference(expected / weights, original), difference(saved / weights, expected / weights))
     assert difference(expected / weights, original) > 1e-3
     # Gradients are added up in another order: some units in the last place of what one step adds, and of what follows.
     assert difference(saved / weights, expected / weights) < 1e-6
