@@ -31,7 +31,6 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_evaluate_errors.py",
         "integration/test_lora.py",
         "integration/test_packed_training.py",
-        "integration/test_group_media.py",
         "integration/test_replay_passes.py",
         "integration/test_two_ranks.py",
         "integration/test_ulysses.py",

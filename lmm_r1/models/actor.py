@@ -90,7 +90,7 @@ class KitActor(Actor):
 
     @property
     def _inputs(self) -> BatchInputs:
-        return BatchInputs(kit=self.kit, config=self.model_config, dtype=next(self.model.parameters()).dtype)
+        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
 
     def forward(
         self,

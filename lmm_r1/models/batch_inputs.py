@@ -22,6 +22,11 @@ class BatchInputs:
     dtype: torch.dtype
     """Of pixel values; grids and sizes stay integers."""
 
+    @classmethod
+    def of(cls, model: torch.nn.Module, *, kit: LmmKit, config: PretrainedConfig) -> BatchInputs:
+        """Return the inputs of a model whose weights are of one dtype; an engine's config is not always the model's."""
+        return cls(kit=kit, config=config, dtype=next(model.parameters()).dtype)
+
     def padded(
         self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]
     ) -> dict[str, torch.Tensor]:

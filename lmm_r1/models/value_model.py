@@ -126,7 +126,7 @@ class KitValueModel(torch.nn.Module):
 
     @property
     def _inputs(self) -> BatchInputs:
-        return BatchInputs(kit=self.kit, config=self.model_config, dtype=next(self.model.parameters()).dtype)
+        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
 
     def _run_padded(
         self,

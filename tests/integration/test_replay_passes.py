@@ -2,6 +2,7 @@
 
 import importlib
 import socket
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from helpers.conversations import message, row
 from helpers.experiences import group, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from ray import cloudpickle
 from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
@@ -79,6 +81,8 @@ class Engine:
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
+    # Workers can't import a test module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
     yield
     ray.shutdown()

@@ -11,7 +11,6 @@ from helpers.shared_rows import run_ranks
 from helpers.tiny_models import CORPUS
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from lmm_r1.cli import make_task, train_ppo_ray
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -187,38 +186,3 @@ def test_optimizer_steps_under_deepspeed_are_those_of_one_process(request, ranks
         assert rank["tokens"] == found[0]["tokens"]
     assert found[0]["expected_moved"] > 1e-3
     assert found[0]["weights"] < 1e-5 * max(1.0, found[0]["expected_moved"])
-
-
-def test_a_run_whose_policy_shares_rows_logs_what_a_run_of_one_process_does(
-    tiny_checkpoint, tmp_path, own_environment
-):
-    make_task.main(["digits", "--modality", "mixed", "--rows", "4", "--output", str(tmp_path / "rows")])
-    # An untrained model answers nothing right: any number that differs within a group does.
-    rewards = tmp_path / "rewards.py"
-    rewards.write_text(
-        "def reward_func(queries, prompts, labels):\n    return {'rewards': [sum(map(ord, queries[0])) % 97 / 97]}\n"
-    )
-    logged = []
-    for size in (1, 2):
-        folder = tmp_path / f"run{size}"
-        train_ppo_ray.main(
-            [
-                *("--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--reward.remote_url", str(rewards)),
-                *("--data.prompt_dataset", str(tmp_path / "rows"), "--data.max_len", "2048", "--ckpt.output_dir", str(folder)),
-                *("--ds.ulysses_size", str(size), "--actor.num_gpus_per_node", str(size), "--vllm.num_engines", "1"),
-                *("--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
-                *("--rollout.batch_size", "2", "--rollout.n_samples_per_prompt", "2", "--rollout.max_new_tokens", "8"),
-                *("--rollout.micro_batch_size", "4", "--train.batch_size", "4", "--train.micro_batch_size", "4"),
-                # In the second pass log-probs have moved away from those before the update.
-                *("--train.max_epochs", "2"),
-                *("--actor.adam.lr", "1e-3", "--actor.entropy_coef", "0.01"),
-            ]
-        )  # fmt: skip
-        logged.append([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
-    alone, shared = logged
-    assert [line["step"] for line in shared] == [1, 2]
-    for one, other in zip(alone, shared, strict=True):
-        for name in ("policy_loss", "entropy_loss", "actor_grad_norm", "ppo_kl", "rollout/response_length_mean"):
-            assert other[name] == pytest.approx(one[name], abs=1e-5), name
-        assert one["group_reward_std"] > 0
-    assert alone[1]["ppo_kl"] != 0
