@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96, help="tokens of every response")
     parser.add_argument("--image-side", type=int, default=448, help="pixels of each side of the image of a prompt")
     parser.add_argument("--steps", type=int, default=4, help="steps, of which the first is left out")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of weights, in models and engine")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of train_ppo_ray, last")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
@@ -74,7 +75,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict:
 def make_model(folder: Path) -> Path:
     command = [sys.executable, "-m", "lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl"]
     subprocess.run(
-        [*command, "--hidden_size", "256", "--layers", "4", "--output", str(folder)],
+        [*command, "--hidden_size", "192", "--layers", "6", "--output", str(folder)],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -116,7 +117,7 @@ def stage_flags(arguments: argparse.Namespace, folder: Path, model: Path, reward
         "--train.micro_batch_size": arguments.samples,
         "--actor.num_gpus_per_node": 1,
         "--ref.num_gpus_per_node": 1,
-        "--ds.param_dtype": "fp32",
+        "--ds.param_dtype": arguments.dtype,
     }
     switches = ["--rollout.ignore_eos", "--train.colocate_all", "--algo.kl.use_loss", "--vllm.enable_prefix_caching"]
     return [*switches, *(str(part) for pair in flags.items() for part in pair), *arguments.flags]
@@ -129,11 +130,15 @@ def summary(arguments: argparse.Namespace, steps: list[dict]) -> dict:
         return round(statistics.median(step[name] for step in steps), 3)
 
     phases = {name.removeprefix("timing/"): median(name) for name in sorted(steps[0]) if name.startswith("timing/")}
+    unique, computed = (sum(step[f"tokens/update_{name}"] for step in steps) for name in ("unique", "computed"))
     return {
         "seconds_per_step": phases.pop("step_total"),
         "phases": phases,
+        "share_of_limit": round(unique / computed, 4),
+        "update_tokens": {"unique": unique // len(steps), "computed": computed // len(steps)},
         "benchmark": "rl_step",
         "machine": machine_name(),
+        "dtype": arguments.dtype,
         "prompts": arguments.prompts,
         "samples": arguments.samples,
         "new_tokens": arguments.new_tokens,

@@ -12,15 +12,14 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
-from lmm_r1.models.adapters import EVERY_LAYER
 from lmm_r1.models.banned_tokens import ban
-from lmm_r1.models.batch_inputs import BatchInputs
-from lmm_r1.models.loading import LoadSettings, enable_checkpointing, load_model, lora_settings
+from lmm_r1.models.kit_module import KitModule
+from lmm_r1.models.loading import LoadSettings, load_model
 from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import check_not_shared, group_size, running, share_of
+from lmm_r1.models.sequence_parallel import running
 
 
-class KitActor(Actor):
+class KitActor(KitModule, Actor):
     """A causal model whose loading, positions and media tensors come from its kit.
 
     Takes the place of OpenRLHF's `Actor` wherever that is built; `forward` keeps its meaning and return values.
@@ -31,66 +30,28 @@ class KitActor(Actor):
     def __init__(
         self,
         pretrain_or_model: str,
-        attn_implementation: str,
-        param_dtype: str = "bf16",
         temperature: float = 1.0,
-        ds_config: dict | None = None,
-        freeze_visual_encoder: bool = False,
-        load_in_4bit: bool = False,
-        lora_rank: int = 0,
-        lora_alpha: int = 16,
-        lora_dropout: float = 0.0,
-        target_modules: str | Sequence[str] = EVERY_LAYER,
-        use_liger_kernel: bool = False,
-        packing_samples: bool = False,
-        share_prefix: bool = False,
-        experts_implementation: str | None = None,
         trust_remote_code: bool = False,
         ban_media_tokens: bool = False,
-        **unused: Any,
+        load_in_4bit: bool = False,
+        use_liger_kernel: bool = False,
+        **settings: Any,
     ) -> None:
         assert not any((load_in_4bit, use_liger_kernel)), "refused by config.resolve"
-        loaded = load_model(
-            pretrain_or_model,
-            LoadSettings(
-                param_dtype=param_dtype,
-                attn_implementation=attn_implementation,
-                experts_implementation=experts_implementation,
-                packing_samples=packing_samples,
-                share_prefix=share_prefix,
-                freeze_visual_encoder=freeze_visual_encoder,
-                lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
-                ds_config=ds_config,
-                trust_remote_code=trust_remote_code,
-            ),
-        )
-        kit, model = loaded.kit, loaded.model
-        if hasattr(model.config, "value_head_prefix"):
+        loaded = load_model(pretrain_or_model, LoadSettings.of(trust_remote_code=trust_remote_code, **settings))
+        if hasattr(loaded.model.config, "value_head_prefix"):
             raise UserError(
                 f"{pretrain_or_model}: this is a critic or reward model, which has no output layer to generate with; "
                 "give the checkpoint of a policy"
             )
-        super().__init__(model, temperature=temperature)
-        self.kit = kit
-        self.is_vlm = kit.takes_images
-        self.packing_samples = loaded.packs_samples
-        self.share_prefix = share_prefix
-        self.trains_vision = loaded.trains_vision
-        # DeepSpeed's engine may show its own config under `.config`.
-        self.model_config = model.config
+        super().__init__(loaded.model, temperature=temperature)
+        self._note(loaded)
+        self.is_vlm = self.kit.takes_images
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
-            processor = kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
-            banned = kit.banned_token_ids(model.config, kit.tokenizer_of(processor))
+            processor = self.kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
+            banned = self.kit.banned_token_ids(self.model_config, self.kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
-        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
-
-    @property
-    def _inputs(self) -> BatchInputs:
-        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
 
     def forward(
         self,
@@ -120,7 +81,7 @@ class KitActor(Actor):
                 sequences, attention_mask, media, targets=targets, return_entropy=return_entropy, group=ring_attn_group
             )
         else:
-            check_not_shared(self.model, group=ring_attn_group)
+            self._check_padded(ring_attn_group)
             log_probs, output = self._run_padded(sequences, attention_mask, media, return_entropy=return_entropy)
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
@@ -128,7 +89,7 @@ class KitActor(Actor):
 
     def _run(self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]) -> Any:
         rows, width = sequences.shape
-        inputs = self._inputs.padded(sequences, attention_mask, media)
+        inputs = self._padded_inputs(sequences, attention_mask, media)
         output = self.model(**inputs, use_cache=False)
         output["logits"] = self._sampled_from(output["logits"][:rows, :width])
         return output
@@ -158,23 +119,15 @@ class KitActor(Actor):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
         """As `_run_padded`, over a packed row: logits are computed for the targets only, all others get 0."""
-        row, inputs = self._inputs.packed(
-            sequences,
-            attention_mask,
-            media,
-            targets=targets,
-            share_prefix=self.share_prefix,
-            multiple_of=group_size(group),
-        )
-        share = share_of(row, group=group)
+        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.model(**inputs, use_cache=False, logits_to_keep=share.sources)
         logits = self._sampled_from(output["logits"])  # (1, k, V)
         output["logits"] = logits
         if return_entropy:
-            output.entropy = row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
+            output.entropy = share.row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
         log_probs = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
-        return row.scatter(log_probs, like=targets.wanted), output
+        return share.row.scatter(log_probs, like=targets.wanted), output
 
     def _sampled_from(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., V) of the distribution that the rollout sampled from, in single precision."""

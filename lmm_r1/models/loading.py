@@ -15,7 +15,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
-from lmm_r1.models.adapters import LoraSettings, add_adapters
+from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
 from lmm_r1.models.patch_embedding import multiply_patches
 
@@ -38,6 +38,37 @@ class LoadSettings:
     ds_config: dict | None
     trust_remote_code: bool
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        attn_implementation: str,
+        param_dtype: str = "bf16",
+        experts_implementation: str | None = None,
+        packing_samples: bool = False,
+        share_prefix: bool = False,
+        freeze_visual_encoder: bool = False,
+        lora_rank: int = 0,
+        lora_alpha: int = 16,
+        lora_dropout: float = 0.0,
+        target_modules: str | Sequence[str] = EVERY_LAYER,
+        ds_config: dict | None = None,
+        trust_remote_code: bool = False,
+        **unused: Any,
+    ) -> LoadSettings:
+        """Return what the arguments of OpenRLHF's models say, which it hands on one by one."""
+        return cls(
+            param_dtype=param_dtype,
+            attn_implementation=attn_implementation,
+            experts_implementation=experts_implementation,
+            packing_samples=packing_samples,
+            share_prefix=share_prefix,
+            freeze_visual_encoder=freeze_visual_encoder,
+            lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
+            ds_config=ds_config,
+            trust_remote_code=trust_remote_code,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedModel:
@@ -47,6 +78,8 @@ class LoadedModel:
     model: PreTrainedModel
     packs_samples: bool
     """Whether its attention takes packed rows."""
+    share_prefix: bool
+    """Whether a group's prompt is computed once in them."""
     trains_vision: bool
     """Whether gradients reach the vision tower."""
 
@@ -76,7 +109,9 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     if kit.zero3_leaf_classes:
         deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
     trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None)
-    return LoadedModel(kit=kit, model=model, packs_samples=packs, trains_vision=trains_vision)
+    return LoadedModel(
+        kit=kit, model=model, packs_samples=packs, share_prefix=settings.share_prefix, trains_vision=trains_vision
+    )
 
 
 def lora_settings(

@@ -12,17 +12,17 @@ from transformers import PreTrainedModel
 
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
-from lmm_r1.models.adapters import EVERY_LAYER, merged_state_dict
-from lmm_r1.models.batch_inputs import BatchInputs
-from lmm_r1.models.loading import DTYPES, LoadSettings, enable_checkpointing, load_model, lora_settings
+from lmm_r1.models.adapters import merged_state_dict
+from lmm_r1.models.kit_module import KitModule
+from lmm_r1.models.loading import DTYPES, LoadSettings, load_model
 from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import check_not_shared, group_size, running, share_of
+from lmm_r1.models.sequence_parallel import running
 from lmm_r1.models.value_head import head_name, make_head, stored_weight
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
 
 
-class KitValueModel(torch.nn.Module):
+class KitValueModel(KitModule, torch.nn.Module):
     """A value for every response token (critic), or one for every sample, at its last token (reward model).
 
     Takes the place of what OpenRLHF's `get_llm_for_sequence_regression` makes. No logits are computed, the output
@@ -34,47 +34,20 @@ class KitValueModel(torch.nn.Module):
         model_name_or_path: str,
         model_type: Literal["critic", "reward"],
         *,
-        attn_implementation: str,
         param_dtype: str,
         value_head_prefix: str,
         normalize_reward: bool = False,
         ds_config: dict | None = None,
-        freeze_visual_encoder: bool = False,
         load_in_4bit: bool = False,
-        lora_rank: int = 0,
-        lora_alpha: int = 16,
-        lora_dropout: float = 0.0,
-        target_modules: str | Sequence[str] = EVERY_LAYER,
-        packing_samples: bool = False,
-        share_prefix: bool = False,
-        experts_implementation: str | None = None,
-        trust_remote_code: bool = False,
-        **unused: Any,
+        **settings: Any,
     ) -> None:
         assert not load_in_4bit, "refused by config.resolve"
         super().__init__()
-        loaded = load_model(
-            model_name_or_path,
-            LoadSettings(
-                param_dtype=param_dtype,
-                attn_implementation=attn_implementation,
-                experts_implementation=experts_implementation,
-                packing_samples=packing_samples,
-                share_prefix=share_prefix,
-                freeze_visual_encoder=freeze_visual_encoder,
-                lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
-                ds_config=ds_config,
-                trust_remote_code=trust_remote_code,
-            ),
-        )
+        settings |= {"param_dtype": param_dtype, "ds_config": ds_config}
+        loaded = load_model(model_name_or_path, LoadSettings.of(**settings))
         drop_output_layer(loaded.model)
-        self.kit = loaded.kit
         self.model = loaded.model
-        self.packing_samples = loaded.packs_samples
-        self.share_prefix = share_prefix
-        self.trains_vision = loaded.trains_vision
-        # DeepSpeed's engine may show its own config under `.config`.
-        self.model_config = loaded.model.config
+        self._note(loaded)
         # In the checkpoint; here it is `head`, whatever names that may take.
         self.head_name = head_name(self.model_config, default=value_head_prefix)
         weight = stored_weight(
@@ -85,10 +58,6 @@ class KitValueModel(torch.nn.Module):
         # OpenRLHF writes them into the config of the reward models that it trains.
         self.mean: float = getattr(self.model_config, "mean", 0.0)
         self.std: float = getattr(self.model_config, "std", 1.0)
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
-        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
 
     def forward(
         self,
@@ -112,7 +81,7 @@ class KitValueModel(torch.nn.Module):
         if self.packing_samples:
             values, output = self._run_packed(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
         else:
-            check_not_shared(self.model, group=ring_attn_group)
+            self._check_padded(ring_attn_group)
             values, output = self._run_padded(input_ids, attention_mask, media, targets=targets)
         if action_mask is None:
             values = values.sum(dim=1)
@@ -124,10 +93,6 @@ class KitValueModel(torch.nn.Module):
     def _normalized(self, values: torch.Tensor) -> torch.Tensor:
         return (values - self.mean) / self.std if self.normalize_reward else values
 
-    @property
-    def _inputs(self) -> BatchInputs:
-        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
-
     def _run_padded(
         self,
         sequences: torch.Tensor,
@@ -137,7 +102,7 @@ class KitValueModel(torch.nn.Module):
         targets: Targets,
     ) -> tuple[torch.Tensor, Any]:
         """Return the values at the targets' sources in zeros of their shape, and the backbone's output."""
-        inputs = self._inputs.padded(sequences, attention_mask, media)
+        inputs = self._padded_inputs(sequences, attention_mask, media)
         output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         places = targets.wanted.nonzero(as_tuple=True)
         values = self.head(output.last_hidden_state[places])
@@ -153,19 +118,11 @@ class KitValueModel(torch.nn.Module):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
         """As `_run_padded`, over a packed row, whose tokens the ranks of `group` share."""
-        row, inputs = self._inputs.packed(
-            sequences,
-            attention_mask,
-            media,
-            targets=targets,
-            share_prefix=self.share_prefix,
-            multiple_of=group_size(group),
-        )
-        share = share_of(row, group=group)
+        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
-        return row.scatter(values, like=targets.wanted), output
+        return share.row.scatter(values, like=targets.wanted), output
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.

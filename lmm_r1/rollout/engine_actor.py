@@ -10,7 +10,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import kit_of
-from lmm_r1.rollout.group import GroupRollout, GroupSettings
+from lmm_r1.rollout.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.rollout.in_process_engine import InProcessEngine
 from lmm_r1.rollout.scoring import make_scorer
 
@@ -55,9 +55,9 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self._configure_vllm_env(version, vllm, full_determinism)
         self.llm = InProcessEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
 
-    async def generate_group(self, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
+    async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
-        return await self.groups.run(self.llm, row, settings)
+        return SampledGroup(samples=await self.groups.run(self.llm, row, settings))
 
     async def load_weights_from(self, folder: str) -> None:
         """Load new weights from files (machines without CUDA)."""

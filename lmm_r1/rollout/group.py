@@ -33,6 +33,13 @@ class GroupSettings:
     overlong_prompts: Literal["error", "skip"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampledGroup:
+    """The samples of a group on their way from an engine, with one media object: of a list, Ray copies every dict."""
+
+    samples: list[dict[str, Any]]
+
+
 @dataclass(kw_only=True)
 class _Sample:
     token_ids: list[int] = field(default_factory=list)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+import torch
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -21,6 +23,19 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
 from lmm_r1.trainer.workers import PassMedia
 
+# What a rollout takes at least: every prompt once.
+WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatePasses:
+    """The passes of the optimizer steps on one rollout."""
+
+    steps: list[list[Experience]]
+    """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
+    unique_tokens: int
+    """How many tokens the steps would compute if each computed every prompt once."""
+
 
 class KitExperienceMaker(RemoteExperienceMaker):
     """OpenRLHF's experience maker; batches are cut by groups, and every model gets the media."""
@@ -30,6 +45,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.config = config
         # Whether the models compute a group's prompt once: they say so when they are loaded.
         self.share_prefix = False
+        self.learns_once = learns_once(config)
         self._media: list[PassMedia] = []
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -44,8 +60,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
             for batch in rank
         ]
 
-    def update_passes(self, experiences: list[Experience], *, step: int) -> list[list[Experience]]:
-        """Return for each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many.
+    def update_passes(self, experiences: list[Experience], *, step: int) -> UpdatePasses:
+        """Return the passes of every optimizer step.
 
         Which samples make up an optimizer step depends on the seed and the step alone, and not on how many ranks there
         are, or on how the samples were computed.
@@ -54,24 +70,35 @@ class KitExperienceMaker(RemoteExperienceMaker):
         parts = [part for experience in experiences for part in split_experience_batch(experience)]
         by_place = dict(zip(places, remove_padding_in_sequences(parts), strict=True))
         items = [by_place[place] for place in range(len(places))]
+        sizes = sample_sizes(items)
         plan = plan_update(
-            sample_sizes(items),
+            sizes,
             batch_size=self.config.train.batch_size,
             ranks=self._ranks(),
             limits=pass_limits(self.config, self.config.train, share_prefix=self.share_prefix),
             seed=f"{self.config.train.seed}-{step}",
         )
-        return [
+        steps = [
             [make_experience_batch([items[index] for index in batch]) for rank in ranks for batch in rank]
             for ranks in plan
         ]
+        learnt = [[sizes[index] for rank in ranks for batch in rank for index in batch] for ranks in plan]
+        return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, learnt)))
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         self._media = [PassMedia(rows=samples.mm_train_inputs) for samples in samples_list]
-        return super().make_experience(samples_list)
+        experiences = super().make_experience(samples_list)
+        if self.learns_once:
+            for experience in experiences:
+                experience.action_log_probs = None
+        return experiences
 
     def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
         """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
+        if group is self.actor_model_group and self.learns_once:
+            # Upstream asks for them; none of what it makes of them is used.
+            nothing = [torch.zeros_like(mask, dtype=torch.float) for mask in kwargs["action_mask"]]
+            return [ray.put(nothing)]
         refs = super()._dispatch_forward(group, sync_condition, **{**kwargs, "mm_train_inputs_list": self._media})
         if not cpu.has_cuda():
             ray.wait(refs, num_returns=len(refs), fetch_local=False)
@@ -81,6 +108,17 @@ class KitExperienceMaker(RemoteExperienceMaker):
         """Return into how many shares the samples are cut, so that each group of workers can take equal numbers."""
         groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group, self.reward_model_group)
         return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
+
+
+def learns_once(config: PPOConfig) -> bool:
+    """Say whether a rollout is learnt from in one optimizer step, in whose own pass the policy is still the old one.
+
+    Then no pass of its own is made for the old log-probs, unless rewards are made of them.
+    """
+    samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
+    in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
+    one_step = config.train.batch_size == samples and config.train.max_epochs == 1
+    return one_step and not in_reward and config.ds.lora.dropout == 0
 
 
 def data_parallel_size(group: RayActorGroup) -> int:

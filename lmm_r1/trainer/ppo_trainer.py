@@ -117,19 +117,26 @@ class KitPPOTrainer(BasePPOTrainer):
         rollout_stats = self._compute_rollout_stats(experiences)
         text = self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True)
         example = [text, experiences[0].info["reward"][0].item()]
-        self._hand_out(self.experience_maker.update_passes(experiences, step=global_step))
+        passes = self.experience_maker.update_passes(experiences, step=global_step)
+        self._hand_out(passes.steps)
         handed_out = time.perf_counter()
+        self._computed_tokens()
         status = self.ppo_train(global_step)
         trained = time.perf_counter()
+        tokens = {
+            "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
+            "tokens/update_computed": self._computed_tokens(),
+        }
         self.broadcast_to_vllm()
         if "kl" in status:
             self.kl_ctl.update(status["kl"], len(rollout_samples))
         timing = {
             "timing/make_experience": made - began,
+            "timing/hand_out": handed_out - made,
             "timing/ppo_train": trained - handed_out,
             "timing/broadcast": time.perf_counter() - trained,
         }
-        return {**status, **timing, **rollout_stats, "generated_samples": example}, global_step + 1
+        return {**status, **tokens, **timing, **rollout_stats, "generated_samples": example}, global_step + 1
 
     def _hand_out(self, steps: Sequence[list[Experience]]) -> None:
         """Give every worker of the policy and of the critic its passes, one optimizer step after the other."""
@@ -142,6 +149,12 @@ class KitPPOTrainer(BasePPOTrainer):
                 for ref in group.async_run_method_batch(method_name="append", experience=passes)
             ]
         )
+
+    def _computed_tokens(self) -> int:
+        """Return how many tokens the policy's workers have computed since they were asked last."""
+        counts = ray.get(self.actor_model_group.async_run_method(method_name="take_computed_tokens"))
+        # Workers that share rows count all tokens of each.
+        return sum(counts[:: self.actor_model_group.duplicate_actors])
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Update critic and policy; where there is no CUDA one after the other: together they share the cores badly."""

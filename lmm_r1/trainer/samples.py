@@ -71,7 +71,7 @@ class KitSamplesGenerator(SamplesGenerator):
         return groups
 
     def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[dict[str, Any]]]:
-        """Return one group per row, in row order.
+        """Return one group per row, in row order; by the one media object of its samples, passes know a group.
 
         Raises UserError when a reward cannot be had or a row is wrong; the run cannot go on without it.
         """
@@ -84,7 +84,7 @@ class KitSamplesGenerator(SamplesGenerator):
             heapq.heappush(load, (count + settings.n_samples, index))
             refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
         try:
-            return [_with_one_media(group) for group in ray.get(refs)]
+            return [group.samples for group in ray.get(refs)]
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, RewardUnavailable | UserError):
                 raise UserError(str(error.cause)) from error
@@ -92,16 +92,6 @@ class KitSamplesGenerator(SamplesGenerator):
 
     def _experience(self, sample: dict[str, Any]) -> Experience:
         return self._process_response_into_experience(sample, max_len=self.settings.max_len)
-
-
-def _with_one_media(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Let the samples of a group hold one media object again: Ray takes dicts apart, and makes one for each sample.
-
-    By that object the training passes know which samples have their prompt in common.
-    """
-    for sample in group:
-        sample["mm_train_inputs"] = group[0]["mm_train_inputs"]
-    return group
 
 
 def wake(args: SimpleNamespace, engines: Sequence[Any]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,10 @@ def install_seams(args: SimpleNamespace) -> None:
 class KitActorPPOTrainer(ActorPPOTrainer):
     """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
 
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.actor_loss_fn = partial(loss_before_update, self.actor_loss_fn)
+
     def training_step(
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -128,6 +133,13 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             self.actor = trained
 
 
+def loss_before_update(
+    loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
+) -> Any:
+    """Return OpenRLHF's policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
+    return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
+
+
 def _merged_parameters(layers: Mapping[str, LoraLayer]) -> dict[str, torch.nn.Parameter]:
     """Return the merged weights of adapted layers, whole on every rank, by their name in the bare model."""
     merged = {}
@@ -155,6 +167,11 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     def shares_prefix(self) -> bool:
         """Say whether the loaded model computes a group's prompt once."""
         return self.actor.packing_samples and self.actor.share_prefix
+
+    def take_computed_tokens(self) -> int:
+        """Return how many tokens the policy has computed since this was called last, padding and repeats included."""
+        tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
+        return tokens
 
 
 class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):

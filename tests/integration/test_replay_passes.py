@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
+from lmm_r1.rollout.group import SampledGroup
 from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
 from lmm_r1.trainer.samples import KitSamplesGenerator
 from lmm_r1.trainer.workers import PassMedia, media_per_row
@@ -74,9 +75,11 @@ class Engine:
     def get_num_unfinished_requests(self) -> int:
         return 0
 
-    def generate_group(self, row: Row, settings: object) -> list[dict[str, object]]:
+    def generate_group(self, row: Row, settings: object) -> SampledGroup:
         media = {"pixel_values": torch.zeros(2, 3)}
-        return [{"label": row.answer, "mm_train_inputs": media} for _ in range(settings.n_samples)]
+        return SampledGroup(
+            samples=[{"label": row.answer, "mm_train_inputs": media} for _ in range(settings.n_samples)]
+        )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.trainer.experience_maker import KitExperienceMaker, pass_limits, sample_sizes
+from lmm_r1.trainer.experience_maker import KitExperienceMaker, learns_once, pass_limits, sample_sizes
 
 pytestmark = pytest.mark.unit
 
@@ -126,7 +126,7 @@ def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
     made = maker(actor=WorkerGroup(actors=4, duplicates=2), reference=WorkerGroup(actors=4))
     passes = made.split_rollout_samples(rollout())
     assert [len(experience.index) for experience in passes] == [2, 2, 2, 2]
-    steps = made.update_passes([trained(experience) for experience in passes], step=0)
+    steps = made.update_passes([trained(experience) for experience in passes], step=0).steps
     assert [[len(experience.sequences) for experience in step] for step in steps] == [[1, 1, 1, 1]] * 2
 
 
@@ -148,7 +148,7 @@ def learnt_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
 def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_prefix, actors, by_tokens):
     def steps(made: KitExperienceMaker, step: int) -> list[list[list[int]]]:
         passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
-        return learnt_sequences(made.update_passes(passes, step=step))
+        return learnt_sequences(made.update_passes(passes, step=step).steps)
 
     plain = maker(share_prefix=False)
     settings = config(train__dynamic_batch_enable=by_tokens, train__max_tokens_per_gpu=15)
@@ -167,7 +167,7 @@ def test_values_stay_with_their_samples():
             experience.sequences, experience.action_mask, experience.advantages, strict=True
         ):
             expected[tuple(ids[1:][mask.bool()].tolist()), int(ids[0])] = advantages[mask.bool()]
-    for experience in sum(made.update_passes(passes, step=0), []):
+    for experience in sum(made.update_passes(passes, step=0).steps, []):
         for ids, mask, advantages in zip(
             experience.sequences, experience.action_mask, experience.advantages, strict=True
         ):
@@ -176,10 +176,51 @@ def test_values_stay_with_their_samples():
             )
 
 
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_what_an_update_takes_at_least_has_every_prompt_of_a_step_once(share_prefix):
+    made = maker(share_prefix=share_prefix)
+    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    # Prompts of 2, 4, 4 and 1 tokens, and responses of 9 + 1, 2 + 4, 6 + 3 and 1 + 1.
+    assert made.update_passes(passes, step=0).unique_tokens == 11 + 27
+    # One sample a step: both of a group need its prompt.
+    made = maker(share_prefix=share_prefix, settings=config(train__batch_size=1, train__micro_batch_size=1))
+    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    assert made.update_passes(passes, step=0).unique_tokens == 2 * 11 + 27
+
+
+ONE_STEP = {"train__batch_size": 8, "algo__kl__use_loss": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (ONE_STEP, True),
+        (ONE_STEP | {"algo__kl__use_loss": False, "algo__kl__init_coef": 0.0}, True),
+        # The second step's policy is no longer the old one.
+        (ONE_STEP | {"train__batch_size": 4}, False),
+        (ONE_STEP | {"train__max_epochs": 2}, False),
+        # The reward is made of it.
+        (ONE_STEP | {"algo__kl__use_loss": False}, False),
+        # In its pass the policy is another one every time.
+        (ONE_STEP | {"ds__lora__rank": 4, "ds__lora__dropout": 0.1}, False),
+    ],
+)
+def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, monkeypatch):
+    monkeypatch.setattr(ray, "put", lambda values: values)
+    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
+    settings = config(**changes)
+    assert learns_once(settings) is expected
+    worker = WorkerGroup()
+    made = maker(actor=worker, settings=settings)
+    result = made._dispatch_forward(worker, False, action_mask=[torch.ones(2, 3)])
+    assert len(worker.calls) == (not expected)
+    assert result == ["ref"] or [part.tolist() for part in result[0]] == [[[0.0] * 3] * 2]
+
+
 def test_a_groups_media_stay_one_object_on_the_way_to_a_worker():
     made = maker()
     passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
-    for step in made.update_passes(passes, step=0):
+    for step in made.update_passes(passes, step=0).steps:
         for experience in pickle.loads(pickle.dumps(step)):
             assert len({id(media) for media in experience.mm_train_inputs}) == 1
 

@@ -1,0 +1,75 @@
+"""What policy and value models have in common: a kit's model that takes padded batches or packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.batch_inputs import BatchInputs
+from lmm_r1.models.loading import LoadedModel, enable_checkpointing
+from lmm_r1.models.packing import Targets
+from lmm_r1.models.sequence_parallel import RowShare, check_not_shared, group_size, share_of
+
+
+class KitModule:
+    """The part of a module that holds a kit's model (mix-in); OpenRLHF's Actor makes the rest of a policy."""
+
+    kit: LmmKit
+    model: torch.nn.Module
+    """The kit's model, or DeepSpeed's engine around it."""
+
+    def _note(self, loaded: LoadedModel) -> None:
+        """Keep all that was found out when the model was loaded, but the model itself."""
+        self.kit = loaded.kit
+        self.packing_samples = loaded.packs_samples
+        self.share_prefix = loaded.share_prefix
+        self.trains_vision = loaded.trains_vision
+        # DeepSpeed's engine may show its own config under `.config`.
+        self.model_config = loaded.model.config
+        # Since someone set it to 0, padding and repeated prompts included.
+        self.computed_tokens = 0
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
+
+    @property
+    def _inputs(self) -> BatchInputs:
+        return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
+
+    def _padded_inputs(
+        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]
+    ) -> dict[str, torch.Tensor]:
+        """Return the model's arguments for a padded batch, which may have a row more than given."""
+        inputs = self._inputs.padded(sequences, attention_mask, media)
+        self.computed_tokens += inputs["input_ids"].numel()
+        return inputs
+
+    def _packed_inputs(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        targets: Targets,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[RowShare, dict[str, torch.Tensor]]:
+        """Return this process's share of a packed row of the batch, and the model's arguments for the whole row."""
+        row, inputs = self._inputs.packed(
+            sequences,
+            attention_mask,
+            media,
+            targets=targets,
+            share_prefix=self.share_prefix,
+            multiple_of=group_size(group),
+        )
+        self.computed_tokens += row.token_ids.numel()
+        return share_of(row, group=group), inputs
+
+    def _check_padded(self, group: dist.ProcessGroup | None) -> None:
+        """Raise UserError where ranks should share the rows of this model, which runs on padded batches."""
+        check_not_shared(self.model, group=group)
