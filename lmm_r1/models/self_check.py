@@ -10,32 +10,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.kit_module import KitModule
 
 # How far the results of a sample may be off in the mean, in standard deviations of all results. In bfloat16, rounding
 # made up to 0.03 (28 layers, random weights), and a mask or positions that were wrong 0.24 and more.
 SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.15
 # Tokens of text on either side of the image, and of the two responses behind it; of the other prompt and its response.
 AROUND, RESPONSES, OTHER_PROMPT, OTHER_RESPONSE = 4, (6, 3), 5, 4
-
-
-class PackingModel(Protocol):
-    """What a policy, a critic and a reward model have in common: one result per token of the responses."""
-
-    kit: LmmKit
-    model: torch.nn.Module
-    """The kit's model, or DeepSpeed's engine around it."""
-    model_config: PretrainedConfig
-    packing_samples: bool
-    share_prefix: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +36,7 @@ class _Sample:
 
 
 def check_packing(
-    model: PackingModel,
+    model: KitModule,
     *,
     run: Callable[..., torch.Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
@@ -74,7 +64,7 @@ def check_packing(
         _compare(model, together, alone, mode=mode)
 
 
-def _samples(model: PackingModel) -> list[_Sample]:
+def _samples(model: KitModule) -> list[_Sample]:
     """Return two samples of one prompt, with an image where the model takes any, and one of another between them."""
     # Log-probs of banned tokens lie far from all others.
     banned = model.banned_token_ids.tolist() if isinstance(model, KitActor) else []
@@ -104,7 +94,7 @@ def _numbers(value: Any) -> set[int]:
 
 
 def _results(
-    model: PackingModel,
+    model: KitModule,
     run: Callable[..., torch.Tensor],
     samples: Sequence[_Sample],
     *,
@@ -131,9 +121,7 @@ def _results(
     return [row[learnt.bool()].float() for row, learnt in zip(results, wanted, strict=True)]
 
 
-def _compare(
-    model: PackingModel, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str
-) -> None:
+def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:
     spread = torch.cat(list(alone)).std()
     errors = torch.stack([(one - other).abs().mean() for one, other in zip(together, alone, strict=True)])
     # What is no number is off, whatever by.
