@@ -17,6 +17,8 @@ from lmm_r1.models.row_layout import RowLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+# Up to this many queries, the backward kernel is two to six times as fast in single precision as in bfloat16.
+_SHORT = 384
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,10 +110,12 @@ class _RowAttention(torch.autograd.Function):
         for_query, for_key, for_value = (torch.empty_like(tensor) for tensor in (query, key, value))
 
         def gradients(call: _Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            given = (gradient[:, :, call.queries], query[:, :, call.queries])
-            given += (key[:, :, call.keys], value[:, :, call.keys])
-            given += (output[:, :, call.queries], sums[:, :, call.queries])
-            return _backward(*given, 0.0, call.is_causal, attn_mask=call.bias, scale=ctx.scaling)
+            dtype = torch.float32 if _is_short(call) and query.dtype.itemsize == 2 else query.dtype
+            given = [tensor[:, :, call.queries].to(dtype) for tensor in (gradient, query)]
+            given += [tensor[:, :, call.keys].to(dtype) for tensor in (key, value)]
+            given += [output[:, :, call.queries].to(dtype), sums[:, :, call.queries]]
+            bias = None if call.bias is None else call.bias.to(dtype)
+            return _backward(*given, 0.0, call.is_causal, attn_mask=bias, scale=ctx.scaling)
 
         for call in ctx.own:
             places = for_query[:, :, call.queries], for_key[:, :, call.keys], for_value[:, :, call.keys]
@@ -122,6 +126,10 @@ class _RowAttention(torch.autograd.Function):
             for place, part in zip(places, gradients(call), strict=True):
                 place.add_(part)
         return for_query, for_key, for_value, None, None, None
+
+
+def _is_short(call: _Call) -> bool:
+    return call.queries.stop - call.queries.start <= _SHORT
 
 
 def _merge(output: torch.Tensor, sums: torch.Tensor, more: torch.Tensor, more_sums: torch.Tensor) -> None:

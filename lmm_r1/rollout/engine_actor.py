@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -26,6 +29,12 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward_deadline_s: float,
         **engine_arguments: Any,
     ) -> None:
+        if cpu.has_cuda():
+            await super().__init__(**engine_arguments)
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))
+        else:
+            self._start_in_process(**engine_arguments)
+            in_thread = self.llm.call
         path, trust_remote_code = engine_arguments["model"], engine_arguments["trust_remote_code"]
         kit = kit_of(path, trust_remote_code=trust_remote_code)
         processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
@@ -39,11 +48,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
                 if reward_endpoints is not None
                 else None
             ),
+            in_thread=in_thread,
         )
-        if cpu.has_cuda():
-            await super().__init__(**engine_arguments)
-        else:
-            self._start_in_process(**engine_arguments)
 
     def _start_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any

@@ -17,6 +17,8 @@ from lmm_r1.rollout.engine_actor import RolloutActor
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # GPU share of an engine that lives with the models on one GPU.
 COLOCATED_SHARE = 0.2
+# Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
+CPU_BLOCK_SIZE = 32
 
 
 def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
@@ -71,6 +73,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
         "logprobs_mode": "processed_logprobs" if correction else "raw_logprobs",
         "max_logprobs": 1,
+        **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
         "reward_endpoints": config.reward.remote_url.split(",") if config.reward.remote_url else None,

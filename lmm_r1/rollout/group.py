@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from vllm.inputs import TokensPrompt
@@ -51,13 +52,21 @@ class GroupRollout:
     """Generates groups on one engine, and scores them where a scorer is given."""
 
     def __init__(
-        self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], scorer: Scorer | None
+        self,
+        *,
+        kit: LmmKit,
+        processor: Any,
+        banned_token_ids: tuple[int, ...],
+        scorer: Scorer | None,
+        in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self.kit = kit
         self.processor = processor
         self.tokenizer = kit.tokenizer_of(processor)
         self.banned_token_ids = banned_token_ids
         self.scorer = scorer
+        # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
+        self.in_thread = in_thread
 
     async def run(self, engine: Any, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
         """Return the group's samples as OpenRLHF's executors do, with one shared media object.
@@ -65,7 +74,8 @@ class GroupRollout:
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
         Raises RewardUnavailable when a sample's reward cannot be had.
         """
-        prompt = encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        encode = partial(encode_row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        prompt = await self.in_thread(encode, row)
         room = settings.max_len - len(prompt.token_ids)
         if room < (settings.max_new_tokens or 1):
             if settings.overlong_prompts == "skip":

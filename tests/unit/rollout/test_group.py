@@ -86,7 +86,11 @@ def run(
 ) -> tuple[list[dict[str, Any]], StreamingEngine, GroupRollout]:
     engine = StreamingEngine(pieces)
     rollout = GroupRollout(
-        kit=kit or CharacterKit(), processor=None, banned_token_ids=banned, scorer=scorer or RecordingScorer()
+        kit=kit or CharacterKit(),
+        processor=None,
+        banned_token_ids=banned,
+        scorer=scorer or RecordingScorer(),
+        in_thread=asyncio.to_thread,
     )
     return asyncio.run(asyncio.wait_for(rollout.run(engine, prompt, settings), timeout=10)), engine, rollout
 
