@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96, help="tokens of every response")
     parser.add_argument("--image-side", type=int, default=448, help="pixels of each side of the image of a prompt")
     parser.add_argument("--steps", type=int, default=4, help="steps, of which the first is left out")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of weights, in models and engine")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16", help="of weights, in models and engine")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of train_ppo_ray, last")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()

@@ -183,7 +183,10 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
         how="subclassed",
         ours="lmm_r1.trainer.workers:KitActorPPOTrainer.training_step",
-        reason="DeepSpeed must know which pass ends an optimizer step, and losses are logged per token",
+        reason=(
+            "DeepSpeed must know which pass ends an optimizer step, losses are logged per token, and old log-probs may "
+            "be those of the pass"
+        ),
         signature="self experience kl_ctl step loss_batch_info",
     ),
     Seam(
@@ -469,7 +472,10 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
         how="subclassed",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",
-        reason="upstream hands media to policy and reference alone, and runs all models at once",
+        reason=(
+            "upstream hands media to policy and reference alone, runs all models at once, and makes a pass for old "
+            "log-probs where the update's own pass gives them"
+        ),
         signature="self group sync_condition kwargs",
     ),
     Seam(

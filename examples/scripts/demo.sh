@@ -4,6 +4,7 @@
 #   bash examples/scripts/demo.sh                    into runs/demo
 #   SEED=2 bash examples/scripts/demo.sh runs/two    another seed, into runs/two
 #   ARCH=gemma3 bash examples/scripts/demo.sh        another architecture (lmm-r1 kits lists them)
+#   bash examples/scripts/demo.sh runs/ppo --algo.advantage.estimator gae    flags behind the folder go to both RL stages
 # A finished stage is skipped and a stopped one continued, so the same command takes up an interrupted demo.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,5 +37,5 @@ export SFT_CONFIG=$here/lmm_r1/configs/demo/cold_start.yaml
 export FRE_CONFIG=$here/lmm_r1/configs/demo/fre.yaml
 export MGT_CONFIG=$here/lmm_r1/configs/demo/mgt.yaml
 export EVAL_CONFIG=$here/lmm_r1/configs/demo/evaluate.yaml
-"$here/lmm_r1/run_curriculum.sh"
+"$here/lmm_r1/run_curriculum.sh" "${@:2}"
 echo "demo: open $ROOT/report.html in a browser"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lmm_r1.models import packed_attention
+from lmm_r1.models import packed_attention, row_attention
 from lmm_r1.models.row_attention import attend_row, takes_row
 from lmm_r1.models.row_layout import RowLayout, Segment
 
@@ -131,6 +131,20 @@ def test_half_precision_is_off_by_its_own_rounding_only():
     assert output.dtype == torch.bfloat16
     expected = by_definition(GROUPS, *(tensor.detach().double() for tensor in halves))
     torch.testing.assert_close(output.double(), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("longest", [0, 384], ids=["in bfloat16", "in single precision"])
+def test_so_are_its_gradients_whatever_they_are_computed_in(longest, monkeypatch):
+    monkeypatch.setattr(row_attention, "_SHORT", longest)
+    halves = tensors(GROUPS, dtype=torch.bfloat16)
+    exact = [tensor.detach().double().requires_grad_() for tensor in halves]
+    weights = torch.randn(1, GROUPS.length, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
+    (attend_row(*halves, GROUPS, window=None, scaling=0.3) * weights).sum().backward()
+    (by_definition(GROUPS, *exact) * weights).sum().backward()
+    for half, double in zip(halves, exact, strict=True):
+        assert half.grad.dtype == torch.bfloat16
+        # Of numbers up to 4, bfloat16 keeps eight bits.
+        torch.testing.assert_close(half.grad.double(), double.grad, atol=2 * 4 * 2**-8, rtol=0)
 
 
 def test_no_gradient_is_kept_where_none_is_asked_for():
