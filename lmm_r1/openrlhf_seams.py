@@ -183,10 +183,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
         how="subclassed",
         ours="lmm_r1.trainer.workers:KitActorPPOTrainer.training_step",
-        reason=(
-            "DeepSpeed must know which pass ends an optimizer step, losses are logged per token, and old log-probs may "
-            "be those of the pass"
-        ),
+        reason="DeepSpeed must know which pass ends an optimizer step; losses are logged per token",
         signature="self experience kl_ctl step loss_batch_info",
     ),
     Seam(
@@ -472,10 +469,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
         how="subclassed",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",
-        reason=(
-            "upstream hands media to policy and reference alone, runs all models at once, and makes a pass for old "
-            "log-probs where the update's own pass gives them"
-        ),
+        reason="upstream gives media to two models, runs all at once, and makes passes that the update can spare",
         signature="self group sync_condition kwargs",
     ),
     Seam(
