@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Seam:
-    upstream: str
-    """`module:name`, or `module:class.method`."""
+    upstream: str  # `module:name`, or `module:class.method`
     how: Literal["subclassed", "replaced", "used"]
     ours: str
     """`module:name` of what takes its place or builds on it."""
