@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     yield from _READERS[suffix](file)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SkippedRow:
+    """A row that was left out."""
+
+    index: int
+    """Its place among the records of its file, from 0."""
+    reason: str
+    """One sentence with the file and the line."""
+
+
 def load_rows(
     path: str,
     *,
@@ -54,25 +65,66 @@ def load_rows(
     Raises:
         UserError: the file is missing or empty, or a record breaks the schema (with file and line).
     """
-    rows = []
-    for record, location, base_dir in itertools.islice(read_records(path, split=split), max_rows):
-        row = parse_row(
-            record,
-            location=location,
-            base_dir=base_dir,
-            message_key=message_key,
-            answer_key=answer_key,
-            image_key=image_key,
-            answer_required=answer_required,
-        )
-        for part in images_of(row.messages):
-            check_image_exists(part, location=location)
-        for part in videos_of(row.messages):
-            check_video_exists(part, location=location)
-        rows.append(row)
+    rows = [
+        _row(record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required)
+        for record in itertools.islice(read_records(path, split=split), max_rows)
+    ]
     if not rows:
-        raise UserError(f"{path} holds no rows; check the path")
+        raise _no_rows(path)
     return rows
+
+
+def load_good_rows(
+    path: str,
+    *,
+    split: str = "train",
+    max_rows: int | None = None,
+    message_key: str | None = None,
+    answer_key: str = "answer",
+    image_key: str = "images",
+    answer_required: bool = True,
+) -> tuple[dict[int, Row], list[SkippedRow]]:
+    """The rows of `load_rows` by their place in the file, and the records that it would raise an error for.
+
+    Raises:
+        UserError: the file is missing, empty or not readable, or none of its rows is good.
+    """
+    rows: dict[int, Row] = {}
+    skipped: list[SkippedRow] = []
+    for index, record in enumerate(itertools.islice(read_records(path, split=split), max_rows)):
+        try:
+            rows[index] = _row(
+                record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required
+            )
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not rows and not skipped:
+        raise _no_rows(path)
+    if not rows:
+        raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
+    return rows, skipped
+
+
+def _row(record: Record, *, message_key: str | None, answer_key: str, image_key: str, required: bool) -> Row:
+    fields, location, base_dir = record
+    row = parse_row(
+        fields,
+        location=location,
+        base_dir=base_dir,
+        message_key=message_key,
+        answer_key=answer_key,
+        image_key=image_key,
+        answer_required=required,
+    )
+    for image in images_of(row.messages):
+        check_image_exists(image, location=location)
+    for video in videos_of(row.messages):
+        check_video_exists(video, location=location)
+    return row
+
+
+def _no_rows(path: str) -> UserError:
+    return UserError(f"{path} holds no rows; check the path")
 
 
 def _checked(record: Any, *, location: str) -> dict[str, Any]:

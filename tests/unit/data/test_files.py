@@ -5,7 +5,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from lmm_r1.data.files import load_rows, read_records
+from lmm_r1.data.files import load_good_rows, load_rows, read_records
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
@@ -161,3 +161,27 @@ def test_a_file_without_rows_is_an_error(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n")
     with pytest.raises(UserError, match="rows.jsonl holds no rows"):
         load_rows(str(tmp_path / "rows.jsonl"))
+
+
+def test_rows_that_cannot_be_used_are_left_out_by_place_and_reason(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    broken = {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}], "answer": 1}
+    good = {"messages": [{"role": "user", "content": "1+1?"}], "answer": 2}
+    file.write_text("\n".join(map(json.dumps, [good, broken, {"messages": good["messages"]}, good])))
+
+    rows, skipped = load_good_rows(str(file))
+
+    assert {index: row.location for index, row in rows.items()} == {0: f"{file} line 1", 3: f"{file} line 4"}
+    assert [row.index for row in skipped] == [1, 2]
+    assert skipped[0].reason.startswith(f"{file} line 2: no image file {tmp_path}/no.png")
+    assert skipped[1].reason.startswith(f'{file} line 3: the answer "answer" is missing')
+
+
+def test_a_file_of_which_no_row_can_be_used_is_an_error(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"messages": []}\n')
+    with pytest.raises(UserError, match="none of its 1 rows can be used; the first: .*line 1: the messages must be"):
+        load_good_rows(str(file))
+    file.write_text("\n")
+    with pytest.raises(UserError, match="holds no rows"):
+        load_good_rows(str(file))
