@@ -1,0 +1,66 @@
+"""The judge of evaluations with its real worker processes."""
+
+import threading
+
+import psutil
+import pytest
+
+from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.judging import Judge
+from remote_rm.verifier import Item
+
+pytestmark = pytest.mark.integration
+
+# Both sides are beyond the rules, and sympy expands the power for far longer than anyone waits.
+ENDLESS = Item(prompt="", response=r"<answer>(x+y+z+w+1)^{4000}-(x+1)^{3000}</answer>", label=r"(x+y+z+w+2)^{4000}")
+
+
+def row(answer: str) -> Row:
+    return Row(
+        messages=(Message(role="user", parts=(TextPart("?"),)),),
+        answer=answer,
+        datasource="d",
+        location="rows.jsonl line 3",
+    )
+
+
+def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
+    items = [
+        Item(prompt="", response="<answer>2</answer>", label="2"),
+        ENDLESS,
+        Item(prompt="", response=r"<answer>\sqrt{8}</answer>", label=r"2\sqrt{2}"),
+        Item(prompt="", response="<answer>5</answer>", label="2"),
+    ]
+    with Judge("math", workers=1, item_timeout_seconds=1.0) as judge:
+        judgements = judge.judge(items)
+        again = judge.judge(items[:1])
+    assert [judgement.score.score for judgement in judgements] == [1.0, 0.0, 1.0, 0.0]
+    assert [judgement.timed_out for judgement in judgements] == [False, True, False, False]
+    assert again[0].score.score == 1.0
+
+
+def test_no_worker_and_no_thread_is_left_behind():
+    with Judge("math", workers=2, item_timeout_seconds=5.0) as judge:
+        pids = judge._pool.worker_pids
+        assert len(pids) == 2
+        assert all(map(psutil.pid_exists, pids))
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("judge ")]
+
+
+def test_a_judge_may_be_entered_again():
+    judge = Judge("choice", workers=1, item_timeout_seconds=5.0)
+    item = Item(prompt="", response="<answer>B</answer>", label="B")
+    for _ in range(2):
+        with judge:
+            assert judge.judge([item])[0].score.score == 1.0
+
+
+def test_a_label_that_the_verifier_refuses_is_told_with_its_row():
+    judge = Judge("math", workers=1, item_timeout_seconds=1.0)
+    judge.check_labels([row("2")])
+    with pytest.raises(
+        UserError, match=r"^rows.jsonl line 3: math cannot judge by this row's answer: the gold answer"
+    ):
+        judge.check_labels([row("2"), row("$$")])
