@@ -1,0 +1,76 @@
+"""How far a job over rows is: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from lmm_r1.inference.job import JobTotals
+
+LINE_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def job_progress(what: str, *, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
+    """Give the function that is told the totals of this session; they are shown on stderr.
+
+    Args:
+        total: rows of the whole job.
+        done: rows that earlier sessions finished.
+    """
+    console = Console(stderr=True)
+    yield from (
+        _bar(what, total=total, done=done, console=console) if console.is_terminal else _lines(what, total, done)
+    )
+
+
+def _bar(what: str, *, total: int, done: int, console: Console) -> Iterator[Callable[[JobTotals], None]]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows  {task.fields[speed]}  {task.fields[skipped]}ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total, completed=done, speed="", skipped="")
+        began = time.perf_counter()
+
+        def show(totals: JobTotals) -> None:
+            progress.update(
+                task,
+                completed=done + totals.rows + totals.skipped,
+                speed=f"{totals.tokens / (time.perf_counter() - began):,.0f} tokens/s",
+                skipped=f"{totals.skipped} skipped  " if totals.skipped else "",
+            )
+
+        yield show
+
+
+def _lines(what: str, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
+    began = shown = time.perf_counter()
+
+    def show(totals: JobTotals) -> None:
+        nonlocal shown
+        now = time.perf_counter()
+        finished = totals.rows + totals.skipped
+        if now - shown < LINE_SECONDS and done + finished < total:
+            return
+        shown = now
+        left = (total - done - finished) * (now - began) / finished
+        print(
+            f"{what}: {done + finished}/{total} rows  {totals.tokens / (now - began):,.0f} tokens/s  "
+            f"{totals.skipped} skipped  {left:,.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    yield show

@@ -1,0 +1,129 @@
+"""Every flag of `lmm-r1 batch_inference`, and which of them go together."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lmm_r1.data.atomic_file import check_creatable
+from lmm_r1.errors import UserError
+
+COUNTS = (
+    "n_samples",
+    "max_new_tokens",
+    "max_model_len",
+    "engines",
+    "tensor_parallel_size",
+    "batch_rows",
+    "max_batch_tokens",
+    "max_per_prompt",
+    "judges",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    eval_task: Literal["generate_vllm", "generate", "rm"] = "generate_vllm"
+    """Generate through vLLM, generate through plain transformers, or score given responses with a reward model."""
+    model: str
+    """The checkpoint (a folder or a name on the hub), or an adapter's folder; for `rm` the reward model."""
+    adapter: Path | None = None
+    """LoRA adapter to merge into the model."""
+    data: str
+    """Rows in any format that the trainers read; for `rm` an output of this command, or conversations."""
+    output: Path
+    """JSON lines: one per row, in the order of the rows."""
+    overwrite: bool = False
+    """Begin anew where the output exists."""
+    split: str = "train"
+    """Split of a dataset that has several."""
+    input_key: str | None = None
+    """Column with the messages; None looks for `message` and `messages`."""
+    label_key: str = "answer"
+    """Column with the answer; only a verifier needs it."""
+    image_key: str = "images"
+    """Column with the images of `<image>` places."""
+    max_rows: int | None = None
+    """Rows taken from the start of the file; None takes all."""
+    n_samples: int = 1
+    """Responses per row."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 decodes greedily."""
+    top_p: float = 1.0
+    """Nucleus of the sampling."""
+    max_new_tokens: int = 1024
+    """Longest response in tokens."""
+    max_model_len: int = 4096
+    """Longest prompt and response together, in tokens."""
+    verifier: str | None = None
+    """Score every response by a verifier: math, choice, number, exact, list, format or composition."""
+    reward_model: str | None = None
+    """Score every response by a trained reward model."""
+    select: Literal["best_of_n", "rejection_sampling", "dpo_pairs"] | None = None
+    """What to take from the scored responses once all rows are done: the best each, rows for SFT, or pairs for DPO."""
+    selected: Path | None = None
+    """JSON lines with what is selected."""
+    min_reward: float = 1.0
+    """Rejection sampling takes responses from this reward up."""
+    max_per_prompt: int = 1
+    """Rejection sampling takes so many different responses per row at most, the best ones."""
+    min_margin: float = 0.0
+    """A pair's rewards differ by this much at least."""
+    engines: int = 1
+    """Engines that share the rows, each in a process of its own (data parallel, through Ray) where there are several."""
+    tensor_parallel_size: int = 1
+    """GPUs over which one engine is split."""
+    batch_rows: int = 16
+    """Rows in one batch of plain transformers."""
+    max_batch_tokens: int = 16384
+    """Tokens in one batch of a reward model."""
+    normalize_reward: bool = False
+    """Normalize rewards by the statistics in the reward model's config."""
+    gpu_memory_utilization: float = 0.85
+    """Share of a GPU's memory for vLLM; leave room where a reward model runs beside it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the models; auto takes that of the weights."""
+    judges: int = 2
+    """Processes of the verifier."""
+    seed: int = 0
+    """Seed of the sampling."""
+    trust_remote_code: bool = False
+    """Run Python code that a checkpoint brings along."""
+
+
+def check(config: BatchConfig) -> None:
+    """Raise UserError where flags contradict each other or a file cannot be written."""
+    for name in COUNTS:
+        if getattr(config, name) < 1:
+            raise UserError(f"--{name} {getattr(config, name)}: must be 1 or more")
+    if config.max_rows is not None and config.max_rows < 1:
+        raise UserError(f"--max_rows {config.max_rows}: must be 1 or more")
+    if config.temperature < 0:
+        raise UserError(f"--temperature {config.temperature}: must be 0 or more")
+    if not 0 < config.top_p <= 1:
+        raise UserError(f"--top_p {config.top_p}: must be above 0 and at most 1")
+    if config.eval_task != "rm" and config.n_samples > 1 and config.temperature == 0:
+        raise UserError(
+            f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"
+        )
+    if config.verifier is not None and (config.reward_model is not None or config.eval_task == "rm"):
+        raise UserError(f"--verifier {config.verifier} and a reward model both give rewards; leave one out")
+    if config.eval_task == "rm" and (config.adapter is not None or config.reward_model is not None):
+        raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
+    _check_selection(config)
+    check_creatable(config.output, flag="--output")
+
+
+def _check_selection(config: BatchConfig) -> None:
+    if (config.select is None) != (config.selected is None):
+        raise UserError(
+            "--select and --selected belong together: what to take from the responses, and the file for it"
+        )
+    if config.select is None:
+        return
+    if config.verifier is None and config.reward_model is None and config.eval_task != "rm":
+        raise UserError(f"--select {config.select} needs rewards: add --verifier math or --reward_model DIR")
+    if config.select != "rejection_sampling" and config.n_samples == 1 and config.eval_task != "rm":
+        raise UserError(f"--select {config.select} needs several responses per row; add --n_samples 8 --temperature 1")
+    check_creatable(config.selected, flag="--selected")
+    if config.selected.absolute() == config.output.absolute():
+        raise UserError(f"--selected {config.selected} is the --output too; name another file")

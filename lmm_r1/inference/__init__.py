@@ -1,0 +1,1 @@
+"""Responses of a checkpoint outside of training: engines, files of rows, scores, and what is selected from them."""

@@ -1,0 +1,34 @@
+"""Engines by the name of their backend."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from lmm_r1.inference.completion import Engine, EngineSettings
+
+Backend = Literal["vllm", "transformers"]
+
+
+def prepare_process() -> None:
+    """Set what vLLM and PyTorch read when they are imported; for a process that runs engines itself."""
+    # What torch says of thread binding would stand between the lines of the command.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from lmm_r1 import cpu
+
+    cpu.prepare_process()
+    # No process of its own for the engine, which would import vLLM once more.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:
+    """Return the checkpoint's engine; raises UserError where it cannot be had in this backend."""
+    if backend == "vllm":
+        from lmm_r1.inference.vllm_engine import VllmEngine
+
+        return VllmEngine(path, settings)
+    from lmm_r1.inference.transformers_engine import TransformersEngine
+
+    return TransformersEngine(path, settings)

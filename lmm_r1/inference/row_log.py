@@ -1,0 +1,156 @@
+"""The output of a job over rows: JSON lines in order, appended as rows end, and taken up again after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmm_r1.data.atomic_file import check_creatable, write_atomically
+from lmm_r1.data.files import SkippedRow
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.json_lines import count_field, read_json_lines, text_field
+from lmm_r1.evaluation.json_object import read_json_object
+
+INDEX = "index"
+
+
+class RowLog:
+    """One JSON object per finished row, by ascending `index`; rows that were left out stand in a second file.
+
+    A row stands in one of the two files, and is written whole before the next: what a killed process leaves behind is
+    at most one torn line, which `open` cuts off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_path = path.with_name(f"{path.name}.skipped")
+        self.settings_path = path.with_name(f"{path.name}.settings.json")
+
+    def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
+        """Return the index of the first row that is not there yet; the files begin with it, or with 0.
+
+        Args:
+            settings: what the rows depend on; an earlier run with other ones is not continued.
+            flag: the flag that names the file, for messages.
+
+        Raises:
+            UserError: the file cannot be written, belongs to other settings, or is no file of this kind.
+        """
+        check_creatable(self.path, flag=flag)
+        if self.path.is_dir():
+            raise UserError(f"{flag} {self.path} is a folder; name a file")
+        if overwrite:
+            for file in (self.path, self.skipped_path, self.settings_path):
+                file.unlink(missing_ok=True)
+        if self.settings_path.exists():
+            self._check_settings(settings, flag=flag)
+        elif self.path.exists():
+            raise UserError(
+                f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
+            )
+        else:
+            write_atomically(self.settings_path, text=json.dumps(settings, indent=2) + "\n")
+        return max(_cut_torn_line(self.path), _cut_torn_line(self.skipped_path)) + 1
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append finished rows; raises UserError, with the file as it was before, where nothing can be written."""
+        self._append(self.path, records)
+
+    def append_skipped(self, rows: Sequence[SkippedRow]) -> None:
+        """Append rows that were left out."""
+        self._append(self.skipped_path, [{INDEX: row.index, "reason": row.reason} for row in rows])
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the finished rows."""
+        if self.path.exists():
+            yield from (line.record for line in read_json_lines(self.path) if line.record is not None)
+
+    def skipped(self) -> list[SkippedRow]:
+        """Return the rows that were left out."""
+        if not self.skipped_path.exists():
+            return []
+        lines = [line for line in read_json_lines(self.skipped_path) if line.record is not None]
+        return [
+            SkippedRow(
+                index=count_field(line.record, INDEX, place=line.place),
+                reason=text_field(line.record, "reason", place=line.place),
+            )
+            for line in lines
+        ]
+
+    def _append(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+        if not records:
+            return
+        # What a model wrote can hold half of a surrogate pair, which has no encoding; JSON's escapes can carry it.
+        data = "".join(json.dumps(record, ensure_ascii=not _encodes(record)) + "\n" for record in records).encode()
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab", buffering=0) as stream:
+                _write_whole(stream, data)
+        except OSError as error:
+            if path.exists():
+                os.truncate(path, before)
+            raise UserError(
+                f"{path}: cannot be written ({error.strerror}); what was finished before is in it. Make room and run "
+                "the same command again: it goes on from there"
+            ) from error
+
+    def _check_settings(self, settings: Mapping[str, Any], *, flag: str) -> None:
+        known = read_json_object(self.settings_path)
+        # Through JSON, where a tuple is a list.
+        wanted = json.loads(json.dumps(settings))
+        different = [name for name in {**wanted, **known} if known.get(name) != wanted.get(name)]
+        if different:
+            name = different[0]
+            raise UserError(
+                f"{flag} {self.path} was begun with another --{name} ({known.get(name)}, now {wanted.get(name)}); "
+                "choose another file or add --overwrite"
+            )
+
+
+def _encodes(record: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _write_whole(stream: Any, data: bytes) -> None:
+    """Write all bytes: on a disk that is nearly full a single write ends early and says so by a number only."""
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]
+
+
+def _cut_torn_line(path: Path) -> int:
+    """Drop what follows the last newline and return the index in the last line, -1 where there is none."""
+    if not path.exists():
+        return -1
+    with path.open("rb+") as stream:
+        end = _last_newline(stream, path.stat().st_size) + 1
+        stream.truncate(end)
+        begin = _last_newline(stream, max(end - 1, 0)) + 1
+        stream.seek(begin)
+        line = stream.read(end - begin)
+    if not line.strip():
+        return -1
+    try:
+        return int(json.loads(line)[INDEX])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: its last line was not written by this command; choose another file") from error
+
+
+def _last_newline(stream: Any, end: int, *, block: int = 2**16) -> int:
+    """Return the place of the last newline before `end`, -1 where there is none."""
+    while end > 0:
+        begin = max(0, end - block)
+        stream.seek(begin)
+        found = stream.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found
+        end = begin
+    return -1

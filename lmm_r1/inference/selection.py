@@ -1,0 +1,69 @@
+"""What is taken from scored responses: the best of n, samples to fine-tune on, and pairs to learn preferences from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+Selection = Literal["best_of_n", "rejection_sampling", "dpo_pairs"]
+
+
+def select(
+    records: Iterable[Mapping[str, Any]], *, kind: Selection, min_reward: float, max_per_prompt: int, min_margin: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the selected rows of a job's records, whose responses have rewards."""
+    for record in records:
+        if kind == "best_of_n":
+            yield _answered(record, _ranked(record)[0])
+        elif kind == "rejection_sampling":
+            yield from accepted(record, min_reward=min_reward, max_per_prompt=max_per_prompt)
+        else:
+            yield from preferred(record, min_margin=min_margin)
+
+
+def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+    """Yield SFT rows of the best different responses that reach `min_reward`; none that was cut off.
+
+    Rejection sampling as in RAFT (arXiv 2304.06767).
+    """
+    texts: set[str] = set()
+    for response in _ranked(record):
+        if len(texts) == max_per_prompt or response["reward"] < min_reward:
+            return
+        if response["finish_reason"] == "stop" and response["text"] not in texts:
+            texts.add(response["text"])
+            yield _answered(record, response)
+
+
+def preferred(record: Mapping[str, Any], *, min_margin: float) -> Iterator[dict[str, Any]]:
+    """Yield the best response over the worst, where their rewards differ by `min_margin` and at all.
+
+    One iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones.
+    """
+    ranked = _ranked(record)
+    best, worst = ranked[0], ranked[-1]
+    margin = best["reward"] - worst["reward"]
+    if margin <= 0 or margin < min_margin:
+        return
+    yield {
+        "prompt": record["prompt"],
+        "chosen": [{"role": "assistant", "content": best["text"]}],
+        "rejected": [{"role": "assistant", "content": worst["text"]}],
+        "chosen_reward": best["reward"],
+        "rejected_reward": worst["reward"],
+        **_origin(record),
+    }
+
+
+def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the responses by falling reward; of equal ones the first sampled comes first."""
+    return sorted(record["responses"], key=lambda response: -response["reward"])
+
+
+def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+    turn = {"role": "assistant", "content": response["text"]}
+    return {"messages": [*record["prompt"], turn], "reward": response["reward"], **_origin(record)}
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("answer", "datasource")}

@@ -1,0 +1,155 @@
+"""A checkpoint in vLLM, in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.inference.adapter_merge import merged_checkpoint
+from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.inference.prompts import PromptCodec
+from lmm_r1.inference.text_stream import TextStream
+from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.models.banned_tokens import BAN_BIAS
+
+# Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
+RESPONSES_AT_ONCE = 256
+
+
+@dataclass(kw_only=True)
+class _Request:
+    index: int
+    row: Row
+    began: float = field(default_factory=time.perf_counter)
+
+
+class VllmEngine:
+    """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
+
+    def __init__(self, path: str, settings: EngineSettings) -> None:
+        self.codec = PromptCodec(path, settings)
+        kit = self.codec.kit
+        if kit.engine_refusal is not None:
+            raise UserError(
+                f"{path}: vLLM cannot generate with this architecture ({kit.engine_refusal}); take the transformers "
+                "backend"
+            )
+        with merged_checkpoint(path, settings) as folder:
+            self.llm = LLM(
+                folder,
+                dtype=settings.dtype,
+                seed=settings.seed,
+                max_model_len=self.codec.max_len,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                trust_remote_code=settings.trust_remote_code,
+                enforce_eager=True,
+                # Whoever asks for responses says how far they are.
+                use_tqdm_on_load=False,
+                **kit.engine_arguments(
+                    self.codec.config, max_images=settings.max_images, max_videos=settings.max_videos
+                ),
+            )
+        self.engine = self.llm.llm_engine
+        self._requests = 0
+
+    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
+        """Yield how each (index, row) went, in the order in which they end."""
+        parameters = self._parameters(sampling, streamed=False)
+        at_once = max(2, RESPONSES_AT_ONCE // sampling.n_samples)
+        source = iter(rows)
+        running: dict[str, _Request] = {}
+        try:
+            while True:
+                while len(running) < at_once and (item := next(source, None)) is not None:
+                    request = _Request(index=item[0], row=item[1])
+                    try:
+                        running[self._submit(request.row, parameters)] = request
+                    except UserError as error:
+                        yield Outcome(index=request.index, row=request.row, reason=str(error))
+                if not running:
+                    return
+                for output in self.engine.step():
+                    if output.finished:
+                        yield self._outcome(running.pop(output.request_id), output)
+        finally:
+            if running:
+                self.engine.abort_request(list(running))
+
+    def stream(
+        self,
+        row: Row,
+        sampling: SamplingSettings,
+        *,
+        on_text: Callable[[str], None],
+        should_stop: Callable[[], bool],
+    ) -> Completion:
+        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        text = TextStream(self.codec.tokenizer)
+        token_ids: list[int] = []
+        finish_reason: FinishReason = "aborted"
+        name = self._submit(row, self._parameters(sampling, streamed=True))
+        while self.engine.has_unfinished_requests():
+            if should_stop():
+                self.engine.abort_request([name])
+            for output in self.engine.step():
+                part = output.outputs[0]
+                token_ids.extend(part.token_ids)
+                finish_reason = part.finish_reason if part.finish_reason in ("stop", "length") else finish_reason
+                ended = finish_reason == "stop"
+                if piece := text.add(part.token_ids[:-1] if ended else part.token_ids):
+                    on_text(piece)
+        if piece := text.rest():
+            on_text(piece)
+        return self.codec.completion(token_ids, finish_reason)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self.engine.engine_core.shutdown()
+        del self.engine, self.llm
+        gc.collect()
+
+    def _submit(self, row: Row, parameters: SamplingParams) -> str:
+        """Return the name of the new request."""
+        encoded = self.codec.encode(row)
+        self._requests += 1
+        name = str(self._requests)
+        self.engine.add_request(name, self._prompt(encoded), parameters)
+        return name
+
+    def _prompt(self, encoded: EncodedPrompt) -> TokensPrompt:
+        prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
+        media = self.codec.kit.engine_media(encoded)
+        if media:
+            prompt["multi_modal_data"] = media
+        return prompt
+
+    def _parameters(self, sampling: SamplingSettings, *, streamed: bool) -> SamplingParams:
+        return SamplingParams(
+            n=sampling.n_samples,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens,
+            # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
+            stop_token_ids=[self.codec.tokenizer.eos_token_id],
+            detokenize=False,
+            logit_bias=dict.fromkeys(self.codec.banned_token_ids, BAN_BIAS),
+            output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _outcome(self, request: _Request, output: Any) -> Outcome:
+        return Outcome(
+            index=request.index,
+            row=request.row,
+            completions=tuple(self.codec.completion(part.token_ids, part.finish_reason) for part in output.outputs),
+            seconds=time.perf_counter() - request.began,
+        )
