@@ -1,6 +1,9 @@
-"""Whether the Hugging Face hub can be reached, so that a name that is nowhere is told at once."""
+"""The Hugging Face hub: whether it can be reached, so that a name that is nowhere is told at once, and uploads to it."""
 
 import functools
+from pathlib import Path
+
+from lmm_r1.errors import UserError
 
 TIMEOUT_SECONDS = 5.0
 
@@ -22,3 +25,44 @@ def is_reachable() -> bool:
         huggingface_hub.constants.HF_HUB_OFFLINE = True
         return False
     return True
+
+
+def check_uploadable(repo: str, *, flag: str) -> None:
+    """Raise UserError where an upload to `repo` is bound to fail: a bad name, no way to the hub, nobody logged in."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        huggingface_hub.utils.validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UserError(f"{flag} {repo}: not the name of a repository ({error}); write OWNER/NAME") from error
+    if not is_reachable():
+        raise UserError(
+            f"{flag} {repo}: the Hugging Face hub cannot be reached from here; leave the flag out and upload the folder "
+            "from a machine that reaches it"
+        )
+    if huggingface_hub.get_token() is None:
+        raise UserError(
+            f"{flag} {repo}: nobody is logged in to the Hugging Face hub; run `hf auth login` or set HF_TOKEN"
+        )
+
+
+def upload(folder: Path, repo: str, *, private: bool, flag: str) -> str:
+    """Upload a checkpoint folder to a repository, which is made if need be, and return its address.
+
+    Raises UserError where the hub refuses it or the connection fails.
+    """
+    import httpx
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Upload {folder.name}")
+    # The hub's own errors are those of HTTP, of files or of values.
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{flag} {repo}: the upload of {folder} failed ({reason}); the folder itself is whole"
+        ) from error
+    return str(address)

@@ -17,6 +17,7 @@ COMMANDS = {
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
+    "merge": "a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, checked",
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
 }
 

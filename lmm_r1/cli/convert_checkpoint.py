@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.data.atomic_file import check_creatable
+from lmm_r1.data.atomic_folder import check_new_folder, written_folder
 from lmm_r1.errors import UserError
 
 PROG = "lmm-r1 convert_checkpoint"
@@ -28,11 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     with user_errors(PROG):
         if not config.input.is_dir():
             raise UserError(f"--input {config.input}: no such folder; give a checkpoint on this machine")
-        check_creatable(config.output, flag="--output")
-        if config.output.is_file():
-            raise UserError(f"--output {config.output} is a file; name a folder")
-        if config.output.exists() and any(config.output.iterdir()):
-            raise UserError(f"--output {config.output} exists and is not empty; choose another folder")
+        check_new_folder(config.output, flag="--output")
         convert(config)
 
 
@@ -41,16 +35,8 @@ def convert(config: ConvertConfig) -> None:
     from lmm_r1.lmm_kits.registry import converter_of
 
     convert_to = converter_of(config.input)
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{config.output.name}-", dir=config.output.parent))
-    try:
+    with written_folder(config.output) as folder:
         sentences = convert_to(config.input, folder)
-        folder.chmod(0o755)
-        if config.output.exists():
-            config.output.rmdir()
-        folder.rename(config.output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     for sentence in sentences:
         print(sentence)
     size = sum(file.stat().st_size for file in config.output.iterdir())

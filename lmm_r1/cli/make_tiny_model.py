@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.data.atomic_file import check_creatable
+from lmm_r1.data.atomic_folder import check_new_folder, written_folder
 from lmm_r1.errors import UserError
 
 PROG = "lmm-r1 make_tiny_model"
@@ -37,11 +37,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(
                 f"--hidden_size {config.hidden_size} must be a positive multiple of 64, --layers {config.layers} positive"
             )
-        check_creatable(config.output, flag="--output")
-        if config.output.is_file():
-            raise UserError(f"--output {config.output} is a file; name a folder")
-        if config.output.exists() and any(config.output.iterdir()):
-            raise UserError(f"--output {config.output} exists and is not empty; choose another folder")
+        check_new_folder(config.output, flag="--output")
         build(config)
 
 
@@ -50,9 +46,6 @@ def build(config: TinyModelConfig) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
-    import shutil
-    import tempfile
-
     from lmm_r1.lmm_kits.base import TinyModelSpec
     from lmm_r1.lmm_kits.registry import get_kit
 
@@ -60,16 +53,8 @@ def build(config: TinyModelConfig) -> None:
     spec = TinyModelSpec(
         hidden_size=config.hidden_size, layers=config.layers, seed=config.seed, tie_embeddings=config.tie_embeddings
     )
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{config.output.name}-", dir=config.output.parent))
-    try:
+    with written_folder(config.output) as folder:
         kit.build_tiny(spec, _corpus(), folder)
-        folder.chmod(0o755)
-        if config.output.exists():
-            config.output.rmdir()
-        folder.rename(config.output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     size = sum(file.stat().st_size for file in config.output.iterdir())
     print(f"{config.output}: {config.arch}, {size / 1e6:.1f} MB")
 

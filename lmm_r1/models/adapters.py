@@ -109,9 +109,13 @@ def layer_weights(layer: LoraLayer) -> tuple[torch.nn.Parameter, torch.nn.Parame
 
 
 def merged_weight(layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return weight + scaling * B A as a new tensor, computed in fp32 and rounded once to the weight's precision."""
+    """Return weight + scaling * B A as a new tensor, computed in fp32 and rounded once to the weight's precision.
+
+    Weights in double precision are merged in it.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     with torch.no_grad():
-        return (weight.float() + layer.scaling[_ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
+        return (weight.to(dtype) + layer.scaling[_ADAPTER] * (b.to(dtype) @ a.to(dtype))).to(weight.dtype)
 
 
 def merged_state_dict(
