@@ -1,0 +1,1 @@
+"""Trained models at work: what runs a checkpoint outside of training."""
