@@ -10,6 +10,7 @@ COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, or a composition of them",
+    "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
     "evaluate": "accuracy, format and length of one or more checkpoints on row files",
     "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
     "make_task": "write row files of a procedural task, with images",

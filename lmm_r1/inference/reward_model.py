@@ -12,10 +12,11 @@ import torch
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Media, kit_of
+from lmm_r1.lmm_kits import EncodedPrompt, Media, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
 from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.value_head import head_name, stored_weight
 from lmm_r1.models.value_model import KitValueModel
 
 logger = logging.getLogger(__name__)
@@ -62,19 +63,16 @@ class RewardModel:
         check_weights(path)
         self.processor = self.kit.load_processor(path, trust_remote_code=trust_remote_code)
         self._tokenizer = self.kit.tokenizer_of(self.processor)
-        try:
-            model = KitValueModel(
-                path,
-                "reward",
-                attn_implementation="auto",
-                param_dtype=dtype,
-                value_head_prefix=value_head_prefix,
-                normalize_reward=normalize,
-                trust_remote_code=trust_remote_code,
-            )
-        except UserError as error:
-            # Flags that stand in a group where models are trained stand alone where they are used.
-            raise UserError(str(error).replace("--ds.", "--")) from error
+        self._check_head(value_head_prefix, trust_remote_code=trust_remote_code)
+        model = KitValueModel(
+            path,
+            "reward",
+            attn_implementation="auto",
+            param_dtype=dtype,
+            value_head_prefix=value_head_prefix,
+            normalize_reward=normalize,
+            trust_remote_code=trust_remote_code,
+        )
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self.device).eval()
         self._pack_where_it_can()
@@ -90,7 +88,13 @@ class RewardModel:
         """Whether batches are rows without padding."""
         return self._model.packing_samples
 
-    def encode(self, row: Row, response: str, *, ending: str | None = None) -> EncodedSample:
+    def encode_prompt(self, row: Row) -> EncodedPrompt:
+        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does."""
+        return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+
+    def encode(
+        self, row: Row, response: str, *, ending: str | None = None, prompt: EncodedPrompt | None = None
+    ) -> EncodedSample:
         """Return the row's prompt with its images, the response and its end token.
 
         A response may spell out a media token, which is read as the plain text that the policy wrote.
@@ -98,15 +102,24 @@ class RewardModel:
         Args:
             ending: the token behind the response where it is not the model's end token; "" for a response that was cut
                 off at the limit.
+            prompt: what `encode_prompt` gave for the row, which is then not encoded again.
 
         Raises:
             UserError: the kit cannot take the prompt, or the sample is longer than `max_len`; names the row's location.
         """
-        prompt = encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        prompt = prompt or self.encode_prompt(row)
         end = [self._tokenizer.eos_token_id] if ending is None else self._ids(ending)
         token_ids = [*prompt.token_ids, *self._response_ids(response), *end]
         self._check_length(len(token_ids), where=f"{row.location}: ")
         return EncodedSample(token_ids=token_ids, media=prompt.media)
+
+    def known_ending(self, text: str | None) -> str | None:
+        """Return a text that may be the `ending` of a response, a single special token or nothing; None for any other."""
+        if not text:
+            return text
+        ids = self._ids(text)
+        is_end = len(ids) == 1 and ids[0] in self._tokenizer.all_special_ids and ids[0] not in self._media_ids
+        return text if is_end else None
 
     def encode_text(self, query: str) -> EncodedSample:
         """Return a prompt and its response that were rendered already, special tokens included.
@@ -133,6 +146,15 @@ class RewardModel:
             for index, reward in zip(batch, self._forward([samples[index] for index in batch]), strict=True):
                 rewards[index] = reward
         return rewards
+
+    def _check_head(self, prefix: str, *, trust_remote_code: bool) -> None:
+        """Raise UserError for a checkpoint without a value head, before all of it is loaded."""
+        config = self.kit.load_config(self.path, trust_remote_code=trust_remote_code)
+        try:
+            stored_weight(self.path, name=head_name(config, default=prefix), config=config, required=True)
+        except UserError as error:
+            # Flags that stand in a group where models are trained stand alone where they are used.
+            raise UserError(str(error).replace("--ds.", "--")) from error
 
     def _pack_where_it_can(self) -> None:
         refusal = packing_refusal(self._model.model)
