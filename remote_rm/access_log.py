@@ -9,9 +9,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
+from remote_rm.judge import Judgement
 from remote_rm.middleware import RequestRecord
-from remote_rm.pool import Judgement
-from remote_rm.verifier import Item
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Sampler:
         self._step = round(1 / share) if share else None
         self._seen = 0
 
-    def rollouts(self, items: Sequence[Item], judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
+    def rollouts(self, items: Sequence[Any], judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
         """Return those of the items whose turn it is, with their scores."""
         if self._step is None:
             return []
@@ -73,8 +72,8 @@ def open_access_log(file: Path | None) -> None:
     logger.propagate = False
 
 
-def _rollout(item: Item, judgement: Judgement) -> dict[str, Any]:
-    texts = {name: _clipped(text) for name, text in asdict(item).items()}
+def _rollout(item: Any, judgement: Judgement) -> dict[str, Any]:
+    texts = {name: _clipped(text) for name, text in asdict(item).items() if text is not None}
     return texts | asdict(judgement.score) | {"timed_out": judgement.timed_out}
 
 

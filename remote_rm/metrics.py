@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from remote_rm.judge import Judge
 from remote_rm.middleware import RequestRecord
-from remote_rm.pool import VerifierPool
 
 KNOWN_PATHS = frozenset(("/get_reward", "/health", "/metrics", "/docs", "/redoc", "/openapi.json"))
 """Others are counted together: anyone can ask for any path."""
@@ -18,9 +18,9 @@ ITEM_KINDS = ("quick", "worker", "timed_out", "failed")
 class ServiceMetrics:
     """The metrics of one application, in a registry of their own."""
 
-    def __init__(self, pool: VerifierPool) -> None:
+    def __init__(self, judge: Judge) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_PoolCollector(pool))
+        self._registry.register(_JudgeCollector(judge))
         self._requests = Counter(
             "remote_rm_requests", "Requests answered.", ("path", "status"), registry=self._registry
         )
@@ -43,21 +43,21 @@ class ServiceMetrics:
         return generate_latest(self._registry)
 
 
-class _PoolCollector(Collector):
-    """Reads the pool's own counts at the time of asking."""
+class _JudgeCollector(Collector):
+    """Reads the judge's own counts at the time of asking."""
 
-    def __init__(self, pool: VerifierPool) -> None:
-        self._pool = pool
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of metrics."""
         items = CounterMetricFamily("remote_rm_items", "Items judged, by where that ended.", labels=("kind",))
         for kind in ITEM_KINDS:
-            items.add_metric((kind,), getattr(self._pool.counts, kind))
+            items.add_metric((kind,), getattr(self._judge.counts, kind))
         yield items
         yield CounterMetricFamily(
-            "remote_rm_lost_workers", "Workers killed from outside.", value=self._pool.counts.lost_workers
+            "remote_rm_lost_workers", "Workers killed from outside.", value=self._judge.counts.lost_workers
         )
-        yield GaugeMetricFamily("remote_rm_queued_items", "Items that wait for a worker.", value=self._pool.waiting)
-        yield GaugeMetricFamily("remote_rm_busy_items", "Items that are with a worker.", value=self._pool.busy)
-        yield GaugeMetricFamily("remote_rm_workers", "Worker processes alive.", value=len(self._pool.worker_pids))
+        yield GaugeMetricFamily("remote_rm_queued_items", "Items that wait for a worker.", value=self._judge.waiting)
+        yield GaugeMetricFamily("remote_rm_busy_items", "Items that are with a worker.", value=self._judge.busy)
+        yield GaugeMetricFamily("remote_rm_workers", "Worker processes alive.", value=self._judge.workers)

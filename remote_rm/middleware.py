@@ -1,5 +1,6 @@
 """What stands before the application: who may ask, how much may be sent, and a record of every request."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -118,3 +119,42 @@ class BodyLimit:
 
     def _reason(self) -> str:
         return f"the request is larger than {self._max_bytes / 2**20:g} MiB; send fewer samples at once"
+
+
+class Abandonment:
+    """Cancels what is done for a client that has gone away; its request ends with 499, which nobody reads."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and look for its client's end once its body has come in."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_body = asyncio.Event()
+
+        async def watched_receive() -> Message:
+            message = await receive()
+            if not message.get("more_body", False):
+                has_body.set()
+            return message
+
+        async def client_end() -> None:
+            await has_body.wait()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        answering = asyncio.ensure_future(self._app(scope, watched_receive, send))
+        watching = asyncio.ensure_future(client_end())
+        try:
+            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            is_abandoned = not answering.done()
+        finally:
+            for task in (answering, watching):
+                task.cancel()
+            await asyncio.wait((answering, watching))
+        if is_abandoned:
+            await JSONResponse({"detail": "the client went away"}, status_code=499)(scope, receive, send)
+        else:
+            answering.result()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from remote_rm.judge import JudgeCounts, Judgement, PoolUnavailable
 from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
 from remote_rm.verifier import Item, Score, Verifier
 from remote_rm.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
@@ -25,38 +26,6 @@ MAX_LOST_WORKERS = 10
 """How many workers one item may lose to a SIGKILL before it is taken for the cause (the system was out of memory)."""
 MAX_FAILED_STARTS = 20
 MAX_RETRY_AFTER_SECONDS = 60
-
-
-@dataclass(kw_only=True)
-class PoolCounts:
-    """What has been judged since the pool was started."""
-
-    items: int = 0
-    quick: int = 0
-    """Decided in the server process."""
-    worker: int = 0
-    """Decided in a worker process."""
-    timed_out: int = 0
-    failed: int = 0
-    """Items whose verifier raised, or whose worker died of them."""
-    lost_workers: int = 0
-    """Workers killed from outside; their items were judged again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The score of one item, and whether it was cut off."""
-
-    score: Score
-    timed_out: bool = False
-
-
-class PoolUnavailable(RuntimeError):
-    """The pool cannot take on more items now."""
-
-    def __init__(self, reason: str, *, retry_after_seconds: int) -> None:
-        super().__init__(reason)
-        self.retry_after_seconds = retry_after_seconds
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +55,7 @@ class VerifierPool:
             raise ValueError(
                 f"workers must be at least 1 and item_timeout_seconds above 0, got {workers} and {item_timeout_seconds}"
             )
-        self.counts = PoolCounts()
+        self.counts = JudgeCounts()
         self._verifier = verifier
         self._workers = workers
         self._item_timeout_seconds = item_timeout_seconds
@@ -102,6 +71,11 @@ class VerifierPool:
         self._mean_seconds = 0.0
 
     @property
+    def name(self) -> str:
+        """The registered name of the verifier."""
+        return self._verifier.name
+
+    @property
     def waiting(self) -> int:
         """How many items wait for a worker."""
         return len(self._waiting)
@@ -110,6 +84,11 @@ class VerifierPool:
     def busy(self) -> int:
         """How many items are with a worker."""
         return self._busy + self._stalled
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes are alive."""
+        return len(self._alive)
 
     @property
     def worker_pids(self) -> list[int]:

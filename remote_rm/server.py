@@ -6,16 +6,19 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from remote_rm.access_log import open_access_log
 from remote_rm.app import create_app
-from remote_rm.limits import ServiceLimits
-from remote_rm.pool import VerifierPool
+from remote_rm.judge import Judge
+from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
 from remote_rm.serving_arguments import MIB
 from remote_rm.verifier import Verifier
 
@@ -27,47 +30,62 @@ KEEP_ALIVE_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingOptions:
-    """Where and how the service runs; the defaults stand at the flags in `serving_arguments`."""
+class ListeningOptions:
+    """Where a service listens and what it takes on; the defaults stand at the flags in `serving_arguments`."""
 
     host: str
     port: int
     port_file: Path | None
-    workers: int
-    item_timeout_seconds: float
     limits: ServiceLimits
     token_env: str | None
     access_log: Path | None
     log_sample_share: float
 
     @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> "ListeningOptions":
+        """Read the flags of `add_listening_arguments`."""
+        return cls(**_listening(args, worker_memory_bytes=DEFAULT_LIMITS.worker_memory_bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(ListeningOptions):
+    """Where and how a verifier's service runs."""
+
+    workers: int
+    item_timeout_seconds: float
+
+    @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "ServingOptions":
         """Read the flags of `add_serving_arguments`."""
         return cls(
-            host=args.host,
-            port=args.port,
-            port_file=args.port_file,
+            **_listening(args, worker_memory_bytes=args.worker_memory_mib * MIB),
             workers=args.workers,
             item_timeout_seconds=args.item_timeout_seconds,
-            limits=ServiceLimits(
-                max_queued_items=args.max_queued_items,
-                max_request_bytes=ceil(args.max_request_mib * MIB),
-                worker_memory_bytes=args.worker_memory_mib * MIB,
-            ),
-            token_env=args.token_env,
-            access_log=args.access_log,
-            log_sample_share=args.log_sample_share,
         )
+
+
+def _listening(args: argparse.Namespace, *, worker_memory_bytes: int) -> dict[str, Any]:
+    return {
+        "host": args.host,
+        "port": args.port,
+        "port_file": args.port_file,
+        "limits": ServiceLimits(
+            max_queued_items=args.max_queued_items,
+            max_request_bytes=ceil(args.max_request_mib * MIB),
+            worker_memory_bytes=worker_memory_bytes,
+        ),
+        "token_env": args.token_env,
+        "access_log": args.access_log,
+        "log_sample_share": args.log_sample_share,
+    }
 
 
 class AnnouncingServer(uvicorn.Server):
     """A uvicorn server that says where it listens, once it does, and that finishes what it has before it stops."""
 
-    def __init__(
-        self, config: uvicorn.Config, *, pool: VerifierPool, url: str, port: int, port_file: Path | None
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, *, judge: Judge, url: str, port: int, port_file: Path | None) -> None:
         super().__init__(config)
-        self._pool = pool
+        self._judge = judge
         self._url = url
         self._port = port
         self._port_file = port_file
@@ -84,38 +102,54 @@ class AnnouncingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests and answer the open ones; a second signal ends it at once."""
-        self.config.timeout_graceful_shutdown = ceil(self._pool.most_seconds_left()) + GRACE_SECONDS
+        self.config.timeout_graceful_shutdown = ceil(self._judge.most_seconds_left()) + GRACE_SECONDS
         await super().shutdown(sockets=sockets)
 
 
 def serve(verifier: Verifier, *, options: ServingOptions) -> None:
-    """Serve until SIGINT or SIGTERM; exits with code 1 and one sentence if it cannot listen or start."""
+    """Serve a verifier until SIGINT or SIGTERM; exits with code 1 and one sentence if it cannot listen or start."""
+
+    def make_app(token: str | None) -> FastAPI:
+        return create_app(
+            verifier,
+            workers=options.workers,
+            item_timeout_seconds=options.item_timeout_seconds,
+            limits=options.limits,
+            token=token,
+            log_sample_share=options.log_sample_share,
+        )
+
+    serve_app(make_app, options=options)
+
+
+def serve_app(make_app: Callable[[str | None], FastAPI], *, options: ListeningOptions) -> None:
+    """Serve an application of `create_service` until SIGINT or SIGTERM; exits with code 1 if it cannot listen or start.
+
+    Args:
+        make_app: (token) -> application; called once the address is had, since it may take long.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     token = _token(options.token_env)
     _open_access_log(options.access_log)
     listener = bind(options.host, port=options.port)
-    if options.port_file is not None:
-        _clear(options.port_file)
-    port = listener.getsockname()[1]
-    app = create_app(
-        verifier,
-        workers=options.workers,
-        item_timeout_seconds=options.item_timeout_seconds,
-        limits=options.limits,
-        token=token,
-        log_sample_share=options.log_sample_share,
-    )
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
-    url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
-    # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    server = AnnouncingServer(config, pool=app.state.pool, url=url, port=port, port_file=options.port_file)
     try:
+        if options.port_file is not None:
+            _clear(options.port_file)
+        app = make_app(token)
+        server = _server(app, options=options, port=listener.getsockname()[1])
+        # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         server.run(sockets=[listener])
     finally:
         listener.close()
     if not server.started:
         sys.exit(1)
+
+
+def _server(app: FastAPI, *, options: ListeningOptions, port: int) -> AnnouncingServer:
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
+    return AnnouncingServer(config, judge=app.state.judge, url=url, port=port, port_file=options.port_file)
 
 
 def bind(host: str, *, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, or a composition of them",
+    "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
     "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",
     "batch_inference": "responses of a checkpoint to a file of rows, scored and selected; resumable",
     "evaluate": "accuracy, format and length of one or more checkpoints on row files",

@@ -6,6 +6,7 @@ import struct
 import urllib.error
 import urllib.request
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import tenacity
@@ -45,6 +46,20 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
         # exif_transpose always copies, so no caller draws on an image that the row holds.
         return _to_rgb(ImageOps.exif_transpose(image))
     except _DECODE_ERRORS as error:
+        raise _image_error(part, location=location, error=error) from error
+
+
+def fetched(part: ImagePart, *, location: str) -> ImagePart:
+    """The part with the encoded bytes in the place of a URL; any other part as it is.
+
+    Raises:
+        UserError: the image cannot be fetched; names `location` and the image.
+    """
+    if kind_of(part.source) != "url":
+        return part
+    try:
+        return replace(part, source=_download(part.source))
+    except OSError as error:
         raise _image_error(part, location=location, error=error) from error
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from helpers.engines import disturb
 from helpers.packed_batches import Batch
 
 from lmm_r1.models.value_model import KitValueModel
@@ -38,3 +39,15 @@ def rewards_of(model: KitValueModel, batch: Batch, *, side: str) -> torch.Tensor
 
 def one_by_one(batch: Batch) -> Sequence[Batch]:
     return [Batch((sample,)) for sample in batch.samples]
+
+
+def save_reward_model(checkpoint: Path, folder: Path, **settings: object) -> Path:
+    """Write a reward model of a small random checkpoint, whose rewards are as far apart as a trained one's."""
+    model = make_value_model(checkpoint)
+    disturb(model, seed=1)
+    torch.nn.init.normal_(model.head.weight, std=0.2, generator=torch.Generator().manual_seed(2))
+    for name, value in settings.items():
+        setattr(model.model.config, name, value)
+    processor = model.kit.load_processor(str(checkpoint), trust_remote_code=False)
+    model.save(folder, processor=processor, weights=model.state_dict())
+    return folder

@@ -1,0 +1,109 @@
+"""`lmm-r1 serve_rm --model FOLDER --port 5000`: rewards by a trained reward model, over HTTP."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmm_r1.cli.arguments import user_errors
+from lmm_r1.errors import UserError
+from remote_rm.serving_arguments import add_listening_arguments, parse_flags, positive
+
+if TYPE_CHECKING:
+    from lmm_r1.inference.reward_model import RewardModel
+
+PROG = "lmm-r1 serve_rm"
+DESCRIPTION = "Serve the rewards of a trained reward model, for text and images, in OpenRLHF's remote reward protocol."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; an unknown flag or a bad value ends the process with code 2."""
+    args = parse_flags(build_parser(), argv)
+    with user_errors(PROG):
+        _serve(args)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser: the flags of the model, then those that every reward server has."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description=DESCRIPTION,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help="reward model: a folder or a hub name")
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="precision of the weights, as in training"
+    )
+    parser.add_argument(
+        "--max-len",
+        type=positive(int),
+        default=4096,
+        metavar="TOKENS",
+        help="longest prompt and response together; a longer sample is refused with 422, never cut",
+    )
+    parser.add_argument(
+        "--max-batch-tokens",
+        type=positive(int),
+        default=16384,
+        metavar="TOKENS",
+        help="tokens of the samples, of one or many requests, that are computed together",
+    )
+    parser.add_argument(
+        "--normalize", action="store_true", help="normalize rewards by the mean and deviation in the model's config"
+    )
+    parser.add_argument(
+        "--value-head-prefix",
+        default="score",
+        metavar="NAME",
+        help="name of the value head's weight, where the model's config does not tell",
+    )
+    parser.add_argument(
+        "--image-root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder below which images and videos that prompts name by their path are read; may be given several times",
+    )
+    parser.add_argument("--allow-urls", action="store_true", help="fetch images that prompts name by an http(s) URL")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
+    )
+    add_listening_arguments(parser)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> None:
+    for root in args.image_root:
+        if not root.is_dir():
+            raise UserError(f"--image_root {root}: no such folder; check the path")
+    from lmm_r1 import cpu
+    from lmm_r1.inference.reward_service import serve
+    from lmm_r1.inference.sent_prompt import MediaAccess
+    from lmm_r1.lmm_kits.registry import kit_name_of
+    from remote_rm.server import ListeningOptions
+
+    # Asked before PyTorch is loaded, which takes longer than telling.
+    kit_name_of(args.model, trust_remote_code=args.trust_remote_code)
+
+    def load() -> "RewardModel":
+        cpu.prepare_process()
+        from lmm_r1.inference.reward_model import RewardModel
+
+        return RewardModel(
+            args.model,
+            dtype=args.dtype,
+            max_len=args.max_len,
+            max_batch_tokens=args.max_batch_tokens,
+            value_head_prefix=args.value_head_prefix,
+            normalize=args.normalize,
+            trust_remote_code=args.trust_remote_code,
+        )
+
+    media = MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)
+    serve(load, media=media, options=ListeningOptions.from_arguments(args))
+
+
+if __name__ == "__main__":
+    main()
