@@ -15,8 +15,10 @@ if importlib.util.find_spec("openrlhf") is None:
         "unit/trainer/*",
         "unit/rollout/*",
         "unit/lmm_kits/*",
+        "unit/inference/*",
         "unit/test_cpu.py",
         "contracts/test_kit_engines.py",
+        "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
         "contracts/test_kit_packing.py",
         "contracts/test_kit_row_shares.py",
@@ -28,6 +30,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kits_table.py",
         "contracts/test_openrlhf_seams.py",
         "integration/test_bad_input.py",
+        "integration/test_batch_inference.py",
         "integration/test_critic_runs.py",
         "integration/test_evaluate_errors.py",
         "integration/test_lora.py",
@@ -70,3 +73,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return folders[name]
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model after a short cold start, and held-out rows: `model`, `tiny` (untrained), `text`, `image`."""
+    from helpers.demo_model import build_demo
+
+    folder = tmp_path_factory.mktemp("demo")
+    build_demo(folder)
+    return folder

@@ -10,7 +10,10 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """Turns the tokens of one response into pieces of text whose concatenation is the decoded response."""
+    """Turns the tokens of one response into pieces of text, which together are the decoded response.
+
+    Where the tokens do not make up whole characters, the marks that stand for the broken ones may differ.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

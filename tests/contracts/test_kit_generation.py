@@ -1,0 +1,126 @@
+"""What plain transformers generates with each kit's model: the likeliest tokens of its own forward passes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny_models import encode
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.inference.completion import EngineSettings, SamplingSettings
+from lmm_r1.inference.transformers_engine import TransformersEngine, left_padded
+from lmm_r1.lmm_kits.registry import KITS, get_kit
+
+pytestmark = pytest.mark.contract
+
+NEW_TOKENS = 8
+SETTINGS = EngineSettings(
+    adapter=None,
+    dtype="float32",
+    max_model_len=4096,
+    max_images=2,
+    max_videos=0,
+    batch_rows=3,
+    tensor_parallel_size=1,
+    gpu_memory_utilization=0.5,
+    seed=0,
+    trust_remote_code=False,
+)
+GREEDY = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=NEW_TOKENS)
+
+
+def user(*parts: object) -> Message:
+    return Message(role="user", parts=tuple(TextPart(part) if isinstance(part, str) else part for part in parts))
+
+
+def conversations(*, images: bool) -> list[tuple[Message, ...]]:
+    """Prompts of different lengths, with images between and without."""
+    texts = [
+        (user("What is 12 + 34?"),),
+        (user("Which digit?"), Message(role="assistant", parts=(TextPart("46"),)), user("What is 12?")),
+    ]
+    if not images:
+        return texts
+    drawn = [ImagePart(Image.effect_noise((70, side), 80).convert("RGB")) for side in (56, 90)]
+    return [texts[0], (user(drawn[0], "What is 12?"),), (user(*drawn, "Which digit?"),), texts[1]]
+
+
+def likeliest(engine: TransformersEngine, messages: tuple[Message, ...]) -> list[int]:
+    """Ids from forward passes over the whole sequence, each without a cache, as training makes them."""
+    codec = engine.codec
+    encoded = encode(codec.kit, codec.processor, messages)
+    sequence, mask = left_padded([encoded.token_ids])
+    media = None if encoded.media is None else codec.kit.merge_media([encoded.media])
+    for _ in range(NEW_TOKENS):
+        inputs = codec.kit.forward_inputs(engine.model.config, sequence, mask, media)
+        with torch.no_grad():
+            logits = engine.model(sequence, attention_mask=mask, use_cache=False, **inputs).logits[:, -1]
+        logits[:, list(codec.banned_token_ids)] = -torch.inf
+        sequence = torch.cat([sequence, logits.argmax(-1, keepdim=True)], dim=1)
+        mask = torch.ones_like(sequence)
+        if sequence[0, -1] in engine.stop_token_ids:
+            break
+    return sequence[0, len(encoded.token_ids) :].tolist()
+
+
+@pytest.mark.parametrize("name", sorted(KITS))
+def test_generation_takes_the_likeliest_token_of_each_forward_pass(
+    name: str, tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    engine = TransformersEngine(str(tiny_checkpoint(name)), SETTINGS)
+    rows = [
+        Row(messages=messages, answer="", datasource="test", location=f"row {place}")
+        for place, messages in enumerate(conversations(images=get_kit(name).takes_images))
+    ]
+    outcomes = list(engine.respond(enumerate(rows), GREEDY))
+    assert [outcome.index for outcome in outcomes] == list(range(len(rows)))
+    written = set()
+    for row, outcome in zip(rows, outcomes, strict=True):
+        ids = likeliest(engine, row.messages)
+        ended = ids[-1] in engine.stop_token_ids
+        expected = engine.codec.completion(ids, "stop" if ended else "length")
+        assert outcome.completions == (expected,)
+        written.update(ids)
+        # The same, alone and handed on piece by piece.
+        pieces: list[str] = []
+        streamed = engine.stream(row, GREEDY, on_text=pieces.append, should_stop=lambda: False)
+        assert streamed == expected
+        # A tokenizer that falls back to bytes turns each byte of a broken character into a mark, once it sees all of them.
+        if "\ufffd" not in expected.text:
+            assert "".join(pieces) == expected.text
+    assert len(written) > 1, "one token over and over would also come of an engine that reads no prompt"
+    engine.close()
+
+
+def test_sampling_stops_where_asked_and_a_bad_row_stops_no_other(tiny_checkpoint: Callable[[str], Path]) -> None:
+    engine = TransformersEngine(str(tiny_checkpoint("qwen2_5_vl")), SETTINGS)
+    broken = Row(messages=(user(ImagePart("/nowhere.png")),), answer="", datasource="test", location="row 1")
+    many = Row(
+        messages=(user(*[ImagePart(Image.new("RGB", (56, 56)))] * 3),), answer="", datasource="test", location="row 2"
+    )
+    good = Row(messages=(user("What is 12?"),), answer="", datasource="test", location="row 3")
+    sampling = SamplingSettings(n_samples=3, temperature=1.0, top_p=0.9, max_new_tokens=NEW_TOKENS)
+    outcomes = {outcome.index: outcome for outcome in engine.respond(enumerate([broken, many, good]), sampling)}
+    assert outcomes[0].reason is not None
+    assert outcomes[0].reason.startswith("row 1: no image file /nowhere.png")
+    assert outcomes[1].reason == "row 2: 3 images in one prompt, more than --max_images 2"
+    assert len(outcomes[2].completions) == 3
+    assert len({completion.text for completion in outcomes[2].completions}) > 1
+
+    steps = iter(range(100))
+    stopped = engine.stream(good, GREEDY, on_text=lambda text: None, should_stop=lambda: next(steps) >= 2)
+    assert stopped.finish_reason in ("aborted", "stop")
+    assert stopped.num_tokens <= 3
+    engine.close()
+
+
+def test_a_prompt_that_leaves_no_room_is_told(tiny_checkpoint: Callable[[str], Path]) -> None:
+    engine = TransformersEngine(str(tiny_checkpoint("llm")), replace(SETTINGS, max_model_len=12))
+    row = Row(messages=(user("What is 12 + 34? " * 9),), answer="", datasource="test", location="row 1")
+    [outcome] = engine.respond([(0, row)], GREEDY)
+    assert outcome.reason is not None
+    assert "which leaves no room for a response in --max_model_len 12" in outcome.reason
+    engine.close()

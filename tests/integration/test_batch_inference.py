@@ -1,0 +1,239 @@
+"""`lmm-r1 batch_inference` as a process: backends agree, kills lose nothing, scores, selections, and bad input."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.commands import error_of, flags, tree, write_rows
+from helpers.value_models import save_reward_model
+
+from lmm_r1.data.files import load_rows
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+BROKEN, MISSING = 3, 20
+KILLS = 10
+
+
+def row(folder: Path, record: dict) -> dict:
+    """A record with its images by their absolute path."""
+    for message in record["messages"]:
+        for part in message["content"] if isinstance(message["content"], list) else []:
+            if "image" in part:
+                part["image"] = str(folder / part["image"])
+    return record
+
+
+@pytest.fixture(scope="module")
+def rows(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with text and image rows in turn, one broken image and one that is missing."""
+    folder = tmp_path_factory.mktemp("rows")
+    sources = {name: (demo / name / "rows.jsonl").read_text().splitlines() for name in ("text", "image")}
+    pairs = zip(sources["text"], sources["image"], strict=True)
+    records = [row(demo / name, json.loads(line)) for pair in pairs for name, line in zip(sources, pair, strict=True)]
+    (folder / "broken.png").write_bytes(b"no image")
+    for place, image in ((BROKEN, "broken.png"), (MISSING, "missing.png")):
+        content = [{"type": "image", "image": image}, {"type": "text", "text": "Sort the digits."}]
+        records.insert(place, {"messages": [{"role": "user", "content": content}], "answer": "1"})
+    return write_rows(folder, *records)
+
+
+def command(demo: Path, rows: Path, output: Path, **changes: object) -> list[str]:
+    values = {"model": demo / "model", "data": rows, "output": output, "dtype": "float32", "max_new_tokens": 40}
+    return [sys.executable, "-m", "lmm_r1.cli.batch_inference", *flags(values | changes)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def run(argv: list[str], *, cwd: Path, code: int = 3) -> subprocess.CompletedProcess:
+    ended = subprocess.run(argv, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+def records(output: Path) -> list[dict]:
+    """The rows of an output without the time that each took."""
+    return [
+        {name: value for name, value in json.loads(line).items() if name != "seconds"}
+        for line in output.read_text().splitlines()
+    ]
+
+
+@pytest.fixture(scope="module")
+def greedy(demo: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of an uninterrupted greedy run with plain transformers, and what it said beside it."""
+    folder = tmp_path_factory.mktemp("greedy")
+    argv = command(demo, rows, folder / "out.jsonl", eval_task="generate", verifier="math")
+    ended = run(argv, cwd=folder)
+    (folder / "stdout").write_text(ended.stdout)
+    (folder / "stderr").write_text(ended.stderr)
+    return folder
+
+
+def test_rows_come_out_in_order_with_all_that_is_known_of_them(greedy, rows, demo):
+    done = records(greedy / "out.jsonl")
+    assert [record["index"] for record in done] == [n for n in range(34) if n not in (BROKEN, MISSING)]
+    text, image = done[0], done[1]
+    assert text["location"] == f"{rows} line 1"
+    assert text["prompt"][0]["role"] == "user"
+    assert image["prompt"][0]["content"][0]["image"].startswith(str(demo / "image" / "images"))
+    for record in done:
+        [response] = record["responses"]
+        assert response["text"].startswith("<think>")
+        assert response["finish_reason"] == "stop"
+        assert 5 <= response["tokens"] <= 40
+        assert response["reward"] == response["scores"]["accuracy"] + 0.5 * response["scores"]["format"]
+    accuracy = [record["responses"][0]["scores"]["accuracy"] for record in done if "text" in record["datasource"]]
+    assert 0.2 < sum(accuracy) / len(accuracy)
+    assert all(json.loads(line)["seconds"] > 0 for line in (greedy / "out.jsonl").read_text().splitlines())
+
+
+def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows):
+    assert "32 rows, 2 left out; 32 responses of" in (greedy / "stdout").read_text()
+    listed = (greedy / "stderr").read_text().splitlines()[-3:]
+    assert listed[0] == "lmm-r1 batch_inference: 2 rows were left out:"
+    assert listed[1].startswith(f"  {rows} line {BROKEN + 1}: cannot read the image")
+    assert listed[2].startswith(f"  {rows} line {MISSING + 1}: no image file")
+
+
+def test_killed_ten_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
+    output = tmp_path / "out.jsonl"
+    # Two rows at a time, so that there is something to interrupt.
+    argv = command(demo, rows, output, eval_task="generate", verifier="math", batch_rows=2)
+    chance = random.Random(7)
+    for kill in range(KILLS):
+        size = output.stat().st_size if output.exists() else 0
+        process = subprocess.Popen(
+            argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        if kill % 5 == 4:  # while the model is loaded, perhaps
+            time.sleep(chance.uniform(0, 5))
+        else:  # soon after a row was written
+            while process.poll() is None and (not output.exists() or output.stat().st_size == size):
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.2))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = len(output.read_bytes().splitlines())
+    assert 0 < before, "nothing was written before the kills"
+    ended = run(argv, cwd=tmp_path)
+    assert records(output) == records(greedy / "out.jsonl")
+    assert "2 rows were left out" in ended.stderr
+    assert "all 34 rows were done before" in run(argv, cwd=tmp_path).stdout
+
+
+def test_vllm_gives_the_same_rows_also_from_two_engines(demo, rows, greedy, tmp_path):
+    for name, more in (("one", {}), ("two", {"engines": 2})):
+        output = tmp_path / name / "out.jsonl"
+        run(command(demo, rows, output, verifier="math", **more), cwd=tmp_path)
+        assert records(output) == records(greedy / "out.jsonl")
+
+
+@pytest.fixture(scope="module")
+def sampled(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of four samples a row, judged by the verifier."""
+    folder = tmp_path_factory.mktemp("sampled")
+    changes = {"eval_task": "generate", "verifier": "math", "n_samples": 4, "temperature": 1.0}
+    changes |= {"select": "rejection_sampling", "selected": folder / "sft.jsonl", "min_reward": 1.5}
+    run(command(demo, demo / "text", folder / "out.jsonl", **changes), cwd=folder, code=0)
+    return folder
+
+
+def test_rejection_sampling_writes_rows_that_train_sft_takes(sampled, demo, tmp_path):
+    done = records(sampled / "out.jsonl")
+    good = [record for record in done if any(response["reward"] == 1.5 for response in record["responses"])]
+    assert 0 < len(good) < len(done)
+    chosen = load_rows(str(sampled / "sft.jsonl"))
+    assert [item.answer for item in chosen] == [record["answer"] for record in good]
+    assert all(item.messages[-1].role == "assistant" for item in chosen)
+    values = {"model.model_name_or_path": demo / "model", "data.dataset": sampled / "sft.jsonl"}
+    values |= {"ckpt.output_dir": tmp_path / "sft", "train.max_steps": 1, "train.batch_size": 2}
+    training = [sys.executable, "-m", "lmm_r1.cli.train_sft", *flags(values), "--ckpt.disable_ds"]
+    run(training, cwd=tmp_path, code=0)
+
+
+def test_a_finished_job_gives_other_selections_without_generating_again(sampled, demo, tmp_path):
+    job = tmp_path / "job"
+    shutil.copytree(sampled, job)
+    changes = {"eval_task": "generate", "verifier": "math", "n_samples": 4, "temperature": 1.0}
+    changes |= {"select": "dpo_pairs", "selected": job / "pairs.jsonl", "min_margin": 0.6}
+    run(command(demo, demo / "text", job / "out.jsonl", **changes), cwd=tmp_path, code=0)
+    pairs = [json.loads(line) for line in (job / "pairs.jsonl").read_text().splitlines()]
+    assert pairs
+    assert all(pair["chosen_reward"] - pair["rejected_reward"] >= 0.6 for pair in pairs)
+    assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
+
+
+def test_a_reward_model_scores_an_earlier_output_and_gives_the_best_of_n(sampled, demo, tmp_path):
+    save_reward_model(demo / "model", tmp_path / "reward_model")
+    changes = {"eval_task": "rm", "model": tmp_path / "reward_model", "select": "best_of_n"}
+    changes |= {"selected": tmp_path / "best.jsonl"}
+    output = tmp_path / "scored.jsonl"
+    run(command(demo, sampled / "out.jsonl", output, **changes), cwd=tmp_path, code=0)
+    before, after = records(sampled / "out.jsonl"), records(output)
+    best = [json.loads(line) for line in (tmp_path / "best.jsonl").read_text().splitlines()]
+    assert len(after) == len(before) == len(best)
+    for old, new, row in zip(before, after, best, strict=True):
+        assert [item["text"] for item in new["responses"]] == [item["text"] for item in old["responses"]]
+        rewards = [item["reward"] for item in new["responses"]]
+        assert row["reward"] == max(rewards)
+        assert row["messages"][-1]["content"] == new["responses"][rewards.index(max(rewards))]["text"]
+    assert len({item["reward"] for record in after for item in record["responses"]}) > 4
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
+    """The current folder of a command that runs in this process, with a checkpoint and rows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(demo / "model")
+    write_rows(tmp_path, {"messages": [{"role": "user", "content": "What is 1+1?"}], "answer": "2"})
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": "nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
+        ({"data": "empty.jsonl"}, "empty.jsonl holds no rows; check the path"),
+        ({"data": "file"}, "file: unknown kind of row file; known are .jsonl"),
+        ({"model": "nowhere/model"}, "nowhere/model: no such folder, and no model of this name can be had from"),
+        ({"model": "."}, ".: no config.json in this folder; is it a Hugging Face checkpoint?"),
+        ({"adapter": "nowhere"}, "nowhere: no such folder; give the folder of a LoRA adapter"),
+        ({"output": "file/out.jsonl"}, "--output file/out.jsonl: cannot be written, as "),
+        ({"output": "file"}, "--output file exists and was not begun by this command; choose another file"),
+        ({"output": "."}, "--output . is a folder; name a file"),
+        ({"verifier": "maths"}, "--verifier maths: unknown verifier 'maths'; did you mean math?"),
+        ({"reward_model": "model"}, "model: this checkpoint has no value head"),
+        ({"n_samples": 0}, "--n_samples 0: must be 1 or more"),
+        ({"n_samples": 2}, "--n_samples 2 at --temperature 0 would give the same response each time; raise it"),
+        ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
+        ({"select": "dpo_pairs"}, "--select and --selected belong together"),
+        ({"select": "dpo_pairs", "selected": "s"}, "--select dpo_pairs needs rewards: add --verifier math or"),
+        (
+            {"select": "best_of_n", "selected": "s", "verifier": "math"},
+            "--select best_of_n needs several responses per row",
+        ),
+        ({"eval_task": "rm", "verifier": "math"}, "--verifier math and a reward model both give rewards; leave one"),
+        ({"eval_task": "rm"}, "rows.jsonl holds no rows with responses; the first: "),
+    ],
+)
+def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
+    before = tree(work)
+    values = {"eval_task": "generate", "model": "model", "data": "rows.jsonl", "output": "out/out.jsonl"}
+    assert error_of("batch_inference", flags(values | changes), capfd=capfd).startswith(sentence)
+    assert tree(work) == before
