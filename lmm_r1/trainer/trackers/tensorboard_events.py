@@ -45,7 +45,7 @@ class TensorboardEvents:
         for number, (path, caption) in enumerate(captioned_images(samples)):
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
-            writer.add_image(f"{IMAGES}/{number} {caption}", pixels, step, dataformats="HWC")
+            writer.add_image(f"{IMAGES}/{number}_{caption.replace(' ', '_')}", pixels, step, dataformats="HWC")
         writer.flush()
 
     def close(self, *, failed: bool) -> None:
