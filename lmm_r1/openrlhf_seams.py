@@ -412,7 +412,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
         how="used",
         ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
-        reason="wandb, TensorBoard and DeepSpeed checkpoints",
+        reason="DeepSpeed checkpoints; its wandb and TensorBoard are off, as a resumed run would start new ones",
         signature="self global_step logs_dict client_states",
     ),
     Seam(

@@ -16,7 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = resolve(config)
         from lmm_r1 import cpu
         from lmm_r1.lmm_kits.registry import kit_name_of
+        from lmm_r1.trainer.trackers import check_trackers
 
+        check_trackers(config.logger)
         # Asked before the training stack is loaded, which takes longer than telling.
         kit_name_of(config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.sft import SFTConfig
 
-SECRETS = (("logger", "wandb", "key"),)
+SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
 
 
 def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
@@ -26,13 +27,18 @@ def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
 
 def to_yaml(config: PPOConfig | SFTConfig) -> str:
     """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
+    return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True)
+
+
+def without_secrets(config: PPOConfig | SFTConfig) -> dict[str, Any]:
+    """Return the config as nested dicts of plain values, in which keys of other services are None."""
     settings = dataclasses.asdict(config)
     for *groups, name in SECRETS:
         node = settings
         for group in groups:
             node = node[group]
         node[name] = None
-    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
+    return {name: _plain(value) for name, value in settings.items()}
 
 
 def _namespace(settings: dict[str, object]) -> SimpleNamespace:

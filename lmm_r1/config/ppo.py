@@ -278,7 +278,7 @@ class PPOLoggerConfig(LoggerConfig):
     stage_name: str = "rl"
     """Name of this stage in stage.json and in the report."""
     rollouts_per_step: int = 8
-    """Sampled rollouts written to rollouts.jsonl per step."""
+    """Sampled rollouts written to rollouts.jsonl, and sent to the trackers, per step."""
     worker_logs: bool = False
     """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
     wandb: WandbConfig = field(

@@ -1,11 +1,14 @@
 """What follows from the flags together: values left open are filled in, contradictions are refused."""
 
 import logging
+import typing
+from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.ulysses import check_ulysses
 from lmm_r1.config.value_models import check_value_models, value_model_settings
 from lmm_r1.errors import UserError
@@ -36,7 +39,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
-    settings |= _input_template(config)
+    settings |= _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
     check_value_models(resolved)
@@ -67,7 +70,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
         )
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
-    return dotted.replace(config, _input_template(config))
+    return dotted.replace(config, _input_template(config) | _trackers(config))
 
 
 def _refuse_what_is_not_there_yet(config: PPOConfig | SFTConfig) -> None:
@@ -111,6 +114,24 @@ def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
         logger.warning("--data.input_template %r has no {} for the prompt and is not used", template)
         return {"data.input_template": None}
     return {}
+
+
+def _trackers(config: PPOConfig | SFTConfig) -> dict[str, object]:
+    """Return the trackers that are asked for by name or, as in OpenRLHF, by a setting without which they are off."""
+    logger = config.logger
+    asked = {
+        "tensorboard": logger.tensorboard_dir,
+        "wandb": logger.wandb.key,
+        "swanlab": logger.swanlab.key,
+        "mlflow": logger.mlflow.tracking_uri,
+    }
+    if asked["mlflow"] and urlsplit(asked["mlflow"]).password:
+        raise UserError(
+            "--logger.mlflow.tracking_uri holds a password, which would be written to the run folder; set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+        )
+    names = typing.get_args(TrackerName)
+    return {"logger.trackers": tuple(name for name in names if name in logger.trackers or asked[name])}
 
 
 def _refuse_agents(config: PPOConfig) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig:
@@ -131,15 +133,37 @@ class EvalConfig:
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig:
     key: str | None = None
-    """Weights & Biases API key; None leaves it off. Never written to the run folder."""
+    """Weights & Biases API key, which turns the tracker on, too. Never written to the run folder."""
     org: str | None = None
     """Weights & Biases team."""
     group: str | None = None
-    """Group under which the run is shown."""
+    """Group under which the run is shown, in every tracker that has groups."""
     project: str
     """Project under which the run is shown."""
     run_name: str
-    """Name of the run, in TensorBoard too."""
+    """Name of the run, in every tracker."""
+    mode: Literal["online", "offline"] | None = None
+    """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, else online."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwanlabConfig:
+    key: str | None = None
+    """SwanLab API key, which turns the tracker on, too. Never written to the run folder."""
+    workspace: str | None = None
+    """SwanLab workspace; None is the user's own."""
+    project: str | None = None
+    """Project under which the run is shown; None takes logger.wandb.project."""
+    mode: Literal["online", "offline", "local"] | None = None
+    """Send to the server, keep for `swanlab sync`, or show here with swanboard; None takes SWANLAB_MODE, else online."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    tracking_uri: str | None = None
+    """Address of the MLflow server or store, which turns the tracker on, too; None takes MLFLOW_TRACKING_URI."""
+    experiment: str | None = None
+    """Experiment under which the run is shown; None takes logger.wandb.project."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +172,16 @@ class LoggerConfig:
     """Name of this stage in stage.json and in the report."""
     logging_steps: int = 1
     """Steps between two logged lines."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Services that show the run, beside the console and metrics.jsonl."""
     tensorboard_dir: str | None = None
-    """Folder for TensorBoard; None leaves it off."""
+    """Folder for TensorBoard, which turns the tracker on, too; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
+    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
+    """SwanLab."""
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    """MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.trackers import Generation, Trackers
+from lmm_r1.trainer.trackers.tracker import make_generation
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,11 @@ class KitPPOTrainer(BasePPOTrainer):
         prompts: PromptStream,
         eval_rows: Sequence[Row],
         folder: RunFolder,
+        trackers: Trackers | None = None,
     ) -> None:
+        # OpenRLHF would make trackers of its own of these: they start a new run at a resume, and know TensorBoard and
+        # wandb only. The workers, which get these arguments too, need no key.
+        strategy.args.logger.wandb.key = strategy.args.logger.tensorboard_dir = None
         groups = (actor_group, critic_group, reward_group, reference_group)
         super().__init__(strategy, *groups, list(engines), tokenizer)
         # OpenRLHF divides by these: -1 stands for never.
@@ -67,6 +73,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.prompts = prompts
         self.eval_rows = eval_rows
         self.folder = folder
+        self.trackers = trackers or Trackers()
         self.console = Console(highlight=False)
         self.generator = KitSamplesGenerator(self.args, engines, group_settings(config))
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
@@ -103,9 +110,6 @@ class KitPPOTrainer(BasePPOTrainer):
                 self.saved_step = step
             if self.eval_rows and step % self.args.eval.steps == 0:
                 self.save_best_checkpoint(self._evaluate(step), step, dict(states))
-        for tracker in (self.wandb_logger, self.tensorboard_logger):
-            if tracker is not None:
-                tracker.close()
         return step
 
     def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
@@ -224,7 +228,11 @@ class KitPPOTrainer(BasePPOTrainer):
             "filtered_groups": rollout.filtered,
         }
         self.folder.metrics(step, metrics)
-        self._record_rollouts(step, rollout)
+        shown_rollouts = self._record_rollouts(step, rollout)
+        if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
+            self.trackers.log(step, metrics)
+            if shown_rollouts:
+                self.trackers.log_generations(step, shown_rollouts)
         # What went wrong in judging is worth a place in the line only where something did.
         shown = "  ".join(
             f"{name} {value:.3f}" for name, value in parts.items() if value or name not in ("timed_out", "ungradable")
@@ -235,8 +243,9 @@ class KitPPOTrainer(BasePPOTrainer):
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
         )
 
-    def _record_rollouts(self, step: int, rollout: Rollout) -> None:
-        """Write `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
+    def _record_rollouts(self, step: int, rollout: Rollout) -> list[Generation]:
+        """Write and return `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
+        shown = []
         count = self.config.logger.rollouts_per_step
         for index in range(min(count, sum(map(len, rollout.groups)))):
             group = rollout.groups[index % len(rollout.groups)]
@@ -253,7 +262,9 @@ class KitPPOTrainer(BasePPOTrainer):
                 "truncated": sample["truncated"],
             }
             row: Row = sample["row"]
-            self.folder.rollout(record, messages=row.messages, location=row.location)
+            written = self.folder.rollout(record, messages=row.messages, location=row.location)
+            shown.append(make_generation(record, messages=written, folder=self.folder.path))
+        return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`."""
@@ -267,9 +278,7 @@ class KitPPOTrainer(BasePPOTrainer):
         for source, scores in by_source.items():
             logs[f"eval_{source}_pass1"] = fmean(fmean(group) for group in scores)
             logs[f"eval_{source}_pass{count}"] = fmean(max(group) for group in scores)
-        for tracker in (self.wandb_logger, self.tensorboard_logger):
-            if tracker is not None:
-                tracker.log_eval(step, logs)
+        self.trackers.log_eval(step, logs)
         self.folder.metrics(step, logs)
         self.console.print("  ".join(f"{name} {value:.3f}" for name, value in logs.items()))
         return logs

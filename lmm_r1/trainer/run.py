@@ -32,6 +32,7 @@ from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.trainer.trackers import Trackers, open_trackers
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
 from remote_rm.client import RewardUnavailable
 
@@ -61,7 +62,31 @@ def train(config: PPOConfig) -> None:
     config = with_correction(config, kit=kit, rows=rows)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     folder.open(to_yaml(config))
+    with open_trackers(config, folder=folder.path) as trackers:
+        _train(
+            config,
+            kit=kit,
+            processor=processor,
+            rows=rows,
+            eval_rows=eval_rows,
+            max_images=max_images,
+            folder=folder,
+            trackers=trackers,
+        )
 
+
+def _train(
+    config: PPOConfig,
+    *,
+    kit: LmmKit,
+    processor: Any,
+    rows: list[Row],
+    eval_rows: list[Row],
+    max_images: int,
+    folder: RunFolder,
+    trackers: Trackers,
+) -> None:
+    """Start Ray, engines and models, train, and write the model."""
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     shared = _shared_gpus(config)
@@ -88,6 +113,7 @@ def train(config: PPOConfig) -> None:
         prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
         eval_rows=eval_rows,
         folder=folder,
+        trackers=trackers,
     )
     _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()

@@ -57,9 +57,16 @@ class RunFolder:
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
         self._append(METRICS_FILE, {"step": step, "seconds": round(time.time() - self.started, 3), **numbers})
 
-    def rollout(self, record: Mapping[str, Any], *, messages: tuple[Message, ...], location: str) -> None:
-        """Append one sampled response with its prompt; the prompt's images are kept once each under images/."""
-        self._append(ROLLOUTS_FILE, {**record, "messages": [self._message(item, location) for item in messages]})
+    def rollout(
+        self, record: Mapping[str, Any], *, messages: tuple[Message, ...], location: str
+    ) -> list[dict[str, Any]]:
+        """Append one sampled response with its prompt, and return the prompt as it is written.
+
+        The prompt's images are kept once each under images/.
+        """
+        written = [self._message(item, location) for item in messages]
+        self._append(ROLLOUTS_FILE, {**record, "messages": written})
+        return written
 
     def finish(self, *, steps: int) -> None:
         """Mark the stage as finished; nothing of it is written after this."""

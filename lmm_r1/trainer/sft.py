@@ -29,6 +29,7 @@ from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
+from lmm_r1.trainer.trackers import Trackers, open_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,21 @@ def train(config: SFTConfig) -> None:
     steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
     if config.train.max_steps > 0:
         steps = min(steps, config.train.max_steps)
-    actor = _prepare_actor(config, args, strategy, steps=steps)
-    run = _SFTRun(config, strategy, actor, kit=kit, processor=processor, rows=rows, folder=folder, fitting=fitting)
-    run.fit(start=_resume(config, strategy, actor), steps=steps)
-
-    strategy.save_model(actor, processor, config.ckpt.output_dir)
+    with open_trackers(config, folder=folder.path) if strategy.is_rank_0() else Trackers() as trackers:
+        actor = _prepare_actor(config, args, strategy, steps=steps)
+        run = _SFTRun(
+            config,
+            strategy,
+            actor,
+            kit=kit,
+            processor=processor,
+            rows=rows,
+            folder=folder,
+            fitting=fitting,
+            trackers=trackers,
+        )
+        run.fit(start=_resume(config, strategy, actor), steps=steps)
+        strategy.save_model(actor, processor, config.ckpt.output_dir)
     if strategy.is_rank_0():
         folder.finish(steps=steps)
     dist.destroy_process_group()
@@ -155,6 +166,7 @@ class _SFTRun:
         rows: list[Row],
         folder: RunFolder,
         fitting: SFTSample,
+        trackers: Trackers | None = None,
     ) -> None:
         self.config = config
         self.strategy = strategy
@@ -163,6 +175,7 @@ class _SFTRun:
         self.processor = processor
         self.rows = rows
         self.folder = folder
+        self.trackers = trackers or Trackers()
         # DeepSpeed counts micro-batches, so one without a row that fits is filled with a row that teaches nothing.
         self.filler = replace(fitting, learnt=[False] * len(fitting.learnt))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
@@ -242,6 +255,7 @@ class _SFTRun:
         }
         self.folder.metrics(step, values)
         if step % self.config.logger.logging_steps == 0 or step == steps:
+            self.trackers.log(step, values)
             self.console.print(
                 f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}  lr {values['lr']:.2e}  {seconds:.2f} s"
             )

@@ -49,7 +49,8 @@ COMMAND_LINES = {
         """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --reward.remote_url http://a/get_reward
         --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
         --vllm.enable_sleep --actor.eps_clip 0.3 --logger.wandb.run_name mine --ds.attn_implementation eager
-        --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer""",
+        --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer --logger.wandb.key k
+        --logger.tensorboard_dir tb --logger.wandb.org us --logger.wandb.group g --logger.wandb.project p""",
         """--algo.advantage.estimator gae --algo.advantage.gamma 0.99 --algo.advantage.lambd 0.95 --critic.num_gpus_per_node 2
         --critic.adam.lr 5e-6 --critic.value_clip 0.2 --critic.freezing_steps 5 --critic.save_value_network
         --critic.lr_warmup_ratio 0.1 --reward.model_name_or_path rm --reward.num_gpus_per_node 2 --reward.normalize_enable
@@ -63,7 +64,8 @@ COMMAND_LINES = {
         --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.save_steps -1
         --eval.steps -1 --ds.zero_stage 2 --train.max_epochs 1 --ds.param_dtype bf16 --adam.lr 5e-6
         --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --lr_scheduler cosine
-        --max_norm 0.5 --muon.no_nesterov --ds.lora.rank 16 --ds.lora.dropout 0.05 --logger.wandb.run_name mine"""
+        --max_norm 0.5 --muon.no_nesterov --ds.lora.rank 16 --ds.lora.dropout 0.05 --logger.wandb.run_name mine
+        --logger.wandb.key k --logger.tensorboard_dir tb"""
     ],
 }
 CASES = [(command, line.split()) for command, lines in COMMAND_LINES.items() for line in lines]

@@ -1,0 +1,106 @@
+"""What each tracking service has of a run, read back with its own library."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OFFLINE = {
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "DO_NOT_TRACK": "1",
+}
+FOLDERS = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "SWANLAB_ROOT")
+KEYS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "SWANLAB_API_KEY", "SWANLAB_MODE", "MLFLOW_TRACKING_URI")
+WANDB_BLOCK = 32768
+WANDB_HEADER = struct.Struct("<IHB")
+WHOLE, LAST = 1, 4
+
+
+def keep_offline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the libraries ask no one, know no keys, and keep in `home` what else would be in the home folder."""
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    for name in FOLDERS:
+        monkeypatch.setenv(name, str(home / name.lower()))
+    monkeypatch.setenv("NETRC", str(home / "netrc"))
+
+
+def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every number as TensorBoard shows it; of texts and images, (step, count of values)."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    found = {}
+    for tag in events.Tags()["tensors"]:
+        values = [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
+        found[tag] = [
+            (step, value.size if value.dtype == object else round(float(value), 5)) for step, value in values
+        ]
+    return found
+
+
+def texts_of_tensorboard(folder: Path, tag: str) -> dict[int, str]:
+    """The text of each step."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)}
+
+
+def of_wandb(folder: Path) -> list[dict[str, object]]:
+    """The rows of all offline sessions, in order; what a table or an image has is under `NAME/_type` and so on."""
+    rows = []
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in _wandb_records(file.read_bytes()):
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return rows
+
+
+def _wandb_records(content: bytes) -> Iterator[object]:
+    """Yield the records of a file in the form of a LevelDB log behind seven bytes: wandb reads it in Go alone."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    place, parts = WANDB_HEADER.size, b""
+    while place + WANDB_HEADER.size <= len(content):
+        if (left := WANDB_BLOCK - place % WANDB_BLOCK) < WANDB_HEADER.size:
+            place += left
+            continue
+        _, length, kind = WANDB_HEADER.unpack_from(content, place)
+        place += WANDB_HEADER.size
+        parts += content[place : place + length]
+        place += length
+        if kind in (WHOLE, LAST):
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def of_swanlab(folder: Path) -> dict[str, list[tuple[int, object]]]:
+    """(step, value) of every number of all offline sessions, in order; of texts and images, (step, file names)."""
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    found: dict[str, list[tuple[int, object]]] = {}
+    for file in sorted(folder.glob("swanlog/run-*/*.swanlab"), key=lambda file: file.stat().st_mtime_ns):
+        reader = DataStoreReader()
+        reader.open(file)
+        while (data := reader.scan()) is not None:
+            record = Record.FromString(data)
+            if record.HasField("scalar"):
+                found.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
+            elif record.HasField("media"):
+                files = tuple(item.filename for item in record.media.value.items)
+                found.setdefault(record.media.key, []).append((record.media.step, files))
+        reader.close()
+    return found

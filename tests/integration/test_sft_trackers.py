@@ -1,0 +1,69 @@
+"""A supervised run with every installed tracker, stopped and resumed with a step to repeat."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import openrlhf.utils.deepspeed.deepspeed as upstream
+import pytest
+from helpers.commands import ANSWERED, flags, write_rows
+from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
+
+from lmm_r1.cli import train_sft
+from lmm_r1.trainer.trackers.backends import BACKENDS
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+TRACKERS = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.library)]
+
+
+def train(model: Path, folder: Path, *switches: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # DeepSpeed keeps the groups of the first training in a process for good.
+    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
+    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    settings = {
+        "model.model_name_or_path": model,
+        "data.dataset": folder / "rows.jsonl",
+        "train.batch_size": 2,
+        "train.micro_batch_size": 2,
+        "train.max_epochs": steps,
+        "train.max_steps": steps,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": folder / "run",
+        "ckpt.path": folder / "checkpoints",
+        "ckpt.save_steps": 2,
+        "logger.wandb.mode": "offline",
+        "logger.swanlab.mode": "offline",
+    }
+    address = {"logger.mlflow.tracking_uri": f"file://{folder}/store"} if "mlflow" in TRACKERS else {}
+    train_sft.main([*flags(settings | address), "--logger.trackers", *TRACKERS, *switches])
+
+
+def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch):
+    keep_offline(tmp_path / "home", monkeypatch)
+    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+    write_rows(tmp_path, ANSWERED, ANSWERED)
+    train(tiny_checkpoint("llm"), tmp_path, steps=3, monkeypatch=monkeypatch)
+    # As if it had been killed at its very end; the last checkpoint is that of step 2.
+    (tmp_path / "run/stage.json").unlink()
+    train(tiny_checkpoint("llm"), tmp_path, "--ckpt.load_enable", steps=4, monkeypatch=monkeypatch)
+
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3, 4]
+    first = [(line["step"], pytest.approx(line["loss"], abs=1e-4)) for line in lines[:3] + lines[4:]]
+    last = [(line["step"], pytest.approx(line["loss"], abs=1e-4)) for line in lines[:2] + lines[3:]]
+    (events,) = (run / "tensorboard").iterdir()
+    assert last == of_tensorboard(events)["train/loss"]
+    record = json.loads((run / "trackers.json").read_text())
+    assert {name: entry["last_steps"] for name, entry in record.items()} == dict.fromkeys(TRACKERS, {"train": 4})
+    if "wandb" in TRACKERS:
+        assert first == [(row["_step"], row["train/loss"]) for row in of_wandb(run)]
+    if "swanlab" in TRACKERS:
+        assert first == of_swanlab(run)["train/loss"]
+    if "mlflow" in TRACKERS:
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"file://{tmp_path}/store")
+        history = client.get_metric_history(record["mlflow"]["identity"], "train/loss")
+        assert first == [(point.step, point.value) for point in history]
