@@ -6,6 +6,7 @@ from typing import Literal
 
 from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.verifier_spec import verifier_from
 
 COUNTS = (
     "n_samples",
@@ -55,7 +56,7 @@ class BatchConfig:
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens."""
     verifier: str | None = None
-    """Score every response by a verifier: math, choice, number, exact, list, format or composition."""
+    """Score every response by a verifier: math, choice, number, exact, list, format, composition:math=1,format=0.5."""
     reward_model: str | None = None
     """Score every response by a trained reward model."""
     select: Literal["best_of_n", "rejection_sampling", "dpo_pairs"] | None = None
@@ -109,8 +110,12 @@ def check(config: BatchConfig) -> None:
         raise UserError(f"--verifier {config.verifier} and a reward model both give rewards; leave one out")
     if config.eval_task == "rm" and (config.adapter is not None or config.reward_model is not None):
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
+    if config.verifier is not None:
+        verifier_from(config.verifier, flag="--verifier")
     _check_selection(config)
     check_creatable(config.output, flag="--output")
+    if config.output.is_dir():
+        raise UserError(f"--output {config.output} is a folder; name a file")
 
 
 def _check_selection(config: BatchConfig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ class RowLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped_path = path.with_name(f"{path.name}.skipped")
-        self.settings_path = path.with_name(f"{path.name}.settings.json")
+        self.skipped_path = path.parent / f"{path.name}.skipped"
+        self.settings_path = path.parent / f"{path.name}.settings.json"
+        self._begin: Callable[[], None] | None = None
 
     def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
-        """Return the index of the first row that is not there yet; the files begin with it, or with 0.
+        """Return the index of the first row that is not there yet; nothing is written before the first row.
 
         Args:
             settings: what the rows depend on; an earlier run with other ones is not continued.
@@ -42,17 +44,14 @@ class RowLog:
         check_creatable(self.path, flag=flag)
         if self.path.is_dir():
             raise UserError(f"{flag} {self.path} is a folder; name a file")
-        if overwrite:
-            for file in (self.path, self.skipped_path, self.settings_path):
-                file.unlink(missing_ok=True)
-        if self.settings_path.exists():
-            self._check_settings(settings, flag=flag)
-        elif self.path.exists():
+        if overwrite or not (self.path.exists() or self.settings_path.exists()):
+            self._begin = partial(self._begin_anew, settings)
+            return 0
+        if not self.settings_path.exists():
             raise UserError(
                 f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
             )
-        else:
-            write_atomically(self.settings_path, text=json.dumps(settings, indent=2) + "\n")
+        self._check_settings(settings, flag=flag)
         return max(_cut_torn_line(self.path), _cut_torn_line(self.skipped_path)) + 1
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -81,9 +80,15 @@ class RowLog:
             for line in lines
         ]
 
+    def _begin_anew(self, settings: Mapping[str, Any]) -> None:
+        for file in (self.path, self.skipped_path):
+            file.unlink(missing_ok=True)
+        write_atomically(self.settings_path, text=json.dumps(settings, indent=2) + "\n")
+
     def _append(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-        if not records:
-            return
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
         # What a model wrote can hold half of a surrogate pair, which has no encoding; JSON's escapes can carry it.
         data = "".join(json.dumps(record, ensure_ascii=not _encodes(record)) + "\n" for record in records).encode()
         before = path.stat().st_size if path.exists() else 0

@@ -67,7 +67,10 @@ def test_other_settings_are_not_mixed_into_a_file(log):
     with pytest.raises(UserError, match=r"was begun with another --temperature \(0.0, now 1.0\); choose another file"):
         begin(log, {**SETTINGS, "temperature": 1.0})
     assert begin(log, {**SETTINGS, "temperature": 1.0}, overwrite=True) == 0
-    assert not log.path.exists()
+    assert [record["index"] for record in log.records()] == [0], "the old rows stay until there are new ones"
+    log.append([{"index": 0, "text": "new"}])
+    assert [record["text"] for record in log.records()] == ["new"]
+    assert begin(log, {**SETTINGS, "temperature": 1.0}) == 1
 
 
 def test_a_foreign_file_is_left_alone(log):
