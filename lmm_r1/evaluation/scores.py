@@ -49,10 +49,11 @@ class SampleScores:
     verifiers: dict[str, VerifierScores]
 
 
-def summarize(responses: Sequence[JudgedResponse], *, ks: Sequence[int]) -> SampleScores:
+def summarize(responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int]) -> SampleScores:
     """Return the scores of the responses to one or more rows of one file by one checkpoint.
 
     Args:
+        verifiers: by whose verdicts; every response has theirs.
         ks: the k of pass@k and majority@k; no row may have fewer samples.
     """
     rows = by_row(responses)
@@ -66,16 +67,18 @@ def summarize(responses: Sequence[JudgedResponse], *, ks: Sequence[int]) -> Samp
         truncated_rate=fmean(response.truncated for response in responses),
         mean_response_tokens=fmean(tokens),
         response_tokens={name: float(np.quantile(tokens, share)) for name, share in QUANTILES.items()},
-        verifiers={name: _verifier_scores(rows, verifier=name, ks=ks) for name in responses[0].verdicts},
+        verifiers={name: _verifier_scores(rows, verifier=name, ks=ks) for name in verifiers},
     )
 
 
-def by_datasource(responses: Sequence[JudgedResponse], *, ks: Sequence[int]) -> dict[str, SampleScores]:
-    """Return the scores of each data source, in the order of first occurrence."""
+def by_datasource(
+    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int]
+) -> dict[str, SampleScores]:
+    """Return `summarize` of each data source, in the order of first occurrence."""
     sources: dict[str, list[JudgedResponse]] = {}
     for response in responses:
         sources.setdefault(response.datasource, []).append(response)
-    return {name: summarize(own, ks=ks) for name, own in sources.items()}
+    return {name: summarize(own, verifiers=verifiers, ks=ks) for name, own in sources.items()}
 
 
 def _verifier_scores(rows: Sequence[Sequence[JudgedResponse]], *, verifier: str, ks: Sequence[int]) -> VerifierScores:
