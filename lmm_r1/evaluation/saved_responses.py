@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.pass_at_k import powers_of_two
 from lmm_r1.evaluation.response_log import SUFFIX, JudgedResponse, by_row, read_responses, responses_path
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+
+# How a row's location ends behind its file.
+_PLACE = re.compile(r" (?:line|row) \d+$")
 
 
 def saved_checkpoints(entries: Sequence[str], *, flag: str = "--compare") -> list[CheckpointResponses]:
@@ -90,7 +94,7 @@ def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[
         raise UserError(f"--k {too_many[0]}: {name} has rows with {fewest} samples, so k must be from 1 to {fewest}")
     return MeasuredFile(
         name=name,
-        source=everything[0].row.rpartition(" line ")[0] or everything[0].row,
+        source=_PLACE.sub("", everything[0].row),
         verifiers=verifiers,
         ks=tuple(sorted(set(ks))) or tuple(powers_of_two(fewest)),
     )
