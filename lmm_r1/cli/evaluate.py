@@ -16,6 +16,7 @@ from lmm_r1.data.atomic_file import check_creatable, write_atomically
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.response_log import responses_path
 
 if TYPE_CHECKING:
     from lmm_r1.evaluation.judging import Judge
@@ -144,6 +145,10 @@ def _check(config: EvaluateConfig) -> None:
         raise UserError(
             f"--output {config.output} is where the page goes; name another with --html, or end it in .json"
         )
+    if config.output is not None and responses_path(config.output).is_dir():
+        raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
+    if len(set(config.verifiers)) < len(config.verifiers):
+        raise UserError(f"--verifiers {' '.join(config.verifiers)}: one of them is given twice; give each once")
     _check_numbers(config)
 
 
@@ -171,7 +176,10 @@ def _row_sets(config: EvaluateConfig) -> list[RowSet]:
     chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
     choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
     files = _named(config.files, "--files")
-    recipes = {recipe.name: recipe for recipe in map(get_suite, config.suite)}
+    suites = [get_suite(name) for name in config.suite]
+    recipes = {recipe.name: recipe for recipe in suites}
+    if len(recipes) < len(suites):
+        raise UserError(f"--suite {' '.join(config.suite)}: two of them have the same name; give each suite once")
     copies = _named(config.suite_data, "--suite_data")
     for name in copies:
         if name not in recipes:
@@ -184,7 +192,7 @@ def _row_sets(config: EvaluateConfig) -> list[RowSet]:
         for name, path in files.items()
     ]
     row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
-    for note in filter(None, (row_set.note for row_set in row_sets)):
+    for note in (note for row_set in row_sets for note in row_set.notes):
         print(note, flush=True)
     return row_sets
 
@@ -234,7 +242,7 @@ def _checkpoint(
     from lmm_r1.evaluation.accuracy import checkpoint_responses
     from lmm_r1.evaluation.generation import GenerationSettings
     from lmm_r1.evaluation.judged_rows import judge_responses
-    from lmm_r1.evaluation.response_log import responses_path, write_responses
+    from lmm_r1.evaluation.response_log import write_responses
     from lmm_r1.evaluation.scoreboard import CheckpointResponses
 
     shared = {key: value for key, value in asdict(config).items() if key in GenerationSettings.__dataclass_fields__}
@@ -268,7 +276,6 @@ def _finish(
     baseline: str,
 ) -> None:
     """Print the tables; write the JSON and the page."""
-    from lmm_r1.evaluation.response_log import responses_path
     from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
 
     board = build_board(

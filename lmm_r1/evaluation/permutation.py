@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-MAX_OPERATIONS = 20_000_000_000
-"""Beyond that, tens of seconds, the signs alone are tested."""
+MAX_OPERATIONS = 5_000_000_000
+"""Beyond that, about ten seconds, the signs alone are tested."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmm_r1.data.files import load_good_rows
+from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.pass_at_k import powers_of_two
 from lmm_r1.evaluation.scoreboard.board import MeasuredFile
-from lmm_r1.evaluation.suites import Recipe, Sampling, load_suite
+from lmm_r1.evaluation.suites import Recipe, Sampling, check_embedded_images, load_suite
 
 DEFAULT_VERIFIER = "math"
 
@@ -34,8 +35,8 @@ class RowSet:
     rows: dict[int, Row]
     """By their place in the file."""
     sampling: Sampling
-    note: str | None = None
-    """What the user should know of these rows."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of these rows, in sentences."""
 
 
 def file_rows(
@@ -43,6 +44,8 @@ def file_rows(
 ) -> RowSet:
     """Return the rows of a file; raises UserError where it cannot be read or none of its rows can be used."""
     rows, skipped = load_good_rows(path, message_key=message_key, answer_key=answer_key, max_rows=choices.max_rows)
+    rows, undecodable = _decodable(rows, path=path)
+    skipped = sorted([*skipped, *undecodable], key=lambda row: row.index)
     sampling = _chosen(Sampling(), choices)
     file = MeasuredFile(
         name=name,
@@ -52,7 +55,7 @@ def file_rows(
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
     )
-    return RowSet(file=file, rows=rows, sampling=sampling)
+    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)))
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
@@ -68,10 +71,30 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
         skipped=tuple(skipped),
     )
     found = len(rows) + len(skipped)
-    note = None
+    notes = list(_alike(sampling, name=recipe.name))
     if choices.max_rows is None and recipe.rows not in (None, found):
-        note = f"suite {recipe.name}: {found:,} rows were found, where the benchmark has {recipe.rows:,}"
-    return RowSet(file=file, rows=rows, sampling=sampling, note=note)
+        notes.append(f"suite {recipe.name}: {found:,} rows were found, where the benchmark has {recipe.rows:,}")
+    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
+
+
+def _decodable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
+    """The rows whose embedded images can be decoded, and the others."""
+    good: dict[int, Row] = {}
+    skipped: list[SkippedRow] = []
+    for index, row in rows.items():
+        try:
+            check_embedded_images(row)
+            good[index] = row
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not good:
+        raise UserError(f"{path}: none of its rows can be used; the first: {skipped[0].reason}")
+    return good, skipped
+
+
+def _alike(sampling: Sampling, *, name: str) -> Iterator[str]:
+    if sampling.n_samples > 1 and sampling.temperature == 0:
+        yield f"{name}: at temperature 0 the {sampling.n_samples} samples of a row are alike; raise --temperature"
 
 
 def _chosen(sampling: Sampling, choices: Choices) -> Sampling:

@@ -60,6 +60,7 @@ def evaluate(**changes: object) -> list[str]:
         ({"bootstrap_resamples": 0}, "--bootstrap_resamples 0: must be 1 or more"),
         ({"k": 2}, "--k 2: f has 1 samples per row, so k must be from 1 to 1; raise --n_samples"),
         ({"verifiers": "maths"}, "--verifiers maths: unknown verifier 'maths'; did you mean math?"),
+        ({"suite": "geometry3k"}, "suite geometry3k: hiyouga/geometry3k: no such file or folder, and no dataset of"),
         ({"baseline": "x"}, "--baseline x: no such checkpoint; choose one of m"),
         ({"suite": "geometry"}, "--suite geometry: no such suite; did you mean geometry3k?"),
         ({"suite_data": "geometry3k=x"}, "--suite_data geometry3k=x: there is no --suite geometry3k; add it or drop"),
@@ -107,6 +108,12 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
 )
 def test_what_is_missing_is_named(argv, sentence, work, capfd):
     assert error_of("evaluate", argv, capfd=capfd).startswith(sentence)
+
+
+def test_a_verifier_given_twice_is_refused(work, capfd):
+    argv = [*evaluate(), "--verifiers", "math", "math"]
+    sentence = "--verifiers math math: one of them is given twice; give each once"
+    assert error_of("evaluate", argv, capfd=capfd) == sentence
 
 
 def test_a_name_given_twice_is_refused(work, capfd):

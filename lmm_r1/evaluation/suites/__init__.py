@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.suites.recipe import Recipe, Sampling, read_recipe
-from lmm_r1.evaluation.suites.rows import load_suite
+from lmm_r1.evaluation.suites.rows import check_embedded_images, load_suite
 
 _FOLDER = Path(__file__).parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmm_r1.data.files import Record, SkippedRow, read_records
@@ -30,15 +30,9 @@ def load_suite(
     Raises:
         UserError: the dataset cannot be had or read, or none of its rows can be used.
     """
-    source = path or recipe.source.dataset
-    if source is None:
-        raise UserError(
-            f"suite {recipe.name}: no dataset on the hub holds it; give a local copy with "
-            f"--suite_data {recipe.name}=PATH: {recipe.source.obtain}"
-        )
     rows: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
-    for index, record in enumerate(read_records(source, split=recipe.source.split)):
+    for index, record in enumerate(_records(recipe, path=path)):
         if max_rows is not None and len(rows) + len(skipped) == max_rows:
             break
         if not _counts(record, recipe=recipe):
@@ -51,8 +45,21 @@ def load_suite(
         first = (
             f"none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}" if skipped else "no rows"
         )
-        raise UserError(f"suite {recipe.name}, {source}: {first}")
+        raise UserError(f"suite {recipe.name}, {path or recipe.source.dataset}: {first}")
     return rows, skipped
+
+
+def _records(recipe: Recipe, *, path: str | None) -> Iterator[Record]:
+    if path is not None:
+        yield from read_records(path, split=recipe.source.split)
+        return
+    local = f"give a local copy with --suite_data {recipe.name}=PATH"
+    if recipe.source.dataset is None:
+        raise UserError(f"suite {recipe.name}: no dataset on the hub holds it; {local}: {recipe.source.obtain}")
+    try:
+        yield from read_records(recipe.source.dataset, split=recipe.source.split)
+    except UserError as error:
+        raise UserError(f"suite {recipe.name}: {error}; or {local}") from error
 
 
 def suite_row(record: Record, *, recipe: Recipe) -> Row:
@@ -74,11 +81,16 @@ def suite_row(record: Record, *, recipe: Recipe) -> Row:
         base_dir=base_dir,
     )
     for image in images_of(row.messages):
-        if kind_of(image.source) in ("path", "url"):
-            check_image_exists(image, location=location)
-        else:
-            load_image(image, location=location)
+        check_image_exists(image, location=location)
+    check_embedded_images(row)
     return row
+
+
+def check_embedded_images(row: Row) -> None:
+    """Raise UserError for an image that the row itself holds and that cannot be decoded; files are not looked at."""
+    for image in images_of(row.messages):
+        if kind_of(image.source) not in ("path", "url"):
+            load_image(image, location=row.location)
 
 
 def _counts(record: Record, *, recipe: Recipe) -> bool:
