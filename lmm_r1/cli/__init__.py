@@ -10,7 +10,7 @@ COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, or a composition of them",
-    "evaluate": "accuracy, format and length of one or more checkpoints on row files",
+    "evaluate": "accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
     "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",
