@@ -13,7 +13,7 @@ COMMANDS = {
     "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
     "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",
     "batch_inference": "responses of a checkpoint to a file of rows, scored and selected; resumable",
-    "evaluate": "accuracy, format and length of one or more checkpoints on row files",
+    "evaluate": "accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
     "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",

@@ -39,7 +39,12 @@ class Response:
     row: Row
     text: str
     num_tokens: int
-    truncated: bool
+    finish_reason: str
+    """`stop`, `length` (cut off at the longest response) or another of vLLM's."""
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
 
 
 class CheckpointEngine:
@@ -115,5 +120,5 @@ class CheckpointEngine:
             row=row,
             text=self.tokenizer.decode(ids, skip_special_tokens=False),
             num_tokens=len(sample.token_ids),
-            truncated=sample.finish_reason == "length",
+            finish_reason=str(sample.finish_reason),
         )

@@ -56,6 +56,24 @@ def evaluate(**changes: object) -> list[str]:
         ({"max_rows": 0}, "--max_rows 0: must be 1 or more"),
         ({"temperature": -1}, "--temperature -1.0: must be 0 or more"),
         ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
+        ({"judge_timeout": 0}, "--judge_timeout 0.0: must be above 0"),
+        ({"bootstrap_resamples": 0}, "--bootstrap_resamples 0: must be 1 or more"),
+        ({"k": 2}, "--k 2: f has 1 samples per row, so k must be from 1 to 1; raise --n_samples"),
+        ({"verifiers": "maths"}, "--verifiers maths: unknown verifier 'maths'; did you mean math?"),
+        ({"suite": "geometry3k"}, "suite geometry3k: hiyouga/geometry3k: no such file or folder, and no dataset of"),
+        ({"baseline": "x"}, "--baseline x: no such checkpoint; choose one of m"),
+        ({"suite": "geometry"}, "--suite geometry: no such suite; did you mean geometry3k?"),
+        ({"suite_data": "geometry3k=x"}, "--suite_data geometry3k=x: there is no --suite geometry3k; add it or drop"),
+        (
+            {"files": "geoqa_test=text_rows", "suite": "geoqa_test"},
+            "--files geoqa_test=text_rows: the suite geoqa_test",
+        ),
+        ({"html": "image"}, "--html image is a folder; name a file"),
+        ({"output": "out/scores.html"}, "--output out/scores.html is where the page goes; name another with --html"),
+        (
+            {"compare": "a.json"},
+            "--compare and --checkpoints are both given; --compare takes saved responses: drop one",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
@@ -79,24 +97,57 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
     assert tree(work) == before
 
 
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "--checkpoints is missing: name what to measure as NAME=FOLDER"),
+        (["--checkpoints", "m=image"], "--files and --suite are missing: name rows as NAME=PATH, or a suite"),
+        (["--checkpoints", "m=image", "--files", "f=text_rows"], "--output is missing: name the JSON file to write"),
+        (["--compare", "a.json", "b.json"], "no file of responses a.responses.jsonl; `lmm-r1 evaluate` writes one"),
+    ],
+)
+def test_what_is_missing_is_named(argv, sentence, work, capfd):
+    assert error_of("evaluate", argv, capfd=capfd).startswith(sentence)
+
+
+def test_a_verifier_given_twice_is_refused(work, capfd):
+    argv = [*evaluate(), "--verifiers", "math", "math"]
+    sentence = "--verifiers math math: one of them is given twice; give each once"
+    assert error_of("evaluate", argv, capfd=capfd) == sentence
+
+
 def test_a_name_given_twice_is_refused(work, capfd):
     argv = [*evaluate(), "--files", "f=text_rows", "f=image_rows"]
     assert error_of("evaluate", argv, capfd=capfd) == "--files f=image_rows: the name f is given twice; choose another"
 
 
+def test_malformed_json_is_told_with_its_line(work, capfd):
+    write_rows(work / "text_rows", QUESTION, '{"messages": [')
+    before = tree(work)
+    sentence = "text_rows/rows.jsonl line 2: not valid JSON: "
+    assert error_of("evaluate", evaluate(), capfd=capfd).startswith(sentence)
+    assert tree(work) == before
+
+
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("row", "reason"),
     [
-        ('{"messages": [', "text_rows/rows.jsonl line 1: not valid JSON: "),
         ({"messages": QUESTION["messages"]}, 'text_rows/rows.jsonl line 1: the answer "answer" is missing'),
         (with_image("no.png"), "text_rows/rows.jsonl line 1: no image file "),
     ],
 )
-def test_a_bad_row_is_told_with_its_line(line, sentence, work, capfd):
-    write_rows(work / "text_rows", line)
+def test_a_file_of_bad_rows_only_is_an_error_with_the_first_reason(row, reason, work, capfd):
+    write_rows(work / "text_rows", row)
     before = tree(work)
-    assert error_of("evaluate", evaluate(), capfd=capfd).startswith(sentence)
+    sentence = f"text_rows/rows.jsonl: none of its 1 rows can be used; the first: {reason}"
+    assert error_of("evaluate", evaluate(files="f=text_rows/rows.jsonl"), capfd=capfd).startswith(sentence)
     assert tree(work) == before
+
+
+def test_a_label_that_a_verifier_refuses_is_told_before_anything_is_generated(work, capfd):
+    write_rows(work / "text_rows", QUESTION, {**QUESTION, "answer": "$$"})
+    sentence = "text_rows/rows.jsonl line 2: math cannot judge by this row's answer: the gold answer is empty"
+    assert error_of("evaluate", evaluate(), capfd=capfd).startswith(sentence)
 
 
 @pytest.mark.slow

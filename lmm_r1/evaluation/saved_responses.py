@@ -1,0 +1,100 @@
+"""Evaluations that were written down, taken up again: their scores and comparisons need no engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.pass_at_k import powers_of_two
+from lmm_r1.evaluation.response_log import SUFFIX, JudgedResponse, by_row, read_responses, responses_path
+from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+
+# How a row's location ends behind its file.
+_PLACE = re.compile(r" (?:line|row) \d+$")
+
+
+def saved_checkpoints(entries: Sequence[str], *, flag: str = "--compare") -> list[CheckpointResponses]:
+    """Return the checkpoints in files of responses; of two with one name, both are called `NAME (FILE)`.
+
+    Args:
+        entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
+            the JSON that it stands beside.
+
+    Raises:
+        UserError: a file is missing or malformed, lacks the named checkpoint, or there are fewer than two checkpoints.
+    """
+    found: list[tuple[str, Path, list[JudgedResponse]]] = []
+    for entry in entries:
+        wanted, path = _parted(entry)
+        by_name: dict[str, list[JudgedResponse]] = {}
+        for response in read_responses(path):
+            by_name.setdefault(response.checkpoint, []).append(response)
+        if wanted is not None and wanted not in by_name:
+            raise UserError(f"{flag} {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
+        found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
+    if len(found) < 2:
+        raise UserError(f"{flag} {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
+    names = [name for name, _, _ in found]
+    titles = [
+        f"{name} ({path.name.removesuffix(SUFFIX)})" if names.count(name) > 1 else name for name, path, _ in found
+    ]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"{flag} {' '.join(entries)}: the same checkpoint is given twice")
+    return [_checkpoint(title, path, own) for title, (_, path, own) in zip(titles, found, strict=True)]
+
+
+def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ...] = ()) -> list[MeasuredFile]:
+    """Return the files that the checkpoints answered, with the verifiers that judged all of them.
+
+    Args:
+        ks: of pass@k and majority@k; by default the powers of two up to the fewest samples of a row.
+
+    Raises:
+        UserError: no verifier judged a file for all checkpoints, or a row has fewer samples than a k.
+    """
+    names = dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.files)
+    return [_file(name, [own.files[name] for own in checkpoints if name in own.files], ks=ks) for name in names]
+
+
+def _parted(entry: str) -> tuple[str | None, Path]:
+    """The name of the checkpoint, if one is asked for, and the file of responses."""
+    name, equals, path = entry.rpartition("=")
+    # A path may hold the sign, too.
+    if equals and not Path(entry).exists():
+        return name, _responses_file(Path(path))
+    return None, _responses_file(Path(entry))
+
+
+def _responses_file(path: Path) -> Path:
+    return responses_path(path) if path.suffix == ".json" else path
+
+
+def _checkpoint(title: str, path: Path, responses: Sequence[JudgedResponse]) -> CheckpointResponses:
+    files: dict[str, list[JudgedResponse]] = {}
+    for response in responses:
+        files.setdefault(response.file, []).append(replace(response, checkpoint=title))
+    return CheckpointResponses(name=title, path=str(path), files=files)
+
+
+def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[int, ...]) -> MeasuredFile:
+    everything = [response for responses in answered for response in responses]
+    verifiers = tuple(
+        verifier
+        for verifier in everything[0].verdicts
+        if all(verifier in response.verdicts for response in everything)
+    )
+    if not verifiers:
+        raise UserError(f"{name}: no verifier judged it for all checkpoints; evaluate with the same --verifiers")
+    fewest = min(len(row) for responses in answered for row in by_row(responses))
+    too_many = [k for k in ks if not 1 <= k <= fewest]
+    if too_many:
+        raise UserError(f"--k {too_many[0]}: {name} has rows with {fewest} samples, so k must be from 1 to {fewest}")
+    return MeasuredFile(
+        name=name,
+        source=_PLACE.sub("", everything[0].row),
+        verifiers=verifiers,
+        ks=tuple(sorted(set(ks))) or tuple(powers_of_two(fewest)),
+    )

@@ -1,0 +1,130 @@
+"""Checkpoints against files of rows: every score and every comparison of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmm_r1.data.files import SkippedRow
+from lmm_r1.evaluation.comparison import Comparison, compare
+from lmm_r1.evaluation.response_log import JudgedResponse
+from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredFile:
+    """A row file or a suite, and how its responses were had and judged."""
+
+    name: str
+    source: str
+    """Where its rows are from."""
+    verifiers: tuple[str, ...]
+    """The first one's accuracy is that of the file."""
+    ks: tuple[int, ...]
+    """For pass@k and majority@k."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """temperature, n_samples and max_new_tokens; empty where they are not known any more."""
+    skipped: tuple[SkippedRow, ...] = ()
+
+    @property
+    def verifier(self) -> str:
+        """The one whose accuracy is the file's."""
+        return self.verifiers[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointResponses:
+    """What one checkpoint answered."""
+
+    name: str
+    path: str
+    files: Mapping[str, Sequence[JudgedResponse]]
+    """By the name of the file."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """How long the responses to a file took, where that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One checkpoint on one file."""
+
+    all: SampleScores
+    datasources: dict[str, SampleScores]
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """An evaluation."""
+
+    files: tuple[MeasuredFile, ...]
+    checkpoints: tuple[CheckpointResponses, ...]
+    baseline: str
+    cells: dict[tuple[str, str], Cell]
+    """By checkpoint and file."""
+    comparisons: tuple[Comparison, ...]
+    settings: Mapping[str, object]
+
+    def datasources(self, file: MeasuredFile) -> list[str]:
+        """Return the data sources of a file's rows, in the order of first occurrence."""
+        cells = (self.cells.get((checkpoint.name, file.name)) for checkpoint in self.checkpoints)
+        return list(dict.fromkeys(source for cell in cells if cell for source in cell.datasources))
+
+    def scores(self, file: MeasuredFile, *, datasource: str | None = None) -> dict[str, SampleScores]:
+        """Return the scores on a file, or on one data source of it, by checkpoint."""
+        found = {}
+        for checkpoint in self.checkpoints:
+            cell = self.cells.get((checkpoint.name, file.name))
+            scores = cell and (cell.all if datasource is None else cell.datasources.get(datasource))
+            if scores:
+                found[checkpoint.name] = scores
+        return found
+
+    def best(self, scores: Mapping[str, SampleScores], *, verifier: str) -> set[str]:
+        """Return the checkpoints with the highest accuracy, none where all are equal."""
+        means = {name: found.verifiers[verifier].accuracy.mean for name, found in scores.items()}
+        top = max(means.values())
+        best = {name for name, mean in means.items() if mean == top}
+        return best if len(best) < len(means) else set()
+
+
+def build_board(
+    *,
+    files: Sequence[MeasuredFile],
+    checkpoints: Sequence[CheckpointResponses],
+    baseline: str,
+    resamples: int,
+    seed: int,
+    settings: Mapping[str, object],
+) -> Board:
+    """Return every score, and the comparison of every other checkpoint with the baseline, per file and verifier.
+
+    Args:
+        resamples: of the bootstrap; `seed` is its seed.
+    """
+    cells = {
+        (checkpoint.name, file.name): Cell(
+            all=summarize(checkpoint.files[file.name], verifiers=file.verifiers, ks=file.ks),
+            datasources=by_datasource(checkpoint.files[file.name], verifiers=file.verifiers, ks=file.ks),
+            seconds=checkpoint.seconds.get(file.name),
+        )
+        for checkpoint in checkpoints
+        for file in files
+        if file.name in checkpoint.files
+    }
+    (first,) = (checkpoint for checkpoint in checkpoints if checkpoint.name == baseline)
+    comparisons = tuple(
+        compare(first.files[file.name], other.files[file.name], verifier=verifier, resamples=resamples, seed=seed)
+        for file in files
+        for verifier in file.verifiers
+        for other in checkpoints
+        if other is not first and file.name in first.files and file.name in other.files
+    )
+    return Board(
+        files=tuple(files),
+        checkpoints=tuple(checkpoints),
+        baseline=baseline,
+        cells=cells,
+        comparisons=comparisons,
+        settings=settings,
+    )

@@ -1,0 +1,132 @@
+"""An evaluation as one self-contained HTML page: no script, no network, no file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import jinja2
+
+from lmm_r1.evaluation.comparison import Comparison
+from lmm_r1.evaluation.report import number_text
+from lmm_r1.evaluation.scoreboard import cell_text
+from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
+from lmm_r1.evaluation.scoreboard.interval_plot import WIDTH, IntervalMark, interval_mark, reach_of
+from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
+from lmm_r1.evaluation.scores import SampleScores
+
+MAX_SKIPPED = 20
+PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")
+"""Of the evaluation's settings, those that a reader needs beside what stands with each file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The rows of the table for a whole file, or for one of its data sources."""
+
+    title: str
+    rows: int
+    scores: dict[str, SampleScores]
+    best: set[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileView:
+    """What the page shows of one file."""
+
+    file: MeasuredFile
+    anchor: str
+    groups: tuple[Group, ...]
+    notes: list[str]
+    """What a reader must know of the verdicts."""
+    comparisons: tuple[tuple[Comparison, IntervalMark], ...]
+    reach: float
+    """How far the axis of the comparisons reaches on either side of zero."""
+    shown: list[ShownRow]
+
+
+def build_page(board: Board, *, written_at: datetime | None = None) -> str:
+    """Return the page of an evaluation as HTML.
+
+    Args:
+        written_at: the moment that the page names as its own; None takes now.
+    """
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            board=board,
+            views=[_view(board, file, number=number) for number, file in enumerate(board.files, start=1)],
+            width=WIDTH,
+            max_skipped=MAX_SKIPPED,
+            confidence=cell_text.CONFIDENCE_TEXT,
+            settings={name: board.settings[name] for name in PAGE_SETTINGS if board.settings.get(name) is not None},
+            written_at=written_at or datetime.now(tz=timezone.utc),
+        )
+    )
+
+
+def _view(board: Board, file: MeasuredFile, *, number: int) -> FileView:
+    sources = board.datasources(file)
+    comparisons = [comparison for comparison in board.comparisons if comparison.file == file.name]
+    reach = reach_of(comparisons)
+    return FileView(
+        file=file,
+        anchor=f"file-{number}",
+        groups=tuple(_groups(board, file, sources=sources)),
+        notes=list(_notes(board, file)),
+        comparisons=tuple((comparison, interval_mark(comparison, reach=reach)) for comparison in comparisons),
+        reach=reach,
+        shown=shown_rows(board, file),
+    )
+
+
+def _notes(board: Board, file: MeasuredFile) -> Iterator[str]:
+    scores = board.scores(file)
+    for verifier in file.verifiers:
+        for name, found in scores.items():
+            cut_off = found.verifiers[verifier].timed_out
+            if cut_off:
+                what = "1 response was" if cut_off == 1 else f"{cut_off:,} responses were"
+                yield f"{name}: {what} not judged in time by {verifier}, which counts as wrong."
+        ungradable = max(found.verifiers[verifier].ungradable_rows for found in scores.values())
+        if ungradable:
+            what = "1 row" if ungradable == 1 else f"{ungradable:,} rows"
+            yield f"The label of {what} cannot be read by {verifier}, so every answer there is wrong."
+
+
+def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list[Group]:
+    groups = []
+    for source in [None, *(sources if len(sources) > 1 else ())]:
+        scores = board.scores(file, datasource=source)
+        groups.append(
+            Group(
+                title="All rows" if source is None else source,
+                rows=max(found.rows for found in scores.values()),
+                scores=scores,
+                best=board.best(scores, verifier=file.verifier),
+            )
+        )
+    return groups
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "share": cell_text.share,
+        "estimate": cell_text.estimate,
+        "interval": cell_text.interval,
+        "p_value": cell_text.p_value,
+        "change": cell_text.change,
+        "duration": number_text.duration,
+        "moment": number_text.moment,
+    }
+    return environment

@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, suite_rows
+from lmm_r1.evaluation.suites import get_suite
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    good = {"message": "2+2?", "answer": "4", "question": "How many?", "ground_truth": 4, "image": "a.png"}
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (good, good | {"answer": None, "question": ""}, good)))
+    return path
+
+
+def plain(row_set: RowSet) -> tuple:
+    file = row_set.file
+    sampling = tuple(file.sampling.values())
+    return file.name, file.verifiers, file.ks, sampling, list(row_set.rows), [row.index for row in file.skipped]
+
+
+def file_set(path: Path, **choices: object) -> RowSet:
+    return file_rows("held_out", str(path), choices=Choices(**choices))
+
+
+def suite_set(path: Path, **choices: object) -> RowSet:
+    # Its images column is there, and so is the text for a file of rows.
+    return suite_rows(get_suite("superclevr_200"), path=str(path), choices=Choices(**choices))
+
+
+def test_files_have_the_defaults_and_suites_their_own(rows):
+    assert plain(file_set(rows)) == ("held_out", ("math",), (1,), (0.0, 1, 1024), [0, 2], [1])
+    assert plain(suite_set(rows)) == ("superclevr_200", ("number",), (1,), (0.0, 1, 1024), [0, 2], [1])
+
+
+def test_what_the_user_chose_holds_for_both(rows):
+    chosen = {"verifiers": ("exact",), "temperature": 0.7, "n_samples": 6, "max_new_tokens": 9, "max_rows": 1}
+    for made, name in ((file_set(rows, **chosen), "held_out"), (suite_set(rows, **chosen), "superclevr_200")):
+        assert plain(made) == (name, ("exact",), (1, 2, 4), (0.7, 6, 9), [0], [])
+        assert made.notes == ()
+    assert file_set(rows, n_samples=6, ks=(6, 1, 6)).file.ks == (1, 6)
+
+
+def test_a_k_beyond_the_samples_is_refused(rows):
+    with pytest.raises(UserError, match="--k 8: superclevr_200 has 4 samples per row, so k must be from 1 to 4"):
+        suite_set(rows, n_samples=4, ks=(1, 8))
+
+
+def test_a_suite_of_another_size_and_samples_that_are_alike_are_noted(rows):
+    assert suite_set(rows).notes == ("suite superclevr_200: 3 rows were found, where the benchmark has 200",)
+    assert file_set(rows, n_samples=2).notes == (
+        "held_out: at temperature 0 the 2 samples of a row are alike; raise --temperature",
+    )
+
+
+def test_an_embedded_image_that_cannot_be_decoded_leaves_its_row_out(rows, tmp_path):
+    good = json.loads(rows.read_text().splitlines()[0])
+    broken = good | {
+        "message": [{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,AAAA"}]}]
+    }
+    path = tmp_path / "embedded.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (good | {"answer": ""}, broken, good)))
+    made = file_set(path)
+    assert (list(made.rows), [row.index for row in made.file.skipped]) == ([2], [0, 1])
+    assert made.file.skipped[1].reason.startswith(f"{path} line 2: ")
+    path.write_text(json.dumps(broken))
+    with pytest.raises(UserError, match="embedded.jsonl: none of its rows can be used; the first: .* line 1: "):
+        file_set(path)

@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+from helpers.judged_responses import judged, judged_rows
+
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.response_log import Verdict, write_responses
+from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
+
+pytestmark = pytest.mark.unit
+
+BOTH = {"math": Verdict(score=1.0, parts={}), "exact": Verdict(score=0.0, parts={})}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`first` holds base and sft, `second` holds base with fewer samples and judged by math alone."""
+    first = [
+        *judged_rows([[True] * 4, [False] * 4], verdicts=BOTH),
+        *judged_rows([[True] * 4], checkpoint="sft", verdicts=BOTH),
+        judged(file="other", verdicts=BOTH),
+    ]
+    write_responses(tmp_path / "first.responses.jsonl", first, append=False)
+    write_responses(tmp_path / "second.responses.jsonl", judged_rows([[True, False, True]]), append=False)
+    return tmp_path
+
+
+def test_a_file_brings_all_its_checkpoints_or_the_named_one(folder):
+    assert [own.name for own in saved_checkpoints([str(folder / "first.responses.jsonl")])] == ["base", "sft"]
+    # Beside second.json, which need not be there.
+    taken = saved_checkpoints([f"sft={folder / 'first.responses.jsonl'}", str(folder / "second.json")])
+    assert [own.name for own in taken] == ["sft", "base"]
+    assert len(taken[1].files["held_out"]) == 3
+
+
+def test_checkpoints_of_one_name_are_told_apart_by_their_files(folder):
+    taken = saved_checkpoints([f"base={folder / 'first.json'}", f"base={folder / 'second.json'}"])
+    assert [own.name for own in taken] == ["base (first)", "base (second)"]
+    assert {response.checkpoint for response in taken[0].files["held_out"]} == {"base (first)"}
+
+
+def test_files_are_measured_by_what_all_checkpoints_have(folder):
+    files = saved_files(saved_checkpoints([str(folder / "first.json")]))
+    assert [(file.name, file.verifiers, file.ks) for file in files] == [
+        ("held_out", ("math", "exact"), (1, 2, 4)),
+        ("other", ("math", "exact"), (1,)),
+    ]
+    assert files[0].source == "rows.jsonl"
+    held_out, _ = saved_files(saved_checkpoints([f"{folder / 'first.json'}", f"{folder / 'second.json'}"]))
+    assert (held_out.verifiers, held_out.ks) == (("math",), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        (["grpo={}/first.json"], "has no checkpoint grpo; it has base, sft"),
+        (["{}/second.json"], "two checkpoints are needed to compare, found 1"),
+        (["{}/second.json", "{}/second.json"], "the same checkpoint is given twice"),
+        (["{}/third.json"], "no file of responses"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(entries, sentence, folder):
+    with pytest.raises(UserError, match=sentence):
+        saved_checkpoints([entry.format(folder) for entry in entries])
+
+
+def test_a_k_beyond_the_samples_and_verifiers_that_do_not_meet_are_refused(folder):
+    taken = saved_checkpoints([str(folder / "first.json"), f"base={folder / 'second.json'}"])
+    with pytest.raises(UserError, match="--k 4: held_out has rows with 3 samples, so k must be from 1 to 3"):
+        saved_files(taken, ks=(1, 4))
+    exact = judged_rows([[True]], checkpoint="x", verdicts={"exact": BOTH["exact"]})
+    write_responses(folder / "exact.responses.jsonl", exact, append=False)
+    taken = saved_checkpoints([f"base={folder / 'second.json'}", str(folder / "exact.json")])
+    with pytest.raises(UserError, match="held_out: no verifier judged it for all checkpoints"):
+        saved_files(taken)

@@ -1,0 +1,162 @@
+import json
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from helpers.judged_responses import judged, judged_rows
+
+from lmm_r1.data.files import SkippedRow
+from lmm_r1.evaluation.evaluation_file import read_evaluation
+from lmm_r1.evaluation.response_log import Verdict
+from lmm_r1.evaluation.scoreboard import (
+    Board,
+    CheckpointResponses,
+    MeasuredFile,
+    board_record,
+    build_board,
+    build_page,
+    print_board,
+)
+
+pytestmark = pytest.mark.unit
+
+NASTY = '</p><script>alert("x")</script>'
+AT = datetime(2026, 1, 31, 12, 5, tzinfo=timezone.utc)
+
+
+def board(**changes: object) -> Board:
+    """`base` has 2 of 4 samples right on two rows, `grpo` 3 of 4."""
+    base = judged_rows([[True, False], [True, False]])
+    better = [
+        *judged_rows([[True, True]], checkpoint="grpo"),
+        *judged_rows([[False, True]], checkpoint="grpo", index=1, row="rows.jsonl line 2", datasource="words"),
+    ]
+    base = [*base[:2], *(judged(r.sample == 0, index=1, sample=r.sample, datasource="words") for r in base[2:])]
+    values = {
+        "files": [
+            MeasuredFile(
+                name="held_out",
+                source="rows.jsonl",
+                verifiers=("math",),
+                ks=(1, 2),
+                sampling={"temperature": 1.0, "n_samples": 2, "max_new_tokens": 16},
+                skipped=(SkippedRow(index=2, reason=f"rows.jsonl line 3: no image {NASTY}"),),
+            )
+        ],
+        "checkpoints": [
+            CheckpointResponses(name="base", path="m0", files={"held_out": base}, seconds={"held_out": 1.5}),
+            CheckpointResponses(name="grpo", path="m1", files={"held_out": better}),
+        ],
+        "baseline": "base",
+        "resamples": 1000,
+        "seed": 0,
+        "settings": {"dtype": "float32", "seed": 0},
+    }
+    return build_board(**(values | changes))
+
+
+def test_the_record_holds_every_score_and_is_read_as_an_evaluation(tmp_path: Path):
+    record = board_record(board())
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(record))
+
+    read = read_evaluation(path)
+    assert [checkpoint.name for checkpoint in read.checkpoints] == ["base", "grpo"]
+    scores = read.checkpoints[1].files["held_out"]
+    assert (scores.rows, scores.accuracy, scores.format, scores.truncated_rate) == (2, 0.75, 1.0, 0.0)
+    assert scores.mean_response_tokens == 10
+    assert read.settings["dtype"] == "float32"
+
+    first, second = (json.loads(path.read_text())["checkpoints"][at]["files"]["held_out"] for at in (0, 1))
+    assert (first["seconds"], "seconds" in second) == (1.5, False)
+    assert second["verifiers"]["math"]["pass_at_k"]["2"]["mean"] == 1.0
+    # The second row's answers are a tie, and the wrong one was given first.
+    assert second["verifiers"]["math"]["majority_at_k"]["2"]["mean"] == 0.5
+    assert [second["datasources"][name]["accuracy"] for name in ("sums", "words")] == [1.0, 0.5]
+    # Row means 1 and 1/2: half of their distance.
+    assert second["accuracy_standard_error"] == pytest.approx(0.25)
+
+
+def test_the_record_tells_how_files_were_measured_and_what_was_left_out():
+    record = board_record(board())
+    file = record["files"]["held_out"]
+    assert (file["verifiers"], file["k"], file["n_samples"]) == (["math"], [1, 2], 2)
+    assert file["skipped_rows"] == [{"index": 2, "reason": f"rows.jsonl line 3: no image {NASTY}"}]
+    (comparison,) = record["comparisons"]
+    assert (comparison["baseline"], comparison["checkpoint"], comparison["difference"]) == ("base", "grpo", 0.25)
+    assert (comparison["better_rows"], comparison["worse_rows"]) == (1, 0)
+
+
+def test_the_baseline_may_be_any_checkpoint():
+    (comparison,) = board(baseline="grpo").comparisons
+    assert (comparison.baseline, comparison.checkpoint, comparison.difference) == ("grpo", "base", -0.25)
+
+
+def test_the_best_checkpoint_is_marked_unless_all_are_equal():
+    whole = board()
+    (file,) = whole.files
+    assert whole.best(whole.scores(file), verifier="math") == {"grpo"}
+    assert whole.best(whole.scores(file, datasource="words"), verifier="math") == set()
+
+
+def test_the_terminal_gets_a_table_per_file_with_its_data_sources(capsys):
+    print_board(board())
+    printed = capsys.readouterr().out
+    assert "held_out: 2 rows, 1 left out" in printed
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert "grpo ★ 75.0 ± 25.0 100.0 ± 0.0 50.0 ± 50.0 100.0 10 0.0" in lines
+    assert lines.index("sums, 1 rows") < lines.index("words, 1 rows")
+    assert any(line.startswith("held_out math grpo +25.0 0.0 to +50.0 1 1 0") for line in lines)
+
+
+def test_names_in_brackets_are_no_markup(capsys):
+    shown = [CheckpointResponses(name="[red]x", path="m", files={"held_out": judged_rows([[True, True]])})]
+    print_board(board(checkpoints=shown, baseline="[red]x"))
+    assert "[red]x" in capsys.readouterr().out
+
+
+def test_the_page_stands_alone_and_shows_what_was_found():
+    page = build_page(board(), written_at=AT)
+    for external in ("http://", "https://", "<script", "<link", "src=", "url("):
+        assert external not in page
+    assert "2026-01-31 12:05 UTC" in page
+    assert '<th scope="row">grpo <span class="badge">best</span></th>' in page
+    assert "75.0 ± 25.0" in page
+    assert "0.0 to +50.0" in page
+    assert page.count("1 of 2 right") == 3
+
+
+def test_hostile_text_is_shown_and_never_obeyed():
+    files = {
+        "held_out": [
+            judged(
+                response=f"<answer>{NASTY}</answer>",
+                label=NASTY,
+                question=NASTY,
+                row=NASTY,
+                datasource=source,
+                checkpoint=NASTY,
+                index=index,
+                verdicts={"math": Verdict(score=0.0, parts={"ungradable": 1.0}, timed_out=True)},
+            )
+            for index, source in enumerate((NASTY, "other"))
+        ]
+    }
+    hostile = CheckpointResponses(name=NASTY, path=NASTY, files=files)
+    file = MeasuredFile(name="held_out", source=NASTY, verifiers=("math",), ks=(1,))
+    page = build_page(board(files=[file], checkpoints=[hostile], baseline=NASTY, settings={"dtype": NASTY}))
+    assert "<script" not in page
+    # The title, the heading, and per row its place, label, question and answer among them.
+    assert page.count("&lt;script&gt;") > 10
+    assert "not judged in time by math, which counts as wrong." in page
+    assert "The label of 2 rows cannot be read by math, so every answer there is wrong." in page
+
+
+def test_long_responses_lose_their_middle_and_keep_their_answer():
+    text = f"<think>{'so ' * 5000}</think><answer>42</answer>"
+    shown = [CheckpointResponses(name="base", path="m", files={"held_out": [judged(response=text, sample=0)] * 2})]
+    page = build_page(board(checkpoints=shown))
+    assert len(page) < 40_000
+    assert re.search(r"\[[\d,]+ characters left out\]", page)
+    assert "&lt;answer&gt;42&lt;/answer&gt;" in page

@@ -1,0 +1,255 @@
+"""Each ready-made suite on a local copy in the published columns of its dataset; and recipes that are wrong."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Row, TextPart
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.suites import get_suite, load_suite, suite_names
+from lmm_r1.evaluation.verifier_spec import verifier_from
+
+pytestmark = pytest.mark.unit
+
+
+def png(color: str = "white") -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (20, 10), color).save(data, format="PNG")
+    return data.getvalue()
+
+
+def superclevr(folder: Path) -> Path:
+    import datasets
+
+    features = datasets.Features(
+        {"image": datasets.Image(), "question": datasets.Value("string"), "ground_truth": datasets.Value("int64")}
+    )
+    row = {"image": {"bytes": png(), "path": None}, "question": "How many different items are there in the image?"}
+    datasets.Dataset.from_list([row | {"ground_truth": 4}, row | {"ground_truth": 10}], features=features).to_parquet(
+        folder / "test.parquet"
+    )
+    return folder / "test.parquet"
+
+
+def geoqa(folder: Path) -> Path:
+    (folder / "Geo170K/images/test").mkdir(parents=True)
+    (folder / "Geo170K/images/test/0.png").write_bytes(png())
+    row = {"image_path": "./Geo170K/images/test/0.png", "question": "∠1 = ()", "ground_truth": "40°"}
+    (folder / "geoqa_test_prompts.jsonl").write_text(json.dumps(row) + "\n")
+    return folder / "geoqa_test_prompts.jsonl"
+
+
+def geometry(folder: Path) -> Path:
+    import datasets
+
+    features = datasets.Features(
+        {
+            "images": datasets.Sequence(datasets.Image()),
+            "problem": datasets.Value("string"),
+            "answer": datasets.Value("string"),
+        }
+    )
+    row = {"images": [{"bytes": png(), "path": None}], "problem": "<image>Find x.", "answer": r"2\sqrt{2}"}
+    for split in ("train", "test"):
+        (folder / "data").mkdir(exist_ok=True)
+        problem = row["problem"].replace("x", "x in training") if split == "train" else row["problem"]
+        datasets.Dataset.from_list([row | {"problem": problem}], features=features).to_parquet(
+            folder / f"data/{split}-00000-of-00001.parquet"
+        )
+    return folder
+
+
+def mathvista(folder: Path) -> Path:
+    import datasets
+
+    features = datasets.Features(
+        {name: datasets.Value("string") for name in ("pid", "question", "image", "unit", "answer", "question_type")}
+        | {"decoded_image": datasets.Image(), "choices": datasets.Sequence(datasets.Value("string"))}
+    )
+    shared = {"image": "images/1.jpg", "decoded_image": {"bytes": png(), "path": None}, "unit": None}
+    free = shared | {
+        "pid": "1",
+        "question": "How far?",
+        "choices": None,
+        "answer": "1.2",
+        "question_type": "free_form",
+    }
+    choice = shared | {
+        "pid": "2",
+        "question": "Is it red?",
+        "choices": ["Yes", "No", "{unsure}"],
+        "answer": "No",
+        "question_type": "multi_choice",
+    }
+    (folder / "data").mkdir()
+    datasets.Dataset.from_list([free, choice], features=features).to_parquet(
+        folder / "data/testmini-00000-of-00001.parquet"
+    )
+    return folder
+
+
+def visual_probe(folder: Path) -> Path:
+    (folder / "images").mkdir()
+    (folder / "images/1.jpg").write_bytes(png())
+    row = {
+        "images": ["VisualProbe_Hard/images/1.jpg"],
+        "doc_id": 1,
+        "problem": "<image>\nWhat does the sign say?",
+        "solution": "STOP",
+        "data_source": "visual_probe_hard",
+    }
+    (folder / "val.json").write_text(json.dumps([row]))
+    return folder / "val.json"
+
+
+def text_of(row: Row) -> str:
+    return "".join(part.text for part in row.messages[0].parts if isinstance(part, TextPart))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "index", "label", "prompt"),
+    [
+        ("superclevr_200", superclevr, 1, "10", "How many different items are there in the image? First output the"),
+        ("geoqa_test", geoqa, 0, "40°", "∠1 = ()  Output the thinking process in <think> </think> and final answer"),
+        ("geometry3k", geometry, 0, r"2\sqrt{2}", "Find x. First output the thinking process in <think> </think>"),
+        ("mathvista_mc", mathvista, 1, "B", "Is it red?\n(A) Yes\n(B) No\n(C) {unsure}\nFirst output the thinking"),
+        ("visual_probe", visual_probe, 0, "STOP", "What does the sign say? First output the thinking process in"),
+    ],
+)
+def test_a_suite_reads_a_local_copy_of_its_dataset(
+    name: str, write: Callable[[Path], Path], index: int, label: str, prompt: str, tmp_path: Path
+):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    recipe = get_suite(name)
+    rows, skipped = load_suite(recipe, path=str(write(folder)))
+    assert skipped == []
+    row = rows[index]
+    assert (row.answer, row.datasource) == (label, name)
+    image, text = row.messages[0].parts
+    assert isinstance(image, ImagePart)
+    assert image.max_pixels == recipe.max_pixels
+    assert text.text.startswith(prompt)
+    assert text.text.endswith("</answer> tags.")
+    for verifier in recipe.verifiers:
+        verifier_from(verifier).check_label(row.answer)
+
+
+def test_rows_that_do_not_count_are_neither_taken_nor_skipped(tmp_path):
+    rows, skipped = load_suite(get_suite("mathvista_mc"), path=str(mathvista(tmp_path)), max_rows=1)
+    assert (list(rows), skipped) == ([1], [])
+
+
+def test_every_ready_made_suite_is_a_sound_recipe():
+    assert suite_names() == ("geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe")
+    for name in suite_names():
+        recipe = get_suite(name)
+        assert recipe.name == name
+        assert [verifier_from(verifier).name for verifier in recipe.verifiers]
+
+
+def own_recipe(folder: Path, **changes: object) -> str:
+    recipe = {
+        "name": "own",
+        "description": "d",
+        "source": {"dataset": "a/b", "split": "train"},
+        "licence": "unknown",
+        "answer": ["answer"],
+        "prompt": "{question}",
+        "verifiers": ["math"],
+        "sampling": {},
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(recipe | changes))
+    return str(folder / "own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"promt": "x"}, "own.yaml: promt is no field of a recipe"),
+        ({"prompt": "{question.__class__}"}, "own.yaml: the recipe: the prompt has the field {question.__class__}; a"),
+        ({"prompt": "{choices}"}, "own.yaml: the recipe: a prompt with {choices} needs the column of the choices"),
+        ({"source": {"split": "test"}}, "own.yaml: source: give either dataset, a name on the hub, or obtain"),
+        ({"sampling": {"n_samples": 0}}, "own.yaml: sampling.n_samples: Input should be greater than or equal to 1"),
+        ({"verifiers": []}, "own.yaml: verifiers: Tuple should have at least 1 item"),
+    ],
+)
+def test_a_recipe_that_is_wrong_says_where(changes, sentence, tmp_path):
+    with pytest.raises(UserError) as refused:
+        get_suite(own_recipe(tmp_path, **changes))
+    assert sentence in str(refused.value)
+
+
+def test_unknown_names_and_files_are_told():
+    with pytest.raises(UserError, match="--suite geometry3: no such suite; did you mean geometry3k?"):
+        get_suite("geometry3")
+    with pytest.raises(UserError, match=r"^nowhere.yaml: No such file or directory; check the path"):
+        get_suite("nowhere.yaml")
+
+
+def test_a_suite_that_no_hub_holds_says_how_to_get_a_copy():
+    with pytest.raises(
+        UserError, match=r"suite geoqa_test: no dataset on the hub .* --suite_data geoqa_test=PATH: put"
+    ):
+        load_suite(get_suite("geoqa_test"))
+
+
+def test_a_dataset_that_cannot_be_had_may_be_given_as_a_copy():
+    with pytest.raises(UserError) as refused:
+        load_suite(get_suite("geometry3k"))
+    assert str(refused.value).startswith(
+        "suite geometry3k: hiyouga/geometry3k: no such file or folder, and no dataset"
+    )
+    assert str(refused.value).endswith("; or give a local copy with --suite_data geometry3k=PATH")
+
+
+def test_rows_that_cannot_be_used_are_left_out_with_their_reason(tmp_path):
+    recipe = get_suite(own_recipe(tmp_path, images=["image"], choices="options", prompt="{question}\n{choices}"))
+    good = {"question": "q", "options": ["a", "b"], "answer": "b", "image": "a.png"}
+    (tmp_path / "a.png").write_bytes(png())
+    bad = [
+        {"answer": "c"},
+        {"image": "no.png"},
+        {"question": ""},
+        {"options": ["a"]},
+        {"image": "data:image/png;base64,AAAA"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(good | change) + "\n" for change in [*bad, {}]))
+    rows, skipped = load_suite(recipe, path=str(file))
+    assert {index: row.answer for index, row in rows.items()} == {5: "B"}
+    assert [row.index for row in skipped] == [0, 1, 2, 3, 4]
+    expected = [
+        "line 1: the answer 'c' is not the text of one of the 2 choices",
+        "line 2: no image file",
+        'line 3: no column "question", or it is empty (found: question, options, answer, image)',
+        "line 4: options must be a list of 2 to 10 choices, found ['a']",
+        "line 5: ",
+    ]
+    for found, sentence in zip(skipped, expected, strict=True):
+        assert found.reason.startswith(f"{file} {sentence}")
+    file.write_text(json.dumps(good | bad[0]) + "\n")
+    with pytest.raises(
+        UserError, match="suite own, .*: none of its 1 rows can be used; the first: .* line 1: the answer"
+    ):
+        load_suite(recipe, path=str(file))
+
+
+@pytest.mark.parametrize(("names", "answer"), [("letter", "B"), ("index", 1)])
+def test_an_answer_may_name_its_choice_by_letter_or_place(names, answer, tmp_path):
+    recipe = get_suite(own_recipe(tmp_path, choices="options", answer_names=names, prompt="{question}\n{choices}"))
+    (tmp_path / "r.jsonl").write_text(json.dumps({"question": "q", "options": ["a", "b"], "answer": answer}))
+    rows, _ = load_suite(recipe, path=str(tmp_path / "r.jsonl"))
+    assert (rows[0].answer, text_of(rows[0])) == ("B", "q\n(A) a\n(B) b")
