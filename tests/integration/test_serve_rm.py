@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TOKEN = "a secret of the test"
 RESPONSES = ["<answer>46</answer>", "What?", "<think>12 + 34 = 46</think><answer>46</answer>"]
 MODULE = "lmm_r1.cli.serve_rm"
+# Threads of PyTorch's that wait for one another share the cores badly with what else runs here.
+ENVIRONMENT = {"RM_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
 ENOUGH = 500
 """Samples that take the model long enough to look at it meanwhile."""
 
@@ -100,7 +102,7 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--max_len", "300", "--max-batch-tokens", "2048", "--image_root", str(folder)),
         *("--max-queued-items", "50", "--max_request_mib", "4", "--token-env", "RM_TOKEN"),
     )
-    with running(command, env={"RM_TOKEN": TOKEN}) as server:
+    with running(command, env=ENVIRONMENT) as server:
         yield Served(server=server, model=model, rows=rows)
 
 
@@ -214,18 +216,6 @@ def test_a_client_that_goes_away_frees_its_samples(served):
     assert health_of(served.server)["worker"] - scored < ENOUGH / 2
 
 
-def test_a_stopped_server_answers_what_is_open(checkpoint, served):
-    large = sent_by_rollouts(served.model, served.rows[0], [f"{number} {RESPONSES[2]}" for number in range(100)])
-    with running(serve_command(checkpoint)) as server, ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(post, server.endpoint, large, token="none is asked for")
-        wait_for(lambda: health_of(server)["waiting"] > 0)
-        server.process.send_signal(signal.SIGTERM)
-        status, reply, _ = asked.result()
-        assert status == 200
-        assert len(reply["rewards"]) == 100
-        assert server.process.wait(timeout=30) == 128 + signal.SIGTERM
-
-
 def test_a_checkpoint_that_cannot_be_served_is_told_in_one_sentence(tiny_checkpoint, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     bare = tiny_checkpoint("qwen2_5_vl")
@@ -239,3 +229,15 @@ def test_a_checkpoint_that_cannot_be_served_is_told_in_one_sentence(tiny_checkpo
         argv = serve_command(checkpoint)[3:]
         said = error_of_process(MODULE, argv, cwd=tmp_path, prefix="lmm-r1 serve_rm: error: ", env=env)
         assert said.startswith(told)
+
+
+def test_at_last_a_stopped_server_answers_what_is_open(served):
+    large = sent_by_rollouts(served.model, served.rows[0], [f"{number} {RESPONSES[2]}" for number in range(ENOUGH)])
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(served.post, large)
+        wait_for(lambda: health_of(served.server)["waiting"] > 0)
+        served.server.process.send_signal(signal.SIGTERM)
+        status, reply, _ = asked.result()
+    assert status == 200
+    assert len(reply["rewards"]) == ENOUGH
+    assert served.server.process.wait(timeout=30) == 128 + signal.SIGTERM
