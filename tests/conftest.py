@@ -38,6 +38,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_packed_training.py",
         "integration/test_replay_passes.py",
         "integration/test_sft_trackers.py",
+        "integration/test_serve_rm.py",
         "integration/test_two_ranks.py",
         "integration/test_ulysses.py",
         "integration/test_value_model_errors.py",
