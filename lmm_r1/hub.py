@@ -15,7 +15,7 @@ def is_reachable() -> bool:
     Otherwise they ask six times, over half a minute, for each file that is not in the cache.
     """
     import httpx
-    import huggingface_hub
+    import huggingface_hub.constants
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False

@@ -35,6 +35,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_evaluate_errors.py",
         "integration/test_evaluate_run.py",
         "integration/test_lora.py",
+        "integration/test_merge.py",
         "integration/test_packed_training.py",
         "integration/test_replay_passes.py",
         "integration/test_sft_trackers.py",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -106,14 +107,25 @@ def merge(config: MergeConfig) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
-    import transformers
+    with _quiet_transformers():
+        sentences = _written(config)
+    for sentence in sentences:
+        print(sentence)
+    files = sorted(config.output.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    print(f"{config.output}: {size / 1e6:.1f} MB in {', '.join(file.name for file in files)}")
+    if config.push_to_hub is not None:
+        from lmm_r1.hub import upload
 
+        print(upload(config.output, config.push_to_hub, private=config.private, flag="--push_to_hub"))
+
+
+def _written(config: MergeConfig) -> list[str]:
+    """Write the folder and return what is to be said of it."""
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.models.merge_check import LoadedWeights, outputs_of, prompts_for
     from lmm_r1.models.merging import merge_adapter, write_checkpoint
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     source = _adapter_source(config) if config.adapter is not None else _checkpoint_source(config)
     kit = kit_of(source.base, trust_remote_code=config.trust_remote_code)
     processor = kit.load_processor(source.base, trust_remote_code=config.trust_remote_code)
@@ -158,19 +170,23 @@ def merge(config: MergeConfig) -> None:
         added=added,
         verify=verify if config.check else None,
     )
-    _report(config, [source.described, *said])
+    return [source.described, *said]
 
 
-def _report(config: MergeConfig, sentences: list[str]) -> None:
-    for sentence in sentences:
-        print(sentence)
-    files = sorted(config.output.iterdir())
-    size = sum(file.stat().st_size for file in files)
-    print(f"{config.output}: {size / 1e6:.1f} MB in {', '.join(file.name for file in files)}")
-    if config.push_to_hub is not None:
-        from lmm_r1.hub import upload
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep bars of progress, and reports of layers that a value model does not have, off the terminal."""
+    from transformers.utils import logging
 
-        print(upload(config.output, config.push_to_hub, private=config.private, flag="--push_to_hub"))
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _adapter_source(config: MergeConfig) -> Source:

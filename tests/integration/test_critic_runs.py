@@ -14,7 +14,9 @@ from helpers.commands import flags, with_image, write_rows
 from helpers.conversations import message
 from helpers.value_models import make_value_model
 from PIL import Image
+from safetensors.torch import load_file
 
+from lmm_r1.cli import merge
 from lmm_r1.lmm_kits import get_kit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +106,13 @@ def finished(runs: Runs) -> Runs:
     assert [line["step"] for line in runs.metrics("ppo")] == [1, 2, 3]
 
     (runs.folder / "limit").unlink()
-    ended = runs.start("ppo", "--critic.save_value_network", "--ckpt.load_enable", reward__remote_url="reward.py")
+    ended = runs.start(
+        "ppo",
+        "--critic.save_value_network",
+        "--ckpt.load_enable",
+        reward__remote_url="reward.py",
+        ckpt__save_steps=STEPS,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"resumed at step 3/{STEPS}" in ended.stdout
     return runs
@@ -156,6 +164,17 @@ def test_the_saved_critic_tells_images_from_text(finished, tiny_checkpoint):
     text, image = values
     assert text == pytest.approx(0.0, abs=0.5)
     assert image == pytest.approx(2.0, abs=0.5)
+
+
+@pytest.mark.parametrize(("part", "saved"), [("_actor", "ppo"), ("_critic", "ppo_critic")])
+def test_its_checkpoints_are_merged_into_what_it_saved(part, saved, finished, tiny_checkpoint, tmp_path):
+    checkpoints = finished.folder / "ppo" / "checkpoints"
+    merge.main(flags({"checkpoint": checkpoints / part, "base": tiny_checkpoint(KIT), "output": tmp_path / "merged"}))
+    weights, expected = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", finished.folder / saved)
+    )
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
 def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.commands import flags
 from helpers.conversations import message, picture
 from helpers.packed_batches import Arguments, Batch, groups
 from helpers.tiny_models import encode
@@ -16,6 +17,7 @@ from helpers.value_models import HEAD, make_value_model
 from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.cli import merge
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.value_model import KitValueModel
@@ -129,7 +131,7 @@ def train(strategy: KitStrategy, critic: Any, batch: Arguments, *, steps: int) -
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_critic_learns_resumes_and_is_saved_whole(stage, rank, tiny_checkpoint, batch, tmp_path):
+def test_a_critic_learns_resumes_and_is_saved_whole(stage, rank, tiny_checkpoint, batch, tmp_path, capfd):
     folder = tiny_checkpoint(KIT)
     strategy = make_run(stage, folder, **{"ds.lora.rank": rank})
     critic = prepared(strategy, folder)
@@ -157,8 +159,16 @@ def test_a_critic_learns_resumes_and_is_saved_whole(stage, rank, tiny_checkpoint
     names, original = (load_file(place / "model.safetensors").keys() for place in (saved, folder))
     assert names - original == {f"{HEAD}.weight"}
     assert original - names == {"lm_head.weight"}
+    strategy.save_ckpt(critic, str(tmp_path / "states"), "global_step6")
+    merged = {"checkpoint": tmp_path / "states", "base": folder, "output": tmp_path / "merged"}
+    merge.main(flags(merged | ({"lora_alpha": 16} if rank else {})))
+    assert "and its value head" in capfd.readouterr().out
+    weights, expected_weights = (load_file(tmp_path / place / "model.safetensors") for place in ("merged", "saved"))
+    assert weights.keys() == expected_weights.keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in expected_weights.items())
     with torch.no_grad():
         wanted = values(critic, batch)
+        torch.testing.assert_close(values(make_value_model(tmp_path / "merged"), batch), wanted, atol=1e-4, rtol=0)
         for kind in ("critic", "reward"):
             torch.testing.assert_close(values(make_value_model(saved, kind), batch), wanted, atol=1e-4, rtol=0)
 

@@ -1,7 +1,7 @@
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from lmm_r1 import hub

@@ -195,9 +195,13 @@ def test_a_config_that_is_not_of_this_adapter_is_refused(settings, message, base
         load(base, changed(adapter, tmp_path / "adapter", **settings))
 
 
-def test_an_adapter_of_another_architecture_is_refused(adapter, tiny_checkpoint):
-    with pytest.raises(UserError, match=r"has no place for|does not fit"):
-        load(tiny_checkpoint("qwen2_5_vl"), adapter)
+def test_an_adapter_of_another_architecture_is_refused(adapter, tiny_checkpoint, tmp_path):
+    other = tiny_checkpoint("qwen2_5_vl")
+    with pytest.raises(UserError, match="whose architecture is llm, and that of .* is qwen2_5_vl"):
+        load(other, adapter)
+    elsewhere = changed(adapter, tmp_path / "adapter", base_model_name_or_path="gone")
+    with pytest.raises(UserError, match="has no place for 28 of its 28 tensors|does not fit"):
+        load(other, elsewhere)
 
 
 def test_an_adapter_without_some_tensors_is_refused_with_their_places(base, adapter, tmp_path):

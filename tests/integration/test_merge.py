@@ -1,0 +1,314 @@
+"""`lmm-r1 merge` on what real runs left behind: it writes what the trainer itself saved, and tells what it cannot use."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import huggingface_hub.constants
+import pytest
+import torch
+from helpers.commands import ANSWERED, error_of, flags, tree, with_image, write_rows
+from helpers.conversations import picture
+from helpers.launched_ranks import launch
+from safetensors.torch import load_file
+
+from lmm_r1 import hub
+from lmm_r1.cli.merge import main
+from lmm_r1.lmm_kits import get_kit
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
+KIT = "qwen2_5_vl"
+WEIGHTS = "model.safetensors"
+SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+RUNS: dict[str, tuple[int, dict[str, object]]] = {
+    "ZeRO-1, LoRA": (1, {"ds.zero_stage": 1, "ds.lora.rank": 4, "ds.lora.alpha": 12}),
+    "ZeRO-2": (1, {"ds.zero_stage": 2}),
+    "ZeRO-3, LoRA": (2, {"ds.zero_stage": 3, "ds.lora.rank": 4}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a run of two steps left behind."""
+
+    model: Path
+    """The run folder, with the model that the trainer saved at the end."""
+    checkpoint: Path
+    """DeepSpeed's, in its own folder below the run folder."""
+
+
+@pytest.fixture(scope="module")
+def base(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint(KIT)
+
+
+@pytest.fixture(scope="module")
+def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    """All runs, which are made at the same time, of texts and images."""
+    folder = tmp_path_factory.mktemp("runs")
+    picture(84, 56).save(folder / "picture.png")
+    rows = write_rows(folder, *[ANSWERED, with_image("picture.png", base=ANSWERED)] * 4)
+    settings: dict[str, object] = {
+        "model.model_name_or_path": base,
+        "data.dataset": rows,
+        "data.max_len": 512,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 2,
+        "train.max_steps": 2,
+        "ds.param_dtype": "fp32",
+        "adam.lr": 1e-3,
+        "lr_warmup_ratio": 0.0,
+        "ckpt.save_steps": 1,
+    }
+    started, made = [], {}
+    for number, (name, (count, own)) in enumerate(RUNS.items()):
+        place = folder / f"run{number}"
+        made[name] = Trained(model=place, checkpoint=place / "checkpoints")
+        argv = flags(settings | own | {"ckpt.output_dir": place, "ckpt.path": place / "checkpoints"})
+        started.append(launch("lmm_r1.cli.train_sft", *argv, count=count, folder=folder / f"logs{number}"))
+    for ranks in started:
+        ranks.wait()
+    return made
+
+
+def run_merge(*argv: object) -> str:
+    """What the command, as a process of its own, prints; fails unless it ends well and says nothing else."""
+    command = [sys.executable, "-W", "ignore", "-m", "lmm_r1.cli.merge", *map(str, argv)]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not ended.stderr
+    return ended.stdout
+
+
+def assert_same_model(folder: Path, expected: Path) -> None:
+    """The folder's weights are those of the other bit by bit, and it has a config and a processor."""
+    weights, wanted = load_file(folder / WEIGHTS), load_file(expected / WEIGHTS)
+    assert set(weights) == set(wanted)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in wanted.items())
+    assert {file.name for file in folder.iterdir()} >= {"config.json", "generation_config.json", "tokenizer.json"}
+    kit = get_kit(KIT)
+    assert kit.load_processor(str(folder), trust_remote_code=False).chat_template
+    configs = [json.loads((place / "config.json").read_text()) for place in (folder, expected)]
+    assert configs[0] == configs[1]
+
+
+def difference_said(printed: str) -> float:
+    """The largest difference of the check, as it is printed."""
+    return float(printed.partition("largest difference ")[2].split()[0])
+
+
+def test_an_adapter_is_merged_into_what_the_trainer_saved(runs, base, tmp_path):
+    run = runs["ZeRO-1, LoRA"]
+    printed = run_merge("--adapter", run.model / "adapter", "--output", tmp_path / "merged")
+    assert f"merged the adapter {run.model / 'adapter'} into {base}" in printed
+    assert 0 < difference_said(printed) <= 1e-5
+    assert f"{tmp_path / 'merged'}: " in printed
+    assert_same_model(tmp_path / "merged", run.model)
+    before, after = load_file(base / WEIGHTS), load_file(tmp_path / "merged" / WEIGHTS)
+    assert sum(not torch.equal(before[name], after[name]) for name in before) == 14
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_a_zero_2_checkpoint_becomes_what_the_trainer_saved(runs, base, tmp_path):
+    run = runs["ZeRO-2"]
+    printed = run_merge("--checkpoint", run.checkpoint, "--base", base, "--output", tmp_path / "merged")
+    assert f"gathered the weights of {run.checkpoint / 'global_step2'}" in printed
+    assert difference_said(printed) == 0
+    assert_same_model(tmp_path / "merged", run.model)
+
+
+def test_the_shards_of_two_processes_and_their_adapters_become_what_the_trainer_saved(runs, base, tmp_path):
+    run = runs["ZeRO-3, LoRA"]
+    printed = run_merge("--checkpoint", run.checkpoint, "--base", base, "--output", tmp_path / "merged")
+    assert f"adapters of 14 layers: rank 4, alpha 16 ({run.model / 'run_config.yaml'})" in printed
+    assert 0 < difference_said(printed) <= 1e-5
+    assert_same_model(tmp_path / "merged", run.model)
+
+
+def test_an_earlier_step_of_a_zero_1_checkpoint_with_adapters(runs, base, tmp_path, capfd):
+    run = runs["ZeRO-1, LoRA"]
+    last, first, halved = (tmp_path / name for name in ("last", "first", "halved"))
+    argv = ["--base", str(base), "--no_check", "--checkpoint"]
+    main([*argv, str(run.checkpoint), "--output", str(last)])
+    assert "rank 4, alpha 12" in capfd.readouterr().out
+    assert_same_model(last, run.model)
+    main([*argv, str(run.checkpoint), "--tag", "global_step1", "--output", str(first)])
+    main([*argv, str(run.checkpoint / "global_step1"), "--output", str(halved), "--lora_alpha", "6"])
+    names = [name for name in load_file(base / WEIGHTS) if name.endswith("q_proj.weight")]
+    assert len(names) == 2
+    for name in names:
+        original, one, two, half = (load_file(place / WEIGHTS)[name] for place in (base, first, last, halved))
+        assert not torch.equal(one, two)
+        assert not torch.equal(one, original)
+        torch.testing.assert_close(half - original, (one - original) / 2, atol=1e-7, rtol=0)
+
+
+def test_lower_precision_is_rounded_from_the_merged_weights_in_parts(runs, tmp_path, capfd):
+    run, output = runs["ZeRO-1, LoRA"], tmp_path / "merged"
+    settings = {"adapter": run.model / "adapter", "output": output, "dtype": "bfloat16", "max_shard_size": "300KB"}
+    main(flags(settings))
+    printed = capfd.readouterr().out
+    assert 0 < difference_said(printed) <= 1e-5
+    assert 1e-4 < float(printed.partition("rounding to bfloat16 moves the outputs by up to ")[2].split()[0]) < 1
+    parts = [load_file(file) for file in output.glob("model-*.safetensors")]
+    assert len(parts) > 2
+    expected = load_file(run.model / WEIGHTS)
+    stored = {name: tensor for part in parts for name, tensor in part.items()}
+    assert set(stored) == set(expected)
+    assert all(torch.equal(tensor, expected[name].to(torch.bfloat16)) for name, tensor in stored.items())
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function from flags to the sentence of the command, which leaves nothing behind in the output's place."""
+
+    def said(*switches: str, **settings: object) -> str:
+        place = tmp_path / "place"
+        place.mkdir(exist_ok=True)
+        before = tree(place)
+        sentence = error_of("merge", [*flags({"output": place / "merged"} | settings), *switches], capfd=capfd)
+        assert tree(place) == before
+        return sentence
+
+    return said
+
+
+def test_flags_that_do_not_go_together_are_refused(refused, base, tmp_path):
+    assert refused() == "give either --adapter or --checkpoint"
+    assert refused(adapter=base, checkpoint=base) == "give either --adapter or --checkpoint"
+    assert "--checkpoint needs --base" in refused(checkpoint=base)
+    assert refused(adapter=base, tag="global_step1") == "--tag belongs to --checkpoint; leave it out"
+    assert "write a number and a unit" in refused(adapter=base, max_shard_size="big")
+    assert "must be at least 1" in refused(checkpoint=base, base=base, lora_alpha=0)
+
+
+def test_an_output_that_cannot_be_is_refused(refused, runs, tmp_path):
+    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
+    (tmp_path / "place" / "full" / "deep").mkdir(parents=True)
+    (tmp_path / "place" / "file").write_text("")
+    assert "exists and is not empty" in refused(adapter=adapter, output=tmp_path / "place" / "full")
+    assert "is a file; name a folder" in refused(adapter=adapter, output=tmp_path / "place" / "file")
+    assert "is a file; choose another place" in refused(adapter=adapter, output=tmp_path / "place" / "file" / "x")
+    # There nobody can make a folder, an administrator neither.
+    assert "cannot be written" in refused(adapter=adapter, output="/proc/merged")
+
+
+def test_adapters_that_cannot_be_merged_are_refused(refused, runs, base, tiny_checkpoint, tmp_path):
+    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
+    assert "no such folder" in refused(adapter=tmp_path / "nowhere")
+    assert "no adapter_config.json" in refused(adapter=base)
+    assert "no such folder" in refused(adapter=adapter, base=tmp_path / "nowhere")
+    # Of the same names and shapes.
+    assert "and that of" in refused(adapter=adapter, base=tiny_checkpoint("gemma3"))
+    copy = tmp_path / "copy"
+    shutil.copytree(adapter, copy)
+    content = (copy / "adapter_model.safetensors").read_bytes()
+    (copy / "adapter_model.safetensors").write_bytes(content[:-100])
+    assert "adapter_model.safetensors: the weight file is damaged" in refused(adapter=copy)
+    config = json.loads((copy / "adapter_config.json").read_text())
+    (copy / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    assert "names no base model; give one with --base" in refused(adapter=copy)
+
+
+def test_checkpoints_that_cannot_be_gathered_are_refused(refused, runs, base, tiny_checkpoint, tmp_path):
+    whole, sharded = runs["ZeRO-2"], runs["ZeRO-3, LoRA"]
+    assert "no such folder" in refused(checkpoint=tmp_path / "nowhere", base=base)
+    assert "no file `latest`" in refused(checkpoint=base, base=base)
+    assert "there are global_step1, global_step2" in refused(checkpoint=whole.checkpoint, base=base, tag="step9")
+    (tmp_path / "ppo" / "_actor").mkdir(parents=True)
+    assert f"give one of them: {tmp_path / 'ppo' / '_actor'}" in refused(checkpoint=tmp_path / "ppo", base=base)
+    assert "tensors are not in the checkpoint (" in refused(checkpoint=whole.checkpoint, base=tiny_checkpoint("llm"))
+
+    copy = tmp_path / "copy"
+    shutil.copytree(sharded.checkpoint, copy)
+    settings = {"checkpoint": copy, "base": base}
+    assert "no run_config.yaml above it" in refused(**settings)
+    (copy / "run_config.yaml").write_text("train:\n  seed: 1\n")
+    assert "no ds.lora in it" in refused(**settings)
+    assert "cannot be read (No such file" in refused(**settings, run_config=tmp_path / "nowhere.yaml")
+    (copy / "run_config.yaml").write_text("ds:\n  lora:\n    rank: 8\n    alpha: 16\n")
+    assert "is of a run with --ds.lora.rank 8, and the adapters of" in refused(**settings)
+    assert "no linear layer for the adapters of" in refused(
+        checkpoint=copy, base=tiny_checkpoint("llm"), lora_alpha=16
+    )
+    shard = copy / "global_step2" / SHARD.replace("rank_0_", "rank_1_", 1)
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    assert "this ZeRO checkpoint cannot be read" in refused(**settings)
+    shard.unlink()
+    assert "but found 1 files" in refused(**settings)
+
+
+def test_an_upload_without_a_way_to_the_hub_is_refused_before_anything_is_merged(refused, runs, monkeypatch):
+    hub.is_reachable.cache_clear()
+    adapter = runs["ZeRO-1, LoRA"].model / "adapter"
+    assert "the Hugging Face hub cannot be reached" in refused(adapter=adapter, push_to_hub="me/model")
+    assert "not the name of a repository" in refused(adapter=adapter, push_to_hub="me/my/model")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as making a repository and uploading small files takes."""
+
+    asked: list[tuple[str, bytes]] = []
+
+    def do_HEAD(self) -> None:
+        self._answer({})
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/model", "sha": "0" * 40, "siblings": []})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append((self.path, body))
+        address = f"http://127.0.0.1:{self.server.server_port}/me/model"
+        if self.path.endswith("/preupload/main"):
+            files = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]]
+            self._answer({"files": files})
+        else:
+            self._answer({"url": address, "commitUrl": f"{address}/commit/1", "commitOid": "1", "id": "me/model"})
+
+    def _answer(self, record: dict[str, object]) -> None:
+        content = json.dumps(record).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path, monkeypatch):
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("[]")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_token")
+        hub.is_reachable.cache_clear()
+        hub.check_uploadable("me/model", flag="--push_to_hub")
+        assert hub.upload(folder, "me/model", private=True, flag="--push_to_hub").endswith("/me/model")
+        server.shutdown()
+    hub.is_reachable.cache_clear()
+    (create, made), *_, (commit, lines) = Hub.asked
+    assert create == "/api/repos/create"
+    assert json.loads(made)["visibility"] == "private"
+    assert commit == "/api/models/me/model/commit/main"
+    paths = [json.loads(line)["value"].get("path") for line in lines.splitlines()]
+    assert paths[1:] == ["config.json", "tokenizer.json"]
