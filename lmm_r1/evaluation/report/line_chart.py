@@ -17,9 +17,12 @@ HoverPoint = tuple[float, float, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnLine:
-    """One metric: SVG path data for its values and, where it was smoothed, for the average."""
+    """One line: SVG path data for its values and, where it was smoothed, for the average."""
 
     name: str
+    style: str
+    """The classes of its colour and dash pattern."""
+    run: int | None
     last: str
     raw: str
     smooth: str
@@ -57,6 +60,8 @@ def line_chart(panel: Panel) -> LineChart:
         lines=tuple(
             DrawnLine(
                 name=line.name,
+                style=f"c{line.color} dash{line.dash}" if line.dash else f"c{line.color}",
+                run=line.run,
                 last=show(line.last),
                 raw=_path(line.points, x_axis=x_axis, y_axis=y_axis),
                 smooth=_path(line.smooth, x_axis=x_axis, y_axis=y_axis),
@@ -66,7 +71,11 @@ def line_chart(panel: Panel) -> LineChart:
         ),
         hover=json.dumps(
             [
-                {"name": line.name, "points": _hover(line.points, x_axis=x_axis, y_axis=y_axis, show=show)}
+                {
+                    "name": line.name,
+                    "run": line.run,
+                    "points": _hover(line.points, x_axis=x_axis, y_axis=y_axis, show=show),
+                }
                 for line in panel.lines
             ]
         ),

@@ -5,8 +5,8 @@ import pytest
 
 from lmm_r1.evaluation.metric_log import MetricLog, MetricRow
 from lmm_r1.evaluation.report.axis import Axis, nice_axis
-from lmm_r1.evaluation.report.bar_chart import wilson_interval
 from lmm_r1.evaluation.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
+from lmm_r1.evaluation.report.interval import difference_interval, wilson_interval
 from lmm_r1.evaluation.report.line_chart import line_chart
 from lmm_r1.evaluation.report.number_text import duration, moment, number, percent, points
 
@@ -130,6 +130,15 @@ def test_the_wilson_interval_of_eight_in_ten():
 
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
     assert wilson_interval(0.0, count=0) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombes_tenth_method():
+    # Newcombe (1998), table II, case (a): 56/70 and 48/80.
+    low, high = difference_interval(56 / 70, count=70, reference=48 / 80, reference_count=80)
+
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    low, high = difference_interval(1.0, count=10, reference=1.0, reference_count=10)
+    assert (round(low, 3), round(high, 3)) == (-0.278, 0.278)
 
 
 def test_numbers_spans_and_changes_read_well():

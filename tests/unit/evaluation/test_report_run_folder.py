@@ -69,6 +69,17 @@ def test_the_last_metrics_of_a_step_win_after_a_resume(tmp_path):
     assert metrics.repeated_steps == 2
 
 
+def test_an_evaluation_during_training_adds_to_the_metrics_of_its_step(tmp_path):
+    rows = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}, {"step": 2, "eval_pass1": 0.25}]
+    write_metrics(tmp_path, *rows, {"step": 3, "reward": 1.0})
+
+    metrics = read_run(tmp_path).stages[0].metrics
+
+    assert metrics.series("reward") == [(1, 0.5), (2, 0.75), (3, 1.0)]
+    assert metrics.series("eval_pass1") == [(2, 0.25)]
+    assert metrics.repeated_steps == 0
+
+
 def test_torn_last_lines_are_left_out_and_counted(tmp_path):
     write_metrics(tmp_path, {"step": 1, "seconds": 1.0, "reward": 0.5})
     write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1)])
