@@ -16,7 +16,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
 ).split()
-LIMIT_SECONDS = 90
+LIMIT_SECONDS = 60
 
 
 class Browser:
