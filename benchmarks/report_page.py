@@ -24,7 +24,9 @@ ROLLOUTS_PER_PROMPT = 4
 IMAGE_SIDE = 224
 RESPONSE_WORDS = 400
 REPEATS = 5
-WORDS = "so the number of sides is then we add each angle and find that it equals the base times height over two".split()
+WORDS = (
+    "so the number of sides is then we add each angle and find that it equals the base times height over two".split()
+)
 # One change of the filters each: what is set, from no filter.
 CHANGES = {
     "verdict": {"verdict": "wrong"},
@@ -35,7 +37,13 @@ CHANGES = {
     "search, found in all": {"text": "the angle"},
     "search, found in one": {"text": "needle 17"},
     "search, found in none": {"text": "no response says this"},
-    "all at once": {"verdict": "right", "step_low": "50", "tokens_high": "900", "text": "the angle", "sort": "-reward"},
+    "all at once": {
+        "verdict": "right",
+        "step_low": "50",
+        "tokens_high": "900",
+        "text": "the angle",
+        "sort": "-reward",
+    },
 }
 # From setting the fields to the frame that shows what matches.
 CHANGE = """new Promise((done) => {
@@ -161,7 +169,10 @@ def one_rollout(chance: random.Random, *, folder: Path, index: int) -> dict:
     words = chance.choices(WORDS, k=chance.randrange(RESPONSE_WORDS // 2, RESPONSE_WORDS * 3 // 2))
     right = chance.random() < 0.5
     truncated = chance.random() < 0.05
-    content = [{"type": "image", "image": name}, {"type": "text", "text": f"How large is angle {prompt} of the figure?"}]
+    content = [
+        {"type": "image", "image": name},
+        {"type": "text", "text": f"How large is angle {prompt} of the figure?"},
+    ]
     return {
         "step": index // ROLLOUTS_PER_STEP + 1,
         "group": prompt % (ROLLOUTS_PER_STEP // ROLLOUTS_PER_PROMPT),

@@ -130,8 +130,8 @@ def _table(title: str, *, columns: Sequence[str], files: Sequence[str]) -> Table
 
 
 def _add(table: Table, *cells: str) -> None:
-    # As Text, since a name in square brackets would be taken for markup.
-    table.add_row(*map(Text, cells))
+    # As Text, since a name in square brackets would be taken for markup; half a surrogate pair has no encoding.
+    table.add_row(*(Text(cell.encode("utf-8", "replace").decode("utf-8")) for cell in cells))
 
 
 def _stage_cells(row: StageRow) -> list[str]:
@@ -143,7 +143,9 @@ def _stage_cells(row: StageRow) -> list[str]:
 def _print(table: Table, *, output: Path) -> None:
     console = Console()
     console.print(table)
-    console.print(Text(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB)"), soft_wrap=True)
+    size = output.stat().st_size
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    console.print(Text(f"report: {output} ({shown})"), soft_wrap=True)
 
 
 if __name__ == "__main__":

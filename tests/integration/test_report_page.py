@@ -57,20 +57,17 @@ def comparison(browser, demo):
 
 def choose(tab, **values):
     """Set fields of the filter and wait until the list follows."""
-    tab.evaluate(
-        f"""new Promise((done) => {{
+    tab.evaluate(f"""new Promise((done) => {{
           const form = document.getElementById("filters");
           for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;
           form.elements.text.dispatchEvent(new Event("input", {{ bubbles: true }}));
           setTimeout(done, 150);
-        }})"""
-    )
+        }})""")
 
 
 def matching(tab):
     """Return the data of every rollout in the list, in its order, read from the rows while scrolling through."""
-    indices = tab.evaluate(
-        """(async () => {
+    indices = tab.evaluate("""(async () => {
           const list = document.getElementById("list");
           const found = new Map();
           for (let top = 0; top <= list.scrollHeight; top += 300) {
@@ -79,8 +76,7 @@ def matching(tab):
             for (const row of document.querySelectorAll(".row")) found.set(Number(row.ariaPosInSet), row.id);
           }
           return [...found].sort((a, b) => a[0] - b[0]).map(([, id]) => Number(id.slice(4)));
-        })()"""
-    )
+        })()""")
     data = json.loads(tab.evaluate("document.getElementById('rollout-data').textContent"))
     return [data["rollouts"][index] for index in indices]
 
@@ -96,7 +92,9 @@ def test_the_page_loads_nothing_but_itself_and_complains_of_nothing(page, compar
 def test_only_the_rows_in_sight_are_in_the_document(page):
     assert page.evaluate(COUNT).startswith("192 of 192 · ")
     assert 5 < page.evaluate("document.querySelectorAll('.row').length") < 40
-    assert [rollout["step"] for rollout in matching(page)] == [step for _ in "ab" for step in range(1, 13) for _ in range(8)]
+    assert [rollout["step"] for rollout in matching(page)] == [
+        step for _ in "ab" for step in range(1, 13) for _ in range(8)
+    ]
     assert page.evaluate("document.querySelectorAll('.row').length") < 40
 
 
@@ -221,7 +219,9 @@ def test_rollouts_of_one_run_can_be_listed_and_both_answer_the_same_prompt(compa
 def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     write_stage(tmp_path, name="<img src=x onerror='window.hacked = 3'>", steps=1, seconds=1.0, hour=9)
     write_image(tmp_path / "a.png", number=1)
-    asked = [{"role": "<b>user", "content": [{"type": "text", "text": "<i>prompt</i>"}, {"type": "image", "image": "gone"}]}]
+    asked = [
+        {"role": "<b>user", "content": [{"type": "text", "text": "<i>prompt</i>"}, {"type": "image", "image": "gone"}]}
+    ]
     lines = [rollout(step=1, group=group, response=text, messages=asked) for group, text in enumerate(HOSTILE)]
     write_lines(tmp_path / "rollouts.jsonl", lines)
     main([str(tmp_path)])
@@ -236,7 +236,9 @@ def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     ]
     tab.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
     for text in expected:
-        assert tab.evaluate(shown).encode("utf-8", "replace").decode().replace("?", "\N{REPLACEMENT CHARACTER}") == text
+        assert (
+            tab.evaluate(shown).encode("utf-8", "replace").decode().replace("?", "\N{REPLACEMENT CHARACTER}") == text
+        )
         tab.press("j")
     assert tab.evaluate("window.hacked ?? null") is None
     assert tab.evaluate("document.querySelectorAll('#rollouts b, #rollouts i').length > 0")

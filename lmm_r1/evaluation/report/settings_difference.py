@@ -67,7 +67,7 @@ def _settings(text: str | None) -> dict[str, str] | None:
     try:
         # The base loader leaves values as they are written: 1e-6 stays 1e-6, and no date is made of 2026-01-31.
         settings = yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return None
     return _flat(settings) if isinstance(settings, dict) else None
 

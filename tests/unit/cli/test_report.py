@@ -94,6 +94,14 @@ def test_a_mistake_is_one_sentence_and_code_1(tmp_path, capsys, flags, complaint
     assert error.count("\n") == 1
 
 
+def test_a_name_that_no_terminal_can_show_is_printed_all_the_same(tmp_path, capsys):
+    write_stage(tmp_path, name="half \ud800", steps=1, seconds=1.0, hour=9)
+
+    main([str(tmp_path)])
+
+    assert "half ?" in capsys.readouterr().out
+
+
 def test_a_missing_run_and_an_unknown_flag_end_with_code_2(tmp_path):
     for flags in ([], [str(tmp_path), "--rollouts", "3"]):
         with pytest.raises(SystemExit) as caught:
