@@ -7,6 +7,8 @@ from helpers.chromium import CHROMIUM, Browser
 from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
+from lmm_r1.evaluation.report.axis import nice_axis
+from lmm_r1.evaluation.report.number_text import number
 
 pytestmark = [
     pytest.mark.integration,
@@ -195,8 +197,8 @@ def test_pointing_at_a_chart_tells_the_values_of_the_nearest_step(page):
 
 
 def test_a_run_can_be_switched_off_and_on(comparison):
-    visible = "[...document.querySelectorAll('#curves-2 .chart g')].map((line) => getComputedStyle(line).display)"
-    colors = "[...document.querySelectorAll('#curves-2 .chart g')].map((line) => getComputedStyle(line).color)"
+    visible = "[...document.querySelectorAll('#curves-2 .lines > g')].map((line) => getComputedStyle(line).display)"
+    colors = "[...document.querySelectorAll('#curves-2 .lines > g')].map((line) => getComputedStyle(line).color)"
     assert comparison.evaluate(visible)[:2] == ["inline", "inline"]
     assert len(set(comparison.evaluate(colors))) == 2
 
@@ -206,6 +208,31 @@ def test_a_run_can_be_switched_off_and_on(comparison):
     assert comparison.evaluate("document.querySelector('[data-switch=\"1\"]').ariaPressed") == "false"
     comparison.click("[data-switch='1']")
     assert comparison.evaluate(visible)[:2] == ["inline", "inline"]
+
+
+def test_an_axis_fits_the_runs_that_are_left(comparison, demo):
+    ticks = "[...document.querySelectorAll('#curves-2 .chart')[0].querySelectorAll('.scale text')].map((tick) => tick.textContent)"
+    both = comparison.evaluate(ticks)
+    rows = (demo / "one" / "demo" / "fre" / "metrics.jsonl").read_text().splitlines()
+    rewards = [json.loads(row)["reward"] for row in rows]
+    axis = nice_axis(min(rewards), max(rewards), start=0, end=1)
+
+    comparison.click("[data-switch='1']")
+
+    # The second run has half the reward of the first, so the axis of both starts lower.
+    assert float(both[0]) < axis.low
+    assert comparison.evaluate(ticks) == [tick.label for tick in axis.ticks(number)]
+    boxes = comparison.evaluate("""(() => {
+          const chart = document.querySelectorAll("#curves-2 .chart")[0];
+          const line = chart.querySelector(".lines g path").getBoundingClientRect();
+          const ticks = [...chart.querySelectorAll(".scale line")].map((tick) => tick.getBoundingClientRect().y);
+          return [line.top, line.bottom, Math.min(...ticks), Math.max(...ticks)];
+        })()""")
+    top, bottom, highest, lowest = boxes
+    assert highest - 2 < top < bottom < lowest + 2
+    assert bottom - top > 0.6 * (lowest - highest)
+    comparison.click("[data-switch='1']")
+    assert comparison.evaluate(ticks) == both
 
 
 def test_rollouts_of_one_run_can_be_listed_and_both_answer_the_same_prompt(comparison):

@@ -38,6 +38,10 @@ class LineChart:
     unit: str
     label: str
     """The whole chart in one sentence, for who cannot see it."""
+    low: float
+    high: float
+    """The values at the bottom and at the top."""
+    is_share: bool
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     lines: tuple[DrawnLine, ...]
@@ -55,6 +59,9 @@ def line_chart(panel: Panel) -> LineChart:
         title=spec.title,
         unit=spec.unit,
         label=_label(panel, show=show),
+        low=y_axis.low,
+        high=y_axis.high,
+        is_share=is_share,
         x_ticks=tuple(x_axis.ticks(number)),
         y_ticks=tuple(y_axis.ticks(_tick_percent if is_share else number)),
         lines=tuple(
@@ -128,7 +135,7 @@ def _pieces(points: Points) -> list[Points]:
 
 def _path(points: Points, *, x_axis: Axis, y_axis: Axis) -> str:
     return "".join(
-        "M" + "L".join(f"{x_axis.place(step):.1f} {y_axis.place(value):.1f}" for step, value in piece)
+        "M" + "L".join(f"{x_axis.place(step):.1f} {y_axis.place(value):.2f}" for step, value in piece)
         for piece in _pieces(points)
         if len(piece) > 1
     )
@@ -141,7 +148,7 @@ def _dots(points: Points, *, x_axis: Axis, y_axis: Axis) -> tuple[tuple[float, f
 
 def _hover(points: Points, *, x_axis: Axis, y_axis: Axis, show: Show) -> list[HoverPoint]:
     return [
-        (round(x_axis.place(step), 1), round(y_axis.place(value), 1), f"{step:.0f}", show(value))
+        (round(x_axis.place(step), 1), round(y_axis.place(value), 2), f"{step:.0f}", show(value))
         for step, value in points
         if value is not None
     ]

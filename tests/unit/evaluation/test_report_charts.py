@@ -102,7 +102,7 @@ def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
 
     (line,) = chart.lines
-    assert line.raw == "M54.0 162.0L146.0 10.0"
+    assert line.raw == "M54.0 162.00L146.0 10.00"
     assert line.dots == ((330.0, 86.0),)
     assert line.last == "50.0\N{NO-BREAK SPACE}%"
     assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
