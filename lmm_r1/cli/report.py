@@ -1,5 +1,6 @@
-"""`lmm-r1 report RUN`: one self-contained HTML page about a run folder or a curriculum folder."""
+"""`lmm-r1 report RUN [RUN ...]`: one self-contained HTML page about a run, or about several side by side."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +15,32 @@ from rich.text import Text
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.report import build_report, write_summary
+from lmm_r1.evaluation.report import build_comparison, build_report, write_summary
+from lmm_r1.evaluation.report.accuracy_comparison import ComparedRow, compared_rows, row_files
 from lmm_r1.evaluation.report.number_text import NONE, duration, percent, points
-from lmm_r1.evaluation.report.page import DEFAULT_MAX_ROLLOUTS
+from lmm_r1.evaluation.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
+from lmm_r1.evaluation.report.run_names import distinct_names
+from lmm_r1.evaluation.report.stage_match import match_stages
 from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
 from lmm_r1.evaluation.run_folder import Run, read_run
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (
     "Write RUN/report.html, one page that opens anywhere: held-out accuracy per stage, training curves and a browser "
-    "of rollouts. For a curriculum folder, RUN/summary.json is written as well."
+    "of rollouts. For a curriculum folder, RUN/summary.json is written as well. Of several runs, comparison.html in "
+    "the current folder shows the curves on the same axes, and where accuracy and settings differ from the first run."
 )
+COMPARISON_FILE = Path("comparison.html")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
     """What to report on, and where to."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder (a stage's output folder), or the folder that holds the stages."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders (a stage's output folder), or folders that hold the stages; several are compared."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Where the page goes; by default report.html in RUN."""
+    """Where the page goes; by default report.html in RUN, and for several runs comparison.html here."""
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """How long the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
@@ -44,6 +50,9 @@ class ReportConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page, and for a curriculum the summary; print the table of stages."""
     config = parse(ReportConfig, argv, prog=PROG, description=DESCRIPTION)
+    if not config.runs:
+        print(f"{PROG}: error: RUN is missing; give a run folder or a curriculum folder", file=sys.stderr)
+        raise SystemExit(2)
     with user_errors(PROG):
         report(config)
 
@@ -51,45 +60,92 @@ def main(argv: Sequence[str] | None = None) -> None:
 def report(config: ReportConfig) -> None:
     """Do what `lmm-r1 report` does with these flags."""
     _check(config)
-    run = read_run(config.run)
-    output = config.output or config.run / "report.html"
+    if len(config.runs) > 1:
+        _compare(config)
+        return
+    (folder,) = config.runs
+    run = read_run(folder)
+    output = config.output or folder / "report.html"
     page = build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts)
     write_atomically(output, text=page)
     if run.is_curriculum:
-        write_summary(run, path=config.run / "summary.json", seconds=config.seconds)
-    _print_table(run, output=output)
+        write_summary(run, path=folder / "summary.json", seconds=config.seconds)
+    _print(_stage_table(run), output=output)
+
+
+def _compare(config: ReportConfig) -> None:
+    names = distinct_names(config.runs)
+    runs = [read_run(folder) for folder in config.runs]
+    output = config.output or COMPARISON_FILE
+    write_atomically(output, text=build_comparison(runs, max_rollouts=config.max_rollouts))
+    _print(_comparison_table(runs, names=names), output=output)
 
 
 def _check(config: ReportConfig) -> None:
     if config.seconds is not None and not 0 <= config.seconds < float("inf"):
         raise UserError(f"--seconds must be a number from 0 up, got {config.seconds}")
+    if config.seconds is not None and len(config.runs) > 1:
+        raise UserError("--seconds says how long one run took; leave it out where several runs are compared")
     if config.max_rollouts < 0:
         raise UserError(f"--max_rollouts must be 0 or more, got {config.max_rollouts}")
 
 
-def _print_table(run: Run, *, output: Path) -> None:
-    table = Table(title=Text(run.name), title_justify="left", box=rich.box.SIMPLE_HEAD)
-    table.add_column("Stage")
+def _stage_table(run: Run) -> Table:
+    table = _table(run.name, columns=("Stage",), files=run.evaluation.file_names)
+    for row in stage_rows(run):
+        accuracies = [
+            f"{points(cell.change)} {percent(cell.scores.accuracy)}".strip() if cell.scores else NONE
+            for cell in row.held_out
+        ]
+        _add(table, *_stage_cells(row), *accuracies)
+    return table
+
+
+def _comparison_table(runs: Sequence[Run], *, names: Sequence[str]) -> Table:
+    files = row_files(runs)
+    table = _table(f"differences to {names[0]}", columns=("Run", "Stage"), files=files)
+    for match in match_stages(runs):
+        for compared in compared_rows(match, files=files):
+            _add(table, names[compared.run], *_stage_cells(compared.row), *_compared_cells(compared))
+        table.add_section()
+    return table
+
+
+def _compared_cells(compared: ComparedRow) -> list[str]:
+    return [
+        f"{points(cell.difference)} {percent(cell.scores.accuracy)}".strip() if cell.scores else NONE
+        for cell in compared.cells
+    ]
+
+
+def _table(title: str, *, columns: Sequence[str], files: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column)
     table.add_column("Steps", justify="right")
     table.add_column("Time", justify="right")
-    for file in run.evaluation.file_names:
+    for file in files:
         table.add_column(Text(f"{file} accuracy"), justify="right")
-    for row in stage_rows(run):
-        # As Text, since a name in square brackets would be taken for markup.
-        table.add_row(*map(Text, _cells(row)))
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    # As Text, since a name in square brackets would be taken for markup; half a surrogate pair has no encoding.
+    table.add_row(*(Text(cell.encode("utf-8", "replace").decode("utf-8")) for cell in cells))
+
+
+def _stage_cells(row: StageRow) -> list[str]:
+    running = " (running)" if row.stage and row.stage.running else ""
+    steps = f"{row.stage.steps:,}" if row.stage else NONE
+    return [f"{row.name}{running}", steps, duration(row.stage.seconds if row.stage else None)]
+
+
+def _print(table: Table, *, output: Path) -> None:
     console = Console()
     console.print(table)
-    console.print(Text(f"report: {output}"), soft_wrap=True)
-
-
-def _cells(row: StageRow) -> list[str]:
-    running = " (running)" if row.stage and row.stage.running else ""
-    accuracies = [
-        f"{points(cell.change)} {percent(cell.scores.accuracy)}".strip() if cell.scores else NONE
-        for cell in row.held_out
-    ]
-    steps = f"{row.stage.steps:,}" if row.stage else NONE
-    return [f"{row.name}{running}", steps, duration(row.stage.seconds if row.stage else None), *accuracies]
+    size = output.stat().st_size
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    console.print(Text(f"report: {output} ({shown})"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """JSON-lines files that another process writes, perhaps right now, perhaps until it was killed."""
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
+
+# JSON knows integers of any length. A browser counts without gaps up to here, and differences of numbers stay finite.
+LARGEST_COUNT = 2**53
+LARGEST_NUMBER = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ def read_json_lines(path: Path) -> Iterator[JsonLine]:
 def _record(raw: bytes, *, place: str) -> dict[str, object] | None:
     try:
         record = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if not raw.endswith(b"\n"):
             return None
         raise UserError(f"{place}: not a JSON object ({error}); repair or delete this line") from error
@@ -55,19 +58,19 @@ def text_field(record: dict[str, object], key: str, *, place: str) -> str:
 def count_field(record: dict[str, object], key: str, *, place: str) -> int:
     """Return an integer from 0 up that must be there."""
     value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_COUNT:
         raise UserError(f"{place}: {key} must be an integer from 0 up, found {_shown(record, key)}")
     return value
 
 
 def number_field(record: dict[str, object], key: str, *, place: str) -> float | None:
-    """Return a number, or None where the key is absent, null or not finite."""
+    """Return a number, or None where the key is absent, null, not finite or too large to reckon with."""
     value = record.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{place}: {key} must be a number, found {_shown(record, key)}")
-    return float(value) if math.isfinite(value) else None
+    return float(value) if -LARGEST_NUMBER <= value <= LARGEST_NUMBER else None
 
 
 def _shown(record: dict[str, object], key: str) -> str:

@@ -1,6 +1,6 @@
 """The training metrics of one stage, read from its metrics.jsonl."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmm_r1.errors import UserError
@@ -25,7 +25,7 @@ class MetricLog:
     rows: tuple[MetricRow, ...] = ()
     torn_lines: int = 0
     repeated_steps: int = 0
-    """Steps logged more than once, as after a resume; the last row of a step is the one kept."""
+    """Steps logged again, as after a resume; the last row of a step is the one kept."""
 
     @property
     def names(self) -> list[str]:
@@ -43,14 +43,19 @@ def read_metrics(path: Path) -> MetricLog:
         return MetricLog()
     rows: dict[int, MetricRow] = {}
     torn, repeated = 0, set()
+    newest: MetricRow | None = None
     for line in read_json_lines(path):
         if line.record is None:
             torn += 1
             continue
         row = _metric_row(line.record, place=line.place)
-        if row.step in rows:
+        before = rows.get(row.step)
+        if before is not None and before is newest and row.values and not before.values.keys() & row.values.keys():
+            # An evaluation during training adds a line of its own to the step just logged.
+            row = replace(before, values=before.values | row.values)
+        elif before is not None:
             repeated.add(row.step)
-        rows[row.step] = row
+        newest = rows[row.step] = row
     ordered = tuple(rows[step] for step in sorted(rows))
     return MetricLog(rows=ordered, torn_lines=torn, repeated_steps=len(repeated))
 

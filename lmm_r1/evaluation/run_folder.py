@@ -74,10 +74,18 @@ def read_run(path: Path) -> Run:
     """Return what a run folder or a curriculum folder holds.
 
     Raises:
-        UserError: the folder does not exist, holds no stage, or one of its files is malformed.
+        UserError: the folder does not exist, holds no stage, or one of its files is malformed or cannot be read.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder; give a run folder or a curriculum folder")
+        found = "is a file" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {found}; give a run folder or a curriculum folder")
+    try:
+        return _read_run(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _read_run(path: Path) -> Run:
     is_stage = _holds_stage(path)
     folders = [path] if is_stage else sorted(child for child in path.iterdir() if _holds_stage(child))
     if not folders:

@@ -1,87 +1,274 @@
 """The report in a real browser."""
 
-import re
-import shutil
-import subprocess
+import json
 
 import pytest
-from helpers.run_folders import write_curriculum
+from helpers.chromium import CHROMIUM, Browser
+from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from lmm_r1.evaluation.report.axis import nice_axis
+from lmm_r1.evaluation.report.number_text import number
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
 ]
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=3000 --dump-dom"
-).split()
-USE_THE_FILTERS = """
-const form = document.getElementById("filters");
-form.elements.stage.value = "mgt";
-form.elements.verdict.value = "wrong";
-form.elements.low.value = "5";
-form.elements.text.value = "THE CARD SHOWS";
-form.elements.sort.value = "-step";
-form.dispatchEvent(new Event("input"));
-"""
-POINT_AT_A_CHART = """
-const svg = document.querySelector("#stage-2 svg.chart");
-const box = svg.getBoundingClientRect();
-svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 1, clientY: box.top + 40 }));
-"""
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>",
+    "half a pair \ud800, a bell \x07, a null \x00, reversed \u202etxet",
+    "x" * 100_000,
+    "<think>" * 20_000,
+    "",
+)
+SHOWN = "[...document.querySelectorAll('.row')].map((row) => row.innerText)"
+DETAIL = "document.getElementById('detail').innerText"
+COUNT = "document.getElementById('count').textContent"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Two curricula of 12 steps, 192 rollouts each; the second learned less."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("one", "two"):
+        write_curriculum(folder / name / "demo", steps=12)
+    metrics = folder / "two" / "demo" / "fre" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    write_lines(metrics, [row | {"reward": row["reward"] / 2} for row in rows])
+    main([str(folder / "one" / "demo"), "--output", str(folder / "page.html")])
+    main([str(folder / "one" / "demo"), str(folder / "two" / "demo"), "--output", str(folder / "comparison.html")])
+    return folder
 
 
 @pytest.fixture
-def page(tmp_path):
-    write_curriculum(tmp_path / "demo", steps=12)
-    main([str(tmp_path / "demo"), "--max-rollouts", "120"])
-    return tmp_path / "demo" / "report.html"
+def page(browser, demo):
+    return browser.open((demo / "page.html").as_uri())
 
 
-def rendered(page, *, profile, script=""):
-    """Return the document after its scripts, and then `script`, have run."""
-    if script:
-        html = page.read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
-        page = page.with_name("used.html")
-        page.write_text(html, encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-    return done.stdout
+@pytest.fixture
+def comparison(browser, demo):
+    return browser.open((demo / "comparison.html").as_uri())
 
 
-def cards(dom):
-    return re.findall(r'<article class="card">.*?</article>', dom, re.S)
+def choose(tab, **values):
+    """Set fields of the filter and wait until the list follows."""
+    tab.evaluate(f"""new Promise((done) => {{
+          const form = document.getElementById("filters");
+          for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;
+          form.elements.text.dispatchEvent(new Event("input", {{ bubbles: true }}));
+          setTimeout(done, 150);
+        }})""")
 
 
-def test_the_first_fifty_rollouts_are_shown_and_the_rest_wait(page, tmp_path):
-    dom = rendered(page, profile=tmp_path / "profile")
-
-    assert len(cards(dom)) == 50
-    assert "Showing 50 of 120 that match." in dom
-    assert '<button id="more" type="button">Show 50 more</button>' in dom
-    first = cards(dom)[0]
-    assert '<span class="tag">&lt;think&gt;</span><span class="think">The tens give' in first
-    assert re.search(r'<span class="answer">\d+</span>', first)
-
-
-def test_filters_search_and_order_change_which_rollouts_are_shown(page, tmp_path):
-    dom = rendered(page, profile=tmp_path / "profile", script=USE_THE_FILTERS)
-
-    shown = cards(dom)
-    steps = [int(step) for step in re.findall(r"<b>mgt</b> step (\d+)", dom)]
-    assert 0 < len(shown) == len(steps)
-    assert all('<span class="badge wrong">wrong</span>' in card for card in shown)
-    assert all('<img alt="image of the prompt" src="data:image/png;base64,' in card for card in shown)
-    assert steps == sorted(steps, reverse=True)
-    assert min(steps) >= 5
+def matching(tab):
+    """Return the data of every rollout in the list, in its order, read from the rows while scrolling through."""
+    indices = tab.evaluate("""(async () => {
+          const list = document.getElementById("list");
+          const found = new Map();
+          for (let top = 0; top <= list.scrollHeight; top += 300) {
+            list.scrollTop = top;
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            for (const row of document.querySelectorAll(".row")) found.set(Number(row.ariaPosInSet), row.id);
+          }
+          return [...found].sort((a, b) => a[0] - b[0]).map(([, id]) => Number(id.slice(4)));
+        })()""")
+    data = json.loads(tab.evaluate("document.getElementById('rollout-data').textContent"))
+    return [data["rollouts"][index] for index in indices]
 
 
-def test_pointing_at_a_chart_tells_the_values_of_the_nearest_step(page, tmp_path):
-    dom = rendered(page, profile=tmp_path / "profile", script=POINT_AT_A_CHART)
+def test_the_page_loads_nothing_but_itself_and_complains_of_nothing(page, comparison, demo):
+    for tab, name in ((page, "page.html"), (comparison, "comparison.html")):
+        tab.until("document.querySelectorAll('.row').length > 0")
+        loaded = [address for address in tab.requests() if not address.startswith("data:image/")]
+        assert loaded == [(demo / name).as_uri()]
+        assert tab.complaints() == []
 
-    assert re.search(r'<div id="tip" style="[^"]*">step 12\nreward  1\.\d+</div>', dom)
+
+def test_only_the_rows_in_sight_are_in_the_document(page):
+    assert page.evaluate(COUNT).startswith("192 of 192 · ")
+    assert 5 < page.evaluate("document.querySelectorAll('.row').length") < 40
+    assert [rollout["step"] for rollout in matching(page)] == [
+        step for _ in "ab" for step in range(1, 13) for _ in range(8)
+    ]
+    assert page.evaluate("document.querySelectorAll('.row').length") < 40
+
+
+def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
+    choose(page, stage="mgt", verdict="wrong", step_low="5", step_high="9", tokens_low="20", text="THE CARD SHOWS")
+
+    found = matching(page)
+
+    assert found
+    assert {rollout["series"] for rollout in found} == {2}
+    assert {rollout["verdict"] for rollout in found} == {"wrong"}
+    assert 5 <= min(rollout["step"] for rollout in found)
+    assert max(rollout["step"] for rollout in found) <= 9
+    assert min(rollout["tokens"] for rollout in found) >= 20
+    assert page.evaluate(COUNT).startswith(f"{len(found)} of 192 · 0.0 % right · ")
+    assert page.evaluate("document.querySelector('.row img').src").startswith("data:image/png;base64,")
+    choose(page, text="no response says this")
+    assert page.evaluate(COUNT) == "No rollout matches these filters."
+    page.click("[form='filters']")
+    page.until(f"{COUNT}.startsWith('192 of 192')")
+
+
+def test_rewards_are_ranges_and_an_order(page):
+    choose(page, reward_low="0.5", reward_high="1", sort="-tokens")
+    lengths = [rollout["tokens"] for rollout in matching(page)]
+
+    assert lengths == sorted(lengths, reverse=True)
+    assert {rollout["reward"] for rollout in matching(page)} == {0.5}
+    choose(page, reward_low="", reward_high="", verdict="truncated", sort="reward")
+    assert {rollout["truncated"] for rollout in matching(page)} == {True}
+
+
+def test_the_keyboard_walks_through_the_list_and_the_address_keeps_the_place(browser, page, demo):
+    page.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    for key in ("j", "j", "j", "k"):
+        page.press(key)
+    assert page.evaluate("document.querySelector('[aria-selected=true]').id") == "row-2"
+    page.press("/")
+    for key in "ones 8":
+        page.press(key)
+    page.until("document.getElementById('count').textContent.includes(' of 192') && location.hash.includes('text=')")
+    found = page.evaluate(COUNT)
+    assert not found.startswith("192")
+    page.press("Escape", code=27)
+    page.press("j")
+    page.until("location.hash.includes('at=')")
+    chosen = page.evaluate("document.querySelector('[aria-selected=true]').id")
+    page.until(f"location.hash.endsWith('at={chosen[4:]}')")
+
+    again = browser.open(page.evaluate("location.href"))
+
+    assert again.evaluate(COUNT) == found
+    assert again.evaluate("document.getElementById('filters').elements.text.value") == "ones 8"
+    assert again.evaluate("document.querySelector('[aria-selected=true]').id") == chosen
+    assert again.evaluate("CSS.highlights.get('found').size") > 0
+    page.press("Escape", code=27)
+    page.until(f"{COUNT}.startsWith('192 of 192')")
+
+
+def test_all_responses_to_a_prompt_stand_together(page):
+    page.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    assert page.evaluate("document.querySelectorAll('.reply').length") == 1
+    page.press("a")
+    indices = page.evaluate("[...document.querySelectorAll('.reply')].map((reply) => Number(reply.dataset.index))")
+    data = json.loads(page.evaluate("document.getElementById('rollout-data').textContent"))
+    same = [index for index, rollout in enumerate(data["rollouts"]) if rollout["prompt"] == 0]
+    assert sorted(indices) == same
+    assert len(same) >= 4
+    assert page.evaluate(DETAIL).count("What is 7 + 11?") == 1
+
+    page.click(".tools button:nth-child(3)")
+
+    assert page.evaluate(COUNT).startswith(f"{len(same)} of 192")
+
+
+def test_an_image_is_shown_large_and_closed_again(page):
+    choose(page, stage="mgt")
+    page.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    page.click("#detail .picture")
+    page.until("document.querySelector('#lightbox p').textContent === '56 × 56 pixels'")
+    assert page.evaluate("document.getElementById('lightbox').open")
+    assert page.evaluate("document.querySelector('#lightbox img').width") == 56 * 12
+    page.press("Escape", code=27)
+    assert not page.evaluate("document.getElementById('lightbox').open")
+    page.press("i")
+    assert page.evaluate("document.getElementById('lightbox').open")
+
+
+def test_pointing_at_a_chart_tells_the_values_of_the_nearest_step(page):
+    point = """(() => {
+      const svg = document.querySelector("#stage-2 svg.chart");
+      const box = svg.getBoundingClientRect();
+      svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 1, clientY: box.top + 40 }));
+      return document.getElementById("tip").textContent;
+    })()"""
+
+    assert page.evaluate(point).startswith("step 12\nreward  1.")
+
+
+def test_a_run_can_be_switched_off_and_on(comparison):
+    visible = "[...document.querySelectorAll('#curves-2 .lines > g')].map((line) => getComputedStyle(line).display)"
+    colors = "[...document.querySelectorAll('#curves-2 .lines > g')].map((line) => getComputedStyle(line).color)"
+    assert comparison.evaluate(visible)[:2] == ["inline", "inline"]
+    assert len(set(comparison.evaluate(colors))) == 2
+
+    comparison.click("[data-switch='1']")
+
+    assert comparison.evaluate(visible)[:2] == ["inline", "none"]
+    assert comparison.evaluate("document.querySelector('[data-switch=\"1\"]').ariaPressed") == "false"
+    comparison.click("[data-switch='1']")
+    assert comparison.evaluate(visible)[:2] == ["inline", "inline"]
+
+
+def test_an_axis_fits_the_runs_that_are_left(comparison, demo):
+    ticks = "[...document.querySelectorAll('#curves-2 .chart')[0].querySelectorAll('.scale text')].map((tick) => tick.textContent)"
+    both = comparison.evaluate(ticks)
+    rows = (demo / "one" / "demo" / "fre" / "metrics.jsonl").read_text().splitlines()
+    rewards = [json.loads(row)["reward"] for row in rows]
+    axis = nice_axis(min(rewards), max(rewards), start=0, end=1)
+
+    comparison.click("[data-switch='1']")
+
+    # The second run has half the reward of the first, so the axis of both starts lower.
+    assert float(both[0]) < axis.low
+    assert comparison.evaluate(ticks) == [tick.label for tick in axis.ticks(number)]
+    boxes = comparison.evaluate("""(() => {
+          const chart = document.querySelectorAll("#curves-2 .chart")[0];
+          const line = chart.querySelector(".lines g path").getBoundingClientRect();
+          const ticks = [...chart.querySelectorAll(".scale line")].map((tick) => tick.getBoundingClientRect().y);
+          return [line.top, line.bottom, Math.min(...ticks), Math.max(...ticks)];
+        })()""")
+    top, bottom, highest, lowest = boxes
+    assert highest - 2 < top < bottom < lowest + 2
+    assert bottom - top > 0.6 * (lowest - highest)
+    comparison.click("[data-switch='1']")
+    assert comparison.evaluate(ticks) == both
+
+
+def test_rollouts_of_one_run_can_be_listed_and_both_answer_the_same_prompt(comparison):
+    choose(comparison, run="two/demo", stage="fre")
+
+    assert {rollout["series"] for rollout in matching(comparison)} == {4}
+    comparison.press("a")
+    assert {"one/demo", "two/demo"} <= set(comparison.evaluate(DETAIL).replace(" / ", "\n").split("\n"))
+
+
+def test_hostile_responses_are_shown_as_text(browser, tmp_path):
+    write_stage(tmp_path, name="<img src=x onerror='window.hacked = 3'>", steps=1, seconds=1.0, hour=9)
+    write_image(tmp_path / "a.png", number=1)
+    asked = [
+        {"role": "<b>user", "content": [{"type": "text", "text": "<i>prompt</i>"}, {"type": "image", "image": "gone"}]}
+    ]
+    lines = [rollout(step=1, group=group, response=text, messages=asked) for group, text in enumerate(HOSTILE)]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+    main([str(tmp_path)])
+
+    tab = browser.open((tmp_path / "report.html").as_uri())
+
+    shown = "document.querySelector('.response').textContent"
+    expected = [
+        HOSTILE[0],
+        "half a pair \N{REPLACEMENT CHARACTER}, a bell \u2407, a null \u2400, reversed \u202etxet",
+        *HOSTILE[2:],
+    ]
+    tab.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    for text in expected:
+        assert (
+            tab.evaluate(shown).encode("utf-8", "replace").decode().replace("?", "\N{REPLACEMENT CHARACTER}") == text
+        )
+        tab.press("j")
+    assert tab.evaluate("window.hacked ?? null") is None
+    assert tab.evaluate("document.querySelectorAll('#rollouts b, #rollouts i').length > 0")
+    assert tab.evaluate("document.querySelector('.prompt').innerText").startswith("<b>user\n<i>prompt</i>")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert [text for text in tab.complaints() if "favicon" not in text] == []

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 INTERVALS = 4
+# Closer values than this lie at one place; a quarter of a smaller span could be zero.
+SMALLEST_SPAN = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool 
         tight: end exactly at low and high instead of at the next ticks.
         whole: never put ticks closer than 1.
     """
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), SMALLEST_SPAN):
         margin = 1.0 if whole or low == 0 else abs(low) / 2
         low, high = low - margin, high + margin
     step = _nice_step((high - low) / INTERVALS)

@@ -48,9 +48,15 @@ PANELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One metric of a panel."""
+    """One metric of a panel, or one run's values of the panel's only metric."""
 
     name: str
+    color: int
+    """From 1 to 8, a colour of the page's style."""
+    run: int | None = None
+    """The place of its run where several are compared."""
+    dash: int = 0
+    """Which of the page's dash patterns: 0 is a line without gaps."""
     points: Points
     """(step, value), value None where the number was not finite; averaged in buckets if there were too many."""
     smooth: Points
@@ -77,7 +83,12 @@ def panels(metrics: MetricLog) -> list[Panel]:
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
     timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
     drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, timing)]
-    return [panel for panel in drawn if panel.lines and not (panel.spec.hidden_at_zero and _is_zero(panel))]
+    return [panel for panel in drawn if is_worth_showing(panel)]
+
+
+def is_worth_showing(panel: Panel) -> bool:
+    """Return whether a panel has lines, and not only zeros where these say that nothing was measured."""
+    return bool(panel.lines) and not (panel.spec.hidden_at_zero and _is_zero(panel))
 
 
 def other_panels(metrics: MetricLog) -> list[Panel]:
@@ -117,20 +128,19 @@ def _mean_point(points: Points) -> tuple[float, float | None]:
 
 
 def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
-    found = ((name, metrics.series(name)) for name in spec.metrics)
-    return Panel(
-        spec=spec, lines=tuple(_line(name, points=points, smoothed=spec.smoothed) for name, points in found if points)
+    found = [(name, points) for name in spec.metrics if (points := metrics.series(name))]
+    lines = (
+        Line(name=name.removeprefix(TIMING_PREFIX), color=color, **drawn_points(points, smoothed=spec.smoothed))
+        for color, (name, points) in enumerate(found, start=1)
     )
+    return Panel(spec=spec, lines=tuple(lines))
 
 
-def _line(name: str, *, points: Points, smoothed: bool) -> Line:
+def drawn_points(points: Points, *, smoothed: bool) -> dict[str, Points]:
+    """Return the `points` and the `smooth` of a `Line` through these values."""
     points = thinned(points, limit=MAX_POINTS)
     window = smoothing_window(len(points)) if smoothed else 1
-    return Line(
-        name=name.removeprefix(TIMING_PREFIX),
-        points=points,
-        smooth=moving_average(points, window=window) if window > 1 else [],
-    )
+    return {"points": points, "smooth": moving_average(points, window=window) if window > 1 else []}
 
 
 def _is_zero(panel: Panel) -> bool:

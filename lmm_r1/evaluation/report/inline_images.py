@@ -6,8 +6,11 @@ from pathlib import Path
 
 import PIL.Image
 
+# An image is embedded as it is up to this size; where a page shows thousands, up to a share of TOTAL_BYTES.
 MAX_BYTES = 64 * 1024
-MAX_SIDE = 640
+MIN_BYTES = 8 * 1024
+TOTAL_BYTES = 64 * 1024 * 1024
+MAX_SIDE, MIN_SIDE = 640, 320
 MIME_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
@@ -16,11 +19,17 @@ class ImageError(ValueError):
 
 
 class InlineImages:
-    """Collects images: the same file is embedded once, however many rollouts show it."""
+    """Collects images: the same content is embedded once, however many rollouts and files show it.
 
-    def __init__(self) -> None:
+    Args:
+        count: how many different images are to come at most; the more there are, the smaller heavy ones are made.
+    """
+
+    def __init__(self, *, count: int = 1) -> None:
         self.uris: list[str] = []
-        self._indices: dict[str, int] = {}
+        self._by_reference: dict[str, int | ImageError] = {}
+        self._by_uri: dict[str, int] = {}
+        self._max_bytes = max(MIN_BYTES, min(MAX_BYTES, TOTAL_BYTES // max(1, count)))
 
     def add(self, reference: str, *, folder: Path) -> int:
         """Return the place in `uris` of an image that a rollout of the stage in `folder` refers to.
@@ -28,15 +37,30 @@ class InlineImages:
         Raises:
             ImageError: it is missing, unreadable, on the network, or not inside the folder.
         """
-        key = reference if reference.startswith("data:") else str(folder / reference)
-        if key not in self._indices:
-            self.uris.append(data_uri(_image_bytes(reference, folder=folder)))
-            self._indices[key] = len(self.uris) - 1
-        return self._indices[key]
+        key = image_key(reference, folder=folder)
+        if key not in self._by_reference:
+            try:
+                uri = data_uri(_image_bytes(reference, folder=folder), max_bytes=self._max_bytes)
+            except ImageError as error:
+                self._by_reference[key] = error
+            else:
+                if uri not in self._by_uri:
+                    self._by_uri[uri] = len(self.uris)
+                    self.uris.append(uri)
+                self._by_reference[key] = self._by_uri[uri]
+        found = self._by_reference[key]
+        if isinstance(found, ImageError):
+            raise found
+        return found
 
 
-def data_uri(content: bytes) -> str:
-    """Return an image as a data URI; a heavy one is reduced to at most 640 pixels a side.
+def image_key(reference: str, *, folder: Path) -> str:
+    """Return what tells an image of the stage in `folder` from others before it is read."""
+    return reference if reference.startswith("data:") else str(folder / reference)
+
+
+def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
+    """Return an image as a data URI; one of more than `max_bytes` is reduced to 320 to 640 pixels a side.
 
     Raises:
         ImageError: the bytes are no PNG, JPEG, WebP or GIF image.
@@ -45,18 +69,19 @@ def data_uri(content: bytes) -> str:
         with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
             image.load()
             mime_type = MIME_TYPES[image.format]
-            if len(content) > MAX_BYTES:
-                content, mime_type = _reduced(image), "image/webp"
+            if len(content) > max_bytes:
+                content, mime_type = _reduced(image, max_bytes=max_bytes), "image/webp"
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise ImageError("not a readable image") from error
     return f"data:{mime_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def _reduced(image: PIL.Image.Image) -> bytes:
+def _reduced(image: PIL.Image.Image, *, max_bytes: int) -> bytes:
     small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
-    small.thumbnail((MAX_SIDE, MAX_SIDE))
+    side = MAX_SIDE if max_bytes > MAX_BYTES // 2 else MIN_SIDE
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
-    small.save(buffer, "WEBP", quality=80)
+    small.save(buffer, "WEBP", quality=80, method=2)
     return buffer.getvalue()
 
 

@@ -17,9 +17,12 @@ HoverPoint = tuple[float, float, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnLine:
-    """One metric: SVG path data for its values and, where it was smoothed, for the average."""
+    """One line: SVG path data for its values and, where it was smoothed, for the average."""
 
     name: str
+    style: str
+    """The classes of its colour and dash pattern."""
+    run: int | None
     last: str
     raw: str
     smooth: str
@@ -35,6 +38,10 @@ class LineChart:
     unit: str
     label: str
     """The whole chart in one sentence, for who cannot see it."""
+    low: float
+    high: float
+    """The values at the bottom and at the top."""
+    is_share: bool
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     lines: tuple[DrawnLine, ...]
@@ -52,11 +59,16 @@ def line_chart(panel: Panel) -> LineChart:
         title=spec.title,
         unit=spec.unit,
         label=_label(panel, show=show),
+        low=y_axis.low,
+        high=y_axis.high,
+        is_share=is_share,
         x_ticks=tuple(x_axis.ticks(number)),
         y_ticks=tuple(y_axis.ticks(_tick_percent if is_share else number)),
         lines=tuple(
             DrawnLine(
                 name=line.name,
+                style=f"c{line.color} dash{line.dash}" if line.dash else f"c{line.color}",
+                run=line.run,
                 last=show(line.last),
                 raw=_path(line.points, x_axis=x_axis, y_axis=y_axis),
                 smooth=_path(line.smooth, x_axis=x_axis, y_axis=y_axis),
@@ -66,7 +78,11 @@ def line_chart(panel: Panel) -> LineChart:
         ),
         hover=json.dumps(
             [
-                {"name": line.name, "points": _hover(line.points, x_axis=x_axis, y_axis=y_axis, show=show)}
+                {
+                    "name": line.name,
+                    "run": line.run,
+                    "points": _hover(line.points, x_axis=x_axis, y_axis=y_axis, show=show),
+                }
                 for line in panel.lines
             ]
         ),
@@ -119,7 +135,7 @@ def _pieces(points: Points) -> list[Points]:
 
 def _path(points: Points, *, x_axis: Axis, y_axis: Axis) -> str:
     return "".join(
-        "M" + "L".join(f"{x_axis.place(step):.1f} {y_axis.place(value):.1f}" for step, value in piece)
+        "M" + "L".join(f"{x_axis.place(step):.1f} {y_axis.place(value):.2f}" for step, value in piece)
         for piece in _pieces(points)
         if len(piece) > 1
     )
@@ -132,7 +148,7 @@ def _dots(points: Points, *, x_axis: Axis, y_axis: Axis) -> tuple[tuple[float, f
 
 def _hover(points: Points, *, x_axis: Axis, y_axis: Axis, show: Show) -> list[HoverPoint]:
     return [
-        (round(x_axis.place(step), 1), round(y_axis.place(value), 1), f"{step:.0f}", show(value))
+        (round(x_axis.place(step), 1), round(y_axis.place(value), 2), f"{step:.0f}", show(value))
         for step, value in points
         if value is not None
     ]

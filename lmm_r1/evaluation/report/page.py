@@ -1,25 +1,28 @@
 """One self-contained HTML page about a run: no network, no file beside it."""
 
-import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from lmm_r1.evaluation.report import number_text
-from lmm_r1.evaluation.report.bar_chart import bar_chart
+from lmm_r1.evaluation.report.bar_chart import BarSpec, bar_chart
 from lmm_r1.evaluation.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
 from lmm_r1.evaluation.report.line_chart import LineChart, line_chart
-from lmm_r1.evaluation.report.rollout_sample import RolloutSample, sample_rollouts
+from lmm_r1.evaluation.report.notes import notes
+from lmm_r1.evaluation.report.overlay import COLORS
+from lmm_r1.evaluation.report.rollout_sample import (
+    DEFAULT_MAX_ROLLOUTS,
+    Series,
+    rollout_data,
+    sample_rollouts,
+)
 from lmm_r1.evaluation.report.settings_text import without_secrets
 from lmm_r1.evaluation.report.stage_table import HeldOut, StageRow, stage_rows
 from lmm_r1.evaluation.report.summary import total_seconds
+from lmm_r1.evaluation.report.template import render
 from lmm_r1.evaluation.run_folder import Run, Stage
 
-DEFAULT_MAX_ROLLOUTS = 200
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
 
@@ -62,50 +65,30 @@ def build_report(
         written_at: the moment that the page names as its own; None takes now.
     """
     rows = stage_rows(run)
-    sample = sample_rollouts(run, limit=max_rollouts)
+    files = run.evaluation.file_names
+    series = [Series(run=run.name, stage=stage, color=at % COLORS + 1) for at, stage in enumerate(run.stages)]
+    sample = sample_rollouts(series, limit=max_rollouts)
     seconds = total_seconds(run) if seconds is None else seconds
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            run=run,
-            seconds=seconds,
-            written_at=written_at or datetime.now(tz=timezone.utc),
-            headlines=_headlines(run, rows=rows, seconds=seconds),
-            rows=rows,
-            files=run.evaluation.file_names,
-            evaluated_with=_evaluated_with(run),
-            bars=bar_chart(rows, files=run.evaluation.file_names),
-            stages=[_stage_view(stage, number=number) for number, stage in enumerate(run.stages, start=1)],
-            sample=sample,
-            data=_script_json({"rollouts": sample.rollouts, "images": sample.images}),
-            notes=_notes(run, sample=sample),
-        )
+    return render(
+        "page.html.j2",
+        run=run,
+        title=run.name,
+        written_at=written_at or datetime.now(tz=timezone.utc),
+        headlines=_headlines(run, rows=rows, seconds=seconds),
+        rows=rows,
+        files=files,
+        evaluated_with=_evaluated_with(run),
+        bars=bar_chart([(row.name, _bars(row, files=files)) for row in rows]),
+        stages=[_stage_view(stage, number=number) for number, stage in enumerate(run.stages, start=1)],
+        sample=sample,
+        data=rollout_data(series, sample=sample),
+        notes=notes([(stage.name, stage) for stage in run.stages], sample=sample),
     )
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "percent": number_text.percent,
-        "points": number_text.points,
-        "number": number_text.number,
-        "duration": number_text.duration,
-        "moment": number_text.moment,
-    }
-    return environment
-
-
-def _script_json(value: object) -> Markup:
-    """Return JSON that cannot end the script block it stands in: `<` is written as an escape, inside strings only."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e"))
+def _bars(row: StageRow, *, files: Sequence[str]) -> list[BarSpec]:
+    cells = zip(files, row.held_out, strict=True)
+    return [BarSpec(name=file, color=at % COLORS + 1, scores=cell.scores) for at, (file, cell) in enumerate(cells)]
 
 
 def _stage_view(stage: Stage, *, number: int) -> StageView:
@@ -162,29 +145,3 @@ def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOut] | None:
         if cell.scores and cell.scores.accuracy is not None:
             return row.name, cell
     return None
-
-
-def _notes(run: Run, *, sample: RolloutSample) -> list[str]:
-    """Return what a reader must know about the files behind the page."""
-    notes = [note for stage in run.stages for note in _stage_notes(stage)]
-    if sample.missing_images:
-        notes.append(f"Images of the rollouts below that could not be shown: {sample.missing_images}; each says why.")
-    return notes
-
-
-def _stage_notes(stage: Stage) -> list[str]:
-    notes = []
-    torn = stage.metrics.torn_lines + stage.rollouts.torn_lines
-    if torn:
-        notes.append(f"{stage.name}: {torn} torn last {'line' if torn == 1 else 'lines'} left out (writer stopped).")
-    if stage.metrics.repeated_steps:
-        notes.append(
-            f"{stage.name}: steps logged more than once, as after a resume: {stage.metrics.repeated_steps}; "
-            "the last values are shown."
-        )
-    missing = sum(value is None for row in stage.metrics.rows for value in row.values.values())
-    if missing:
-        notes.append(f"{stage.name}: values that are not finite, gaps in the curves: {missing}.")
-    if stage.running:
-        notes.append(f"{stage.name} has no stage.json yet: it is still running, or was stopped before its end.")
-    return notes

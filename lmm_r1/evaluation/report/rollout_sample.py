@@ -1,11 +1,27 @@
 """Which rollouts are embedded in a page, and in which form its script gets them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages
-from lmm_r1.evaluation.rollout_log import Part, Rollout
-from lmm_r1.evaluation.run_folder import Run, Stage
+from markupsafe import Markup
+
+from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages, image_key
+from lmm_r1.evaluation.report.template import script_json
+from lmm_r1.evaluation.rollout_log import Message, Part, Rollout
+from lmm_r1.evaluation.run_folder import Stage
+
+DEFAULT_MAX_ROLLOUTS = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One stage of one run, as the page names it."""
+
+    run: str
+    stage: Stage
+    color: int
+    """That of the run where several are compared, else that of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,33 +29,54 @@ class RolloutSample:
     """The rollouts of a page."""
 
     total: int
-    """How many the run logged."""
+    """How many the runs logged."""
     rollouts: list[dict[str, object]]
+    prompts: list[list[dict[str, object]]]
+    """Conversations; a rollout holds the place of its own in this list, the same for the same words and images."""
     images: list[str]
-    """Data URIs; an image part of a rollout is a place in this list."""
+    """Data URIs; an image part of a prompt is a place in this list."""
     missing_images: int
 
 
-def sample_rollouts(run: Run, *, limit: int) -> RolloutSample:
-    """Return at most `limit` rollouts of a run, spread evenly over its steps."""
-    buckets = [(number, indices) for number, stage in enumerate(run.stages) for indices in _indices_by_step(stage)]
+def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
+    """Return at most `limit` rollouts of these stages, spread evenly over their steps."""
+    stages = [member.stage for member in series]
+    buckets = [(number, indices) for number, stage in enumerate(stages) for indices in _indices_by_step(stage)]
     quotas = spread([len(indices) for _, indices in buckets], limit=limit)
-    chosen: list[list[int]] = [[] for _ in run.stages]
+    chosen: list[list[int]] = [[] for _ in stages]
     for (number, indices), quota in zip(buckets, quotas, strict=True):
         chosen[number] += [indices[at] for at in evenly(len(indices), count=quota)]
-    images = InlineImages()
-    records = [
-        _record(rollout, stage=stage, images=images)
-        for stage, indices in zip(run.stages, chosen, strict=True)
+    drawn = [
+        (number, rollout)
+        for number, (stage, indices) in enumerate(zip(stages, chosen, strict=True))
         for rollout in stage.rollouts.read(indices)
     ]
-    parts = (part for record in records for message in record["messages"] for part in message["parts"])
+    images = InlineImages(count=_image_count(drawn, stages=stages))
+    prompts = _Prompts(images)
+    records = [
+        _record(rollout, series=number, prompt=prompts.add(rollout.messages, stage=stages[number]))
+        for number, rollout in drawn
+    ]
     return RolloutSample(
-        total=sum(len(stage.rollouts) for stage in run.stages),
+        total=sum(len(stage.rollouts) for stage in stages),
         rollouts=records,
+        prompts=prompts.records,
         images=images.uris,
-        missing_images=sum("missing" in part for part in parts),
+        missing_images=sum(
+            "missing" in part
+            for record in records
+            for message in prompts.records[record["prompt"]]
+            for part in message["parts"]
+        ),
     )
+
+
+def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str, Markup]:
+    """Return what the page's script reads, ready to stand in two script blocks: `rollouts` as JSON, `images` as lines."""
+    named = [{"run": member.run, "stage": member.stage.name, "color": member.color} for member in series]
+    data = {"series": named, "prompts": sample.prompts, "rollouts": sample.rollouts}
+    # A data URI of an image is made here, of a known type and base64: no markup can be in it.
+    return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
 
 
 def spread(sizes: Sequence[int], *, limit: int) -> list[int]:
@@ -79,15 +116,53 @@ def _indices_by_step(stage: Stage) -> list[list[int]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _record(rollout: Rollout, *, stage: Stage, images: InlineImages) -> dict[str, object]:
+def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage]) -> int:
+    keys = {
+        image_key(part.value, folder=stages[number].folder)
+        for number, rollout in drawn
+        for message in rollout.messages
+        for part in message.parts
+        if part.kind == "image"
+    }
+    return len(keys)
+
+
+class _Prompts:
+    """Collects conversations: the same one stands in the page once, whichever run, stage and step it was sampled in."""
+
+    def __init__(self, images: InlineImages) -> None:
+        self.records: list[list[dict[str, object]]] = []
+        self._images = images
+        self._places: dict[str, int] = {}
+
+    def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
+        """Return the place in `records` of a conversation of this stage."""
+        record = [
+            {"role": message.role, "parts": [self._part(part, stage=stage) for part in message.parts]}
+            for message in messages
+        ]
+        key = json.dumps(record)
+        if key not in self._places:
+            self._places[key] = len(self.records)
+            self.records.append(record)
+        return self._places[key]
+
+    def _part(self, part: Part, *, stage: Stage) -> dict[str, object]:
+        if part.kind == "text":
+            return {"text": part.value}
+        try:
+            return {"image": self._images.add(part.value, folder=stage.folder)}
+        except ImageError as error:
+            shown = "data URI" if part.value.startswith("data:") else part.value
+            return {"missing": f"{shown}: {error}"}
+
+
+def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
     return {
-        "stage": stage.name,
+        "series": series,
         "step": rollout.step,
         "group": rollout.group,
-        "messages": [
-            {"role": message.role, "parts": [_part(part, stage=stage, images=images) for part in message.parts]}
-            for message in rollout.messages
-        ],
+        "prompt": prompt,
         "response": rollout.response,
         "label": rollout.label,
         "reward": rollout.reward,
@@ -106,13 +181,3 @@ def verdict(rollout: Rollout) -> str | None:
     if accuracy >= 1:
         return "right"
     return "wrong" if accuracy <= 0 else "partly"
-
-
-def _part(part: Part, *, stage: Stage, images: InlineImages) -> dict[str, object]:
-    if part.kind == "text":
-        return {"text": part.value}
-    try:
-        return {"image": images.add(part.value, folder=stage.folder)}
-    except ImageError as error:
-        shown = "data URI" if part.value.startswith("data:") else part.value
-        return {"missing": f"{shown}: {error}"}

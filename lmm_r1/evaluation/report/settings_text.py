@@ -19,5 +19,9 @@ def _shown(line: str) -> str:
     setting = SETTING.match(line)
     if not setting or setting["value"].strip().lower() in EMPTY_VALUES:
         return line
-    name = setting["name"].strip("\"'").rpartition(".")[2].lower().replace("-", "_")
-    return f"{setting['before']}{HIDDEN}" if SECRET_NAME.search(name) else line
+    return f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else line
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting of this dotted name holds a credential."""
+    return bool(SECRET_NAME.search(name.rpartition(".")[2].lower().replace("-", "_")))

@@ -33,6 +33,48 @@ def test_a_run_folder_gets_its_page_where_asked_and_no_summary(tmp_path, capsys)
     assert "[bold]fre" in capsys.readouterr().out
 
 
+def test_several_runs_are_compared_in_one_page_in_the_current_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_curriculum(tmp_path / name / "demo", steps=2)
+
+    main(["a/demo", "b/demo", "--max-rollouts", "10"])
+
+    assert "10 of the 64 logged rollouts" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "a" / "demo" / "report.html").exists()
+    assert not (tmp_path / "a" / "demo" / "summary.json").exists()
+    printed = capsys.readouterr().out
+    assert "differences to a/demo" in printed
+    assert "b/demo" in printed
+    assert "report: comparison.html" in printed
+    main(["a/demo", "b/demo", "--output", "out/page.html"])
+    assert (tmp_path / "out" / "page.html").is_file()
+
+
+@pytest.mark.parametrize("flags", [["--seconds", "5"], ["--output", "a"]])
+def test_what_does_not_go_with_several_runs_is_refused(tmp_path, capsys, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_stage(tmp_path / name, name=name, steps=1, seconds=1.0, hour=9)
+
+    with pytest.raises(SystemExit) as caught:
+        main(["a", "b", *flags])
+
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert flags[0] in error or "a: is a folder; give the name of a file" in error
+
+
+def test_a_run_given_twice_under_two_names_is_refused(tmp_path, capsys):
+    write_stage(tmp_path / "a", name="fre", steps=1, seconds=1.0, hour=9)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "a"), str(tmp_path / "link")])
+
+    assert f"{tmp_path / 'link'}: this run is given twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -50,6 +92,14 @@ def test_a_mistake_is_one_sentence_and_code_1(tmp_path, capsys, flags, complaint
     assert error.startswith("lmm-r1 report: error: ")
     assert complaint in error
     assert error.count("\n") == 1
+
+
+def test_a_name_that_no_terminal_can_show_is_printed_all_the_same(tmp_path, capsys):
+    write_stage(tmp_path, name="half \ud800", steps=1, seconds=1.0, hour=9)
+
+    main([str(tmp_path)])
+
+    assert "half ?" in capsys.readouterr().out
 
 
 def test_a_missing_run_and_an_unknown_flag_end_with_code_2(tmp_path):

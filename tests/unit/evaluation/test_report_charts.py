@@ -5,8 +5,8 @@ import pytest
 
 from lmm_r1.evaluation.metric_log import MetricLog, MetricRow
 from lmm_r1.evaluation.report.axis import Axis, nice_axis
-from lmm_r1.evaluation.report.bar_chart import wilson_interval
 from lmm_r1.evaluation.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
+from lmm_r1.evaluation.report.interval import difference_interval, wilson_interval
 from lmm_r1.evaluation.report.line_chart import line_chart
 from lmm_r1.evaluation.report.number_text import duration, moment, number, percent, points
 
@@ -41,6 +41,7 @@ def test_an_axis_ends_at_round_numbers_and_its_ticks_carry_no_rounding_error():
         (0.0, 1.5e-4, ["0", "5e-5", "1e-4", "1.5e-4"]),
         (7.0, 7.0, ["2", "4", "6", "8", "10", "12"]),
         (0.0, 0.0, ["−1", "−0.5", "0", "0.5", "1"]),
+        (0.0, 5e-324, ["−1", "−0.5", "0", "0.5", "1"]),
         (0.0, 52_000.0, ["0", "20k", "40k", "60k"]),
     ],
 )
@@ -101,7 +102,7 @@ def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
 
     (line,) = chart.lines
-    assert line.raw == "M54.0 162.0L146.0 10.0"
+    assert line.raw == "M54.0 162.00L146.0 10.00"
     assert line.dots == ((330.0, 86.0),)
     assert line.last == "50.0\N{NO-BREAK SPACE}%"
     assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
@@ -130,6 +131,15 @@ def test_the_wilson_interval_of_eight_in_ten():
 
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
     assert wilson_interval(0.0, count=0) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombes_tenth_method():
+    # Newcombe (1998), table II, case (a): 56/70 and 48/80.
+    low, high = difference_interval(56 / 70, count=70, reference=48 / 80, reference_count=80)
+
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    low, high = difference_interval(1.0, count=10, reference=1.0, reference_count=10)
+    assert (round(low, 3), round(high, 3)) == (-0.278, 0.278)
 
 
 def test_numbers_spans_and_changes_read_well():

@@ -1,9 +1,8 @@
 import json
-import re
 from datetime import datetime, timezone
-from html.parser import HTMLParser
 
 import pytest
+from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.data.atomic_file import write_atomically
@@ -14,29 +13,6 @@ from lmm_r1.evaluation.report.stage_table import stage_rows
 from lmm_r1.evaluation.run_folder import read_run
 
 pytestmark = pytest.mark.unit
-
-
-class Page(HTMLParser):
-    """The words of a page and the addresses it refers to."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.words, self.addresses, self.within = [], [], []
-        self.data = json.loads(re.search(r'id="rollout-data">(.*?)</script>', html, re.S)[1])
-        self.feed(html)
-        self.text = re.sub(r"[\s\N{NO-BREAK SPACE}]+", " ", " ".join(self.words))
-
-    def handle_starttag(self, tag, attrs):
-        self.within.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "srcset")]
-
-    def handle_endtag(self, tag):
-        if tag in self.within:
-            del self.within[len(self.within) - 1 - self.within[::-1].index(tag) :]
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.within):
-            self.words.append(data)
 
 
 def evaluation(**accuracies):
@@ -56,7 +32,7 @@ def curriculum(tmp_path):
 
 
 def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
-    text = Page(build_report(curriculum)).text
+    text = PageText(build_report(curriculum)).text
 
     assert "cold_start sft 150 23.4 s 53.5 % 95.3 % 41.9 31.0 % 88.9 % 46.7" in text
     assert "fre rl 20 8 min 30 s +17.0 70.5 % 97.0 % 45.3 +5.0 36.0 % 89.5 % 47.7" in text
@@ -65,35 +41,35 @@ def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
 
 
 def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
-    text = Page(build_report(curriculum)).text
+    text = PageText(build_report(curriculum)).text
 
     assert "text rows 200 image rows 200 temperature 0.0 n_samples 1 max_new_tokens 96 Stage" in text
 
 
 def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
-    text = Page(build_report(curriculum, written_at=datetime(2026, 2, 1, 8, 30, tzinfo=timezone.utc))).text
+    text = PageText(build_report(curriculum, written_at=datetime(2026, 2, 1, 8, 30, tzinfo=timezone.utc))).text
 
     assert "Started 2026-01-31 09:00 UTC , finished 2026-01-31 12:50 UTC" in text
     assert "Time 17 min 23 s 190 steps in 3 stages" in text
     assert "Written 2026-02-01 08:30 UTC" in text
-    assert "Time 2 h 00 min" in Page(build_report(curriculum, seconds=7200.0)).text
+    assert "Time 2 h 00 min" in PageText(build_report(curriculum, seconds=7200.0)).text
 
 
 def test_the_page_refers_to_nothing_outside_itself(curriculum):
     html = build_report(curriculum)
 
-    assert all(address.startswith("#") for address in Page(html).addresses)
+    assert all(address.startswith("#") for address in PageText(html).addresses)
     assert "default-src 'none'" in html
     assert "http://" not in html
     assert "https://" not in html
 
 
 def test_the_page_says_how_many_of_how_many_rollouts_it_holds(curriculum):
-    page = Page(build_report(curriculum, max_rollouts=100))
+    page = PageText(build_report(curriculum, max_rollouts=100))
 
     assert "100 of the 320 logged rollouts are in this page, spread evenly over the steps." in page.text
     assert len(page.data["rollouts"]) == 100
-    assert "0 of the 320 logged rollouts" in Page(build_report(curriculum, max_rollouts=0)).text
+    assert "0 of the 320 logged rollouts" in PageText(build_report(curriculum, max_rollouts=0)).text
 
 
 def test_what_a_model_wrote_cannot_become_markup(tmp_path):
@@ -105,10 +81,10 @@ def test_what_a_model_wrote_cannot_become_markup(tmp_path):
 
     html = build_report(read_run(tmp_path))
 
-    assert html.count("</script>") == 2
+    assert html.count("</script>") == 3
     assert "<b>fre" not in html
     assert "<i>odd" not in html
-    (record,) = Page(html).data["rollouts"]
+    (record,) = PageText(html).data["rollouts"]
     assert (record["response"], record["label"], record["reward"]) == (nasty, "<b>", None)
 
 
@@ -145,7 +121,7 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
     with (tmp_path / "fre" / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 3')
 
-    text = Page(build_report(read_run(tmp_path))).text
+    text = PageText(build_report(read_run(tmp_path))).text
 
     assert "fre running 2 0.0 s" in text
     assert "fre: 1 torn last line left out" in text
@@ -159,7 +135,7 @@ def test_a_long_stage_says_how_many_steps_a_point_of_its_curves_stands_for(tmp_p
     for steps, caption in ((5, "UTC ."), (400, "Faint: each step."), (1001, "Faint: means over 3 steps or fewer.")):
         write_lines(tmp_path / "metrics.jsonl", ({"step": step, "reward": 1.0} for step in range(steps)))
 
-        assert caption in Page(build_report(read_run(tmp_path))).text
+        assert caption in PageText(build_report(read_run(tmp_path))).text
 
 
 def test_an_evaluated_checkpoint_that_is_no_stage_keeps_its_place_in_the_table(tmp_path):

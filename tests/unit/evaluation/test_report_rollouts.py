@@ -6,7 +6,7 @@ import pytest
 from helpers.run_folders import rollout, write_image, write_lines, write_stage
 
 from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages, data_uri
-from lmm_r1.evaluation.report.rollout_sample import evenly, sample_rollouts, spread, verdict
+from lmm_r1.evaluation.report.rollout_sample import Series, evenly, sample_rollouts, spread, verdict
 from lmm_r1.evaluation.run_folder import read_run
 
 pytestmark = pytest.mark.unit
@@ -21,6 +21,16 @@ def png(width, height, *, noise=False):
 
 def image_message(reference):
     return [{"role": "user", "content": [{"type": "image", "image": reference}, {"type": "text", "text": "What?"}]}]
+
+
+def sample_of(*folders, limit):
+    runs = [read_run(folder) for folder in folders]
+    series = [Series(run=run.name, stage=stage, color=1) for run in runs for stage in run.stages]
+    return sample_rollouts(series, limit=limit)
+
+
+def parts_of(sample, record):
+    return [part for message in sample.prompts[record["prompt"]] for part in message["parts"]]
 
 
 @pytest.mark.parametrize(
@@ -52,11 +62,11 @@ def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
         lines = [rollout(step=step, group=group) for step in (1, 2, 3) for group in range(10)]
         write_lines(tmp_path / name / "rollouts.jsonl", lines)
 
-    sample = sample_rollouts(read_run(tmp_path), limit=12)
+    sample = sample_of(tmp_path, limit=12)
 
     assert sample.total == 60
-    assert [(record["stage"], record["step"], record["group"]) for record in sample.rollouts] == [
-        (stage, step, group) for stage in ("fre", "mgt") for step in (1, 2, 3) for group in (0, 9)
+    assert [(record["series"], record["step"], record["group"]) for record in sample.rollouts] == [
+        (series, step, group) for series in (0, 1) for step in (1, 2, 3) for group in (0, 9)
     ]
 
 
@@ -70,12 +80,27 @@ def test_an_image_is_embedded_once_however_many_rollouts_show_it(tmp_path):
         [rollout(step=1, group=group, messages=image_message(name)) for group, name in enumerate(names)],
     )
 
-    sample = sample_rollouts(read_run(tmp_path), limit=3)
+    sample = sample_of(tmp_path, limit=3)
 
-    shown = [record["messages"][0]["parts"] for record in sample.rollouts]
+    shown = [parts_of(sample, record) for record in sample.rollouts]
     assert shown == [[{"image": index}, {"text": "What?"}] for index in (0, 1, 0)]
     content = base64.b64decode(sample.images[1].removeprefix("data:image/png;base64,"))
     assert content == (tmp_path / "images" / "b.png").read_bytes()
+
+
+def test_the_same_prompt_stands_in_the_page_once_whichever_run_and_step_it_was_sampled_in(tmp_path):
+    for run, name in (("a", "first.png"), ("b", "second.png")):
+        write_stage(tmp_path / run, name="mgt", steps=2, seconds=1.0, hour=9)
+        write_image(tmp_path / run / name, number=3)
+        lines = [rollout(step=step, messages=image_message(name)) for step in (1, 2)]
+        write_lines(tmp_path / run / "rollouts.jsonl", [*lines, rollout(step=2)])
+
+    sample = sample_of(tmp_path / "a", tmp_path / "b", limit=9)
+
+    assert len(sample.images) == 1
+    assert [(record["series"], record["prompt"]) for record in sample.rollouts] == [
+        (0, 0), (0, 0), (0, 1), (1, 0), (1, 0), (1, 1),
+    ]  # fmt: skip
 
 
 def test_an_image_that_cannot_be_shown_says_why_and_is_counted(tmp_path):
@@ -92,9 +117,9 @@ def test_an_image_that_cannot_be_shown_says_why_and_is_counted(tmp_path):
     }
     write_lines(run / "rollouts.jsonl", [rollout(step=1, messages=image_message(name)) for name in reasons])
 
-    sample = sample_rollouts(read_run(run), limit=9)
+    sample = sample_of(run, limit=9)
 
-    parts = [record["messages"][0]["parts"][0] for record in sample.rollouts]
+    parts = [parts_of(sample, record)[0] for record in sample.rollouts]
     assert parts == [{"missing": f"{name}: {reason}"} for name, reason in reasons.items()]
     assert (sample.images, sample.missing_images) == ([], 5)
 
@@ -107,6 +132,16 @@ def test_a_heavy_image_is_reduced_and_a_light_one_kept_as_it_is():
     kind, _, content = data_uri(heavy).partition(",")
     assert kind == "data:image/webp;base64"
     assert PIL.Image.open(io.BytesIO(base64.b64decode(content))).size == (640, 427)
+
+
+def test_of_thousands_of_images_heavy_ones_are_made_smaller(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(400, 300, noise=True))
+    images = InlineImages(count=5000)
+
+    images.add("a.png", folder=tmp_path)
+
+    content = base64.b64decode(images.uris[0].removeprefix("data:image/webp;base64,"))
+    assert PIL.Image.open(io.BytesIO(content)).size == (320, 240)
 
 
 def test_a_data_uri_is_checked_like_a_file(tmp_path):

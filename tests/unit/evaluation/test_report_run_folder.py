@@ -69,6 +69,17 @@ def test_the_last_metrics_of_a_step_win_after_a_resume(tmp_path):
     assert metrics.repeated_steps == 2
 
 
+def test_an_evaluation_during_training_adds_to_the_metrics_of_its_step(tmp_path):
+    rows = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}, {"step": 2, "eval_pass1": 0.25}]
+    write_metrics(tmp_path, *rows, {"step": 3, "reward": 1.0})
+
+    metrics = read_run(tmp_path).stages[0].metrics
+
+    assert metrics.series("reward") == [(1, 0.5), (2, 0.75), (3, 1.0)]
+    assert metrics.series("eval_pass1") == [(2, 0.25)]
+    assert metrics.repeated_steps == 0
+
+
 def test_torn_last_lines_are_left_out_and_counted(tmp_path):
     write_metrics(tmp_path, {"step": 1, "seconds": 1.0, "reward": 0.5})
     write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1)])
@@ -94,9 +105,10 @@ def test_a_complete_last_line_without_a_newline_counts(tmp_path):
 def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "kl": NaN}\n{"step": 2, "kl": -Infinity}\n{"step": 3, "kl": 2}\n'
+        f'{{"step": 4, "kl": 1{"0" * 400}}}\n'
     )
 
-    assert read_run(tmp_path).stages[0].metrics.series("kl") == [(1, None), (2, None), (3, 2.0)]
+    assert read_run(tmp_path).stages[0].metrics.series("kl") == [(1, None), (2, None), (3, 2.0), (4, None)]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +117,8 @@ def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
         ("{'step': 1}", "not a JSON object"),
         ("[1, 2]", "expected a JSON object, found list"),
         ('{"reward": 1.0}', "step must be an integer from 0 up, found nothing"),
+        (f'{{"step": {2**53 + 1}}}', "step must be an integer from 0 up, found 9007199254740993"),
+        (f'{{"step": 1, "reward": {"[" * 200_000}', "not a JSON object (maximum recursion depth"),
         ('{"step": 1.5}', "step must be an integer from 0 up, found 1.5"),
         ('{"step": true}', "step must be an integer from 0 up, found True"),
         ('{"step": 1, "reward": "high"}', "reward must be a number, found 'high'"),
@@ -242,3 +256,14 @@ def test_a_folder_without_a_stage_and_a_missing_folder_are_refused(tmp_path):
         read_run(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         read_run(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file: is a file; give a run folder"):
+        read_run(tmp_path / "file")
+
+
+def test_a_file_of_a_run_that_cannot_be_read_is_named(tmp_path):
+    write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
+    (tmp_path / "rollouts.jsonl").mkdir()
+
+    with pytest.raises(UserError, match=r"rollouts\.jsonl: cannot be read \(Is a directory\)"):
+        read_run(tmp_path)

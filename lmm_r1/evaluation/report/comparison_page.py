@@ -1,0 +1,106 @@
+"""One self-contained HTML page that holds several runs against each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from lmm_r1.evaluation.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
+from lmm_r1.evaluation.report.curves import smoothing_window
+from lmm_r1.evaluation.report.line_chart import LineChart, line_chart
+from lmm_r1.evaluation.report.notes import notes
+from lmm_r1.evaluation.report.overlay import Overlay, overlays, run_color
+from lmm_r1.evaluation.report.rollout_sample import (
+    DEFAULT_MAX_ROLLOUTS,
+    Series,
+    rollout_data,
+    sample_rollouts,
+)
+from lmm_r1.evaluation.report.run_names import distinct_names
+from lmm_r1.evaluation.report.settings_difference import settings_differences
+from lmm_r1.evaluation.report.stage_match import match_stages
+from lmm_r1.evaluation.report.summary import total_seconds
+from lmm_r1.evaluation.report.template import render
+from lmm_r1.evaluation.run_folder import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """What the page says of one run as a whole."""
+
+    name: str
+    color: int
+    run: Run
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlayView:
+    """Stages whose curves share their axes, drawn."""
+
+    title: str
+    anchor: str
+    runs: int
+    charts: tuple[LineChart, ...]
+    other_charts: tuple[LineChart, ...]
+    is_smoothed: bool
+
+
+def build_comparison(
+    runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS, written_at: datetime | None = None
+) -> str:
+    """Return the page of several runs as HTML; differences are those to the first of them.
+
+    Args:
+        max_rollouts: how many rollouts are embedded at most, spread evenly over the steps of all runs.
+        written_at: the moment that the page names as its own; None takes now.
+
+    Raises:
+        UserError: two of the runs are the same folder.
+    """
+    names = distinct_names([run.folder for run in runs])
+    matches = match_stages(runs)
+    files = row_files(runs)
+    series = [
+        Series(run=name, stage=stage, color=run_color(at))
+        for at, (name, run) in enumerate(zip(names, runs, strict=True))
+        for stage in run.stages
+    ]
+    sample = sample_rollouts(series, limit=max_rollouts)
+    return render(
+        "comparison.html.j2",
+        title=f"{len(runs)} runs",
+        written_at=written_at or datetime.now(tz=timezone.utc),
+        runs=[_run_view(run, name=name, at=at) for at, (name, run) in enumerate(zip(names, runs, strict=True))],
+        files=files,
+        bars=accuracy_charts(matches, files=files, names=names),
+        stages=[(match.name, compared_rows(match, files=files)) for match in matches],
+        overlays=[
+            _overlay_view(overlay, number=number) for number, overlay in enumerate(overlays(matches, names=names), 1)
+        ],
+        differences=settings_differences(runs, matches=matches),
+        sample=sample,
+        data=rollout_data(series, sample=sample),
+        notes=notes([(f"{member.run}, {member.stage.name}", member.stage) for member in series], sample=sample),
+    )
+
+
+def _run_view(run: Run, *, name: str, at: int) -> RunView:
+    return RunView(
+        name=name,
+        color=run_color(at),
+        run=run,
+        steps=sum(stage.steps for stage in run.stages),
+        seconds=total_seconds(run),
+    )
+
+
+def _overlay_view(overlay: Overlay, *, number: int) -> OverlayView:
+    return OverlayView(
+        title=overlay.title,
+        anchor=f"curves-{number}",
+        runs=len({curve.run for curve in overlay.curves}),
+        charts=tuple(map(line_chart, overlay.panels)),
+        other_charts=tuple(map(line_chart, overlay.other_panels)),
+        is_smoothed=any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in overlay.curves),
+    )
