@@ -10,7 +10,6 @@ import pytest
 # The training stack is an extra: without it, what imports it cannot be collected.
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
-        "unit/inference/*",
         "unit/models/*",
         "unit/trainer/*",
         "unit/rollout/*",
@@ -38,8 +37,8 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_merge.py",
         "integration/test_packed_training.py",
         "integration/test_replay_passes.py",
-        "integration/test_sft_trackers.py",
         "integration/test_serve_rm.py",
+        "integration/test_sft_trackers.py",
         "integration/test_two_ranks.py",
         "integration/test_ulysses.py",
         "integration/test_value_model_errors.py",

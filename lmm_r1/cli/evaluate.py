@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,9 +18,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.response_log import responses_path
 
 if TYPE_CHECKING:
+    from lmm_r1.data.files import SkippedRow
     from lmm_r1.evaluation.judging import Judge
     from lmm_r1.evaluation.row_set import RowSet
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+    from lmm_r1.inference.completion import EngineSettings
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
@@ -34,7 +35,9 @@ DESCRIPTION = (
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     checkpoints: tuple[str, ...] = ()
-    """Checkpoints as NAME=FOLDER, in the order of the table."""
+    """Checkpoints or LoRA adapters as NAME=FOLDER, in the order of the table."""
+    backend: Literal["vllm", "transformers"] = "vllm"
+    """Generate through vLLM, or through plain transformers."""
     files: tuple[str, ...] = ()
     """Row files as NAME=PATH."""
     suite: tuple[str, ...] = ()
@@ -82,6 +85,8 @@ class EvaluateConfig:
     """Seed of that."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the engine; auto takes that of the weights."""
+    batch_rows: int = 16
+    """Rows in one batch of plain transformers."""
     tensor_parallel_size: int = 1
     """GPUs over which the model is split."""
     gpu_memory_utilization: float = 0.85
@@ -114,12 +119,16 @@ def evaluate(config: EvaluateConfig) -> None:
     named = _named(config.checkpoints, "--checkpoints")
     baseline = _baseline(config, list(named))
     row_sets = _row_sets(config)
-    checkpoints = _respond(config, named, row_sets)
-    files = [row_set.file for row_set in row_sets]
+    checkpoints, refused = _respond(config, named, row_sets)
+    files = [_with_skipped(row_set.file, refused[row_set.file.name]) for row_set in row_sets]
     _finish(config, files, checkpoints, baseline=baseline)
     skipped = [row for file in files for row in file.skipped]
     if skipped:
         report_skipped(PROG, skipped, listed_in=str(config.output))
+
+
+def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
+    return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
 
 
 def _check(config: EvaluateConfig) -> None:
@@ -153,7 +162,15 @@ def _check(config: EvaluateConfig) -> None:
 
 
 def _check_numbers(config: EvaluateConfig) -> None:
-    counts = ("n_samples", "max_new_tokens", "max_model_len", "max_rows", "tensor_parallel_size", "judge_workers")
+    counts = (
+        "n_samples",
+        "max_new_tokens",
+        "max_model_len",
+        "max_rows",
+        "tensor_parallel_size",
+        "judge_workers",
+        "batch_rows",
+    )
     for name in (*counts, "bootstrap_resamples"):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -199,8 +216,11 @@ def _row_sets(config: EvaluateConfig) -> list[RowSet]:
 
 def _respond(
     config: EvaluateConfig, checkpoints: Mapping[str, str], row_sets: Sequence[RowSet]
-) -> list[CheckpointResponses]:
-    """The judged responses of every checkpoint, each checkpoint's written down as soon as it is done."""
+) -> tuple[list[CheckpointResponses], dict[str, list[SkippedRow]]]:
+    """The judged responses of every checkpoint, and by file the rows that one of them could not take.
+
+    Each checkpoint's responses are written down as soon as it is done.
+    """
     from lmm_r1.evaluation.judging import Judge
 
     verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
@@ -211,23 +231,16 @@ def _respond(
     for row_set in row_sets:
         for verifier in row_set.file.verifiers:
             judges[verifier].check_labels(list(row_set.rows.values()))
-    _prepare_process()
+    from lmm_r1.inference.engines import prepare_process
+
+    prepare_process()
     _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    return [
-        _checkpoint(config, name, path, row_sets, judges=judges, append=number > 0)
+    refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
+    done = [
+        _checkpoint(config, name, path, row_sets, judges=judges, refused=refused, append=number > 0)
         for number, (name, path) in enumerate(checkpoints.items())
     ]
-
-
-def _prepare_process() -> None:
-    from lmm_r1 import cpu
-
-    # The engine's process is this one, so what torch says of thread binding would stand between the lines below.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    cpu.prepare_process()
-    # One engine after the other in this process: no process of its own for each, which would import vLLM again.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    return done, refused
 
 
 def _checkpoint(
@@ -237,20 +250,23 @@ def _checkpoint(
     row_sets: Sequence[RowSet],
     *,
     judges: Mapping[str, Judge],
+    refused: dict[str, list[SkippedRow]],
     append: bool,
 ) -> CheckpointResponses:
-    from lmm_r1.evaluation.accuracy import checkpoint_responses
-    from lmm_r1.evaluation.generation import GenerationSettings
+    from lmm_r1.evaluation.answered_rows import answer_files
     from lmm_r1.evaluation.judged_rows import judge_responses
     from lmm_r1.evaluation.response_log import write_responses
     from lmm_r1.evaluation.scoreboard import CheckpointResponses
+    from lmm_r1.inference.completion import SamplingSettings
 
-    shared = {key: value for key, value in asdict(config).items() if key in GenerationSettings.__dataclass_fields__}
-    found = checkpoint_responses(
+    found = answer_files(
         path,
-        files={row_set.file.name: list(row_set.rows.values()) for row_set in row_sets},
-        settings={
-            row_set.file.name: GenerationSettings(**(shared | row_set.sampling.model_dump())) for row_set in row_sets
+        backend=config.backend,
+        settings=_engine_settings(config, path, row_sets),
+        files={row_set.file.name: row_set.rows for row_set in row_sets},
+        sampling={
+            row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
+            for row_set in row_sets
         },
         report=lambda line: print(line, flush=True),
     )
@@ -260,12 +276,32 @@ def _checkpoint(
         running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
         for row_set in row_sets:
             file = row_set.file.name
-            responses = found[file].responses
-            judged[file] = judge_responses(responses, checkpoint=name, row_set=row_set, judges=running)
+            refused[file].extend(found[file].skipped)
+            judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
     everything = (response for own in judged.values() for response in own)
     write_responses(responses_path(config.output), everything, append=append)
     seconds = {file: answered.seconds for file, answered in found.items()}
     return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)
+
+
+def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
+    from lmm_r1.data.messages import images_of, videos_of
+    from lmm_r1.inference.adapter_merge import split_adapter
+    from lmm_r1.inference.completion import EngineSettings
+
+    rows = [row for row_set in row_sets for row in row_set.rows.values()]
+    return EngineSettings(
+        adapter=split_adapter(path, None)[1],
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_images=max(len(images_of(row.messages)) for row in rows),
+        max_videos=max(len(videos_of(row.messages)) for row in rows),
+        batch_rows=config.batch_rows,
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
 
 
 def _finish(
@@ -321,13 +357,15 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
 
 def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
     """Raise UserError for the last checkpoint, too, before the first is measured."""
+    from lmm_r1.inference.adapter_merge import split_adapter
+    from lmm_r1.inference.engines import check_backend
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.lmm_kits.weight_files import check_weights
-    from lmm_r1.rollout.agreement import check_engine
 
     for name, path in checkpoints.items():
+        path, _ = split_adapter(path, None)
         kit = kit_of(path, trust_remote_code=config.trust_remote_code)
-        check_engine(kit, model=f"--checkpoints {name}={path}")
+        check_backend(config.backend, kit, model=f"--checkpoints {name}={path}")
         kit.load_processor(path, trust_remote_code=config.trust_remote_code)
         check_weights(path)
         check_images_taken(rows, kit=kit, model=f"--checkpoints {name}={path}")

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.evaluation.judging import Judge
 from lmm_r1.evaluation.response_log import JudgedResponse, Verdict
 from lmm_r1.evaluation.row_set import RowSet
+from lmm_r1.inference.completion import Completion
 from remote_rm.verifier import Item
 
 
-class GivenResponse(Protocol):
-    """What a response must say of itself, whichever engine it is from."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def finish_reason(self) -> str: ...
-
-
 def judge_responses(
-    responses: Sequence[GivenResponse], *, checkpoint: str, row_set: RowSet, judges: Mapping[str, Judge]
+    completions: Mapping[int, Sequence[Completion]], *, checkpoint: str, row_set: RowSet, judges: Mapping[str, Judge]
 ) -> list[JudgedResponse]:
-    """Return the responses with the verdicts of the file's verifiers.
+    """Return the responses with the verdicts of the file's verifiers, all samples of a row one after the other.
 
     Args:
-        responses: to the rows of the set, in its order, with all samples of a row one after the other.
+        completions: by the row's place in the file.
         judges: by verifier; they are running.
     """
-    samples = row_set.sampling.n_samples
-    assert len(responses) == samples * len(row_set.rows)
-    asked = [(index, row, question_of(row)) for index, row in row_set.rows.items() for _ in range(samples)]
+    asked = [
+        (index, row_set.rows[index], sample, completion)
+        for index, samples in completions.items()
+        for sample, completion in enumerate(samples)
+    ]
     items = [
-        Item(prompt=question, response=response.text, label=row.answer)
-        for response, (_, row, question) in zip(responses, asked, strict=True)
+        Item(prompt=question_of(row), response=completion.text, label=row.answer) for _, row, _, completion in asked
     ]
     judged = {verifier: judges[verifier].judge(items) for verifier in row_set.file.verifiers}
     return [
@@ -50,11 +38,11 @@ def judge_responses(
             row=row.location,
             datasource=row.datasource,
             label=row.answer,
-            question=question,
-            sample=place % samples,
-            response=response.text,
-            response_tokens=response.num_tokens,
-            finish_reason=response.finish_reason,
+            question=items[place].prompt,
+            sample=sample,
+            response=completion.text,
+            response_tokens=completion.num_tokens,
+            finish_reason=completion.finish_reason,
             verdicts={
                 verifier: Verdict(
                     score=judgements[place].score.score,
@@ -64,7 +52,7 @@ def judge_responses(
                 for verifier, judgements in judged.items()
             },
         )
-        for place, (response, (index, row, question)) in enumerate(zip(responses, asked, strict=True))
+        for place, (index, row, sample, completion) in enumerate(asked)
     ]
 
 

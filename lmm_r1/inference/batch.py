@@ -15,7 +15,7 @@ from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.inference.adapter_merge import split_adapter
 from lmm_r1.inference.completion import EngineSettings, Outcome, Responder, SamplingSettings
-from lmm_r1.inference.engines import make_engine, prepare_process
+from lmm_r1.inference.engines import check_backend, make_engine, prepare_process
 from lmm_r1.inference.given_responses import load_responses
 from lmm_r1.inference.job import JobTotals, run_job
 from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
@@ -221,6 +221,9 @@ def _select(config: BatchConfig, log: RowLog) -> int:
 
 def _check_models(config: BatchConfig, path: str) -> None:
     """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
+    if config.eval_task != "rm":
+        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+        check_backend(BACKENDS[config.eval_task], kit, model=f"--model {path}")
     for checkpoint in filter(None, (path, config.reward_model)):
         kit = kit_of(checkpoint, trust_remote_code=config.trust_remote_code)
         kit.load_processor(checkpoint, trust_remote_code=config.trust_remote_code)

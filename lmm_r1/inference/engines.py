@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Engine, EngineSettings
+from lmm_r1.lmm_kits import LmmKit
 
 Backend = Literal["vllm", "transformers"]
 
@@ -21,6 +23,19 @@ def prepare_process() -> None:
     # No process of its own for the engine, which would import vLLM once more.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def check_backend(backend: Backend, kit: LmmKit, *, model: str) -> None:
+    """Raise UserError where the backend has no class for the kit's models.
+
+    Args:
+        model: the flag and the path, for the message.
+    """
+    if backend == "vllm" and kit.engine_refusal is not None:
+        raise UserError(
+            f"{model}: vLLM cannot generate with this architecture ({kit.engine_refusal}); generate through plain "
+            "transformers (--eval_task generate, --backend transformers)"
+        )
 
 
 def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:

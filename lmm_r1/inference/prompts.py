@@ -24,6 +24,7 @@ class PromptCodec:
         self.tokenizer = self.kit.tokenizer_of(self.processor)
         self.config = self.kit.load_config(path, trust_remote_code=trust_remote_code)
         self.banned_token_ids = self.kit.banned_token_ids(self.config, self.tokenizer)
+        self._asked_len = settings.max_model_len
         self.max_len = min(settings.max_model_len, self.config.get_text_config().max_position_embeddings)
         self._limits = {"image": settings.max_images, "video": settings.max_videos}
 
@@ -37,9 +38,12 @@ class PromptCodec:
                     f"{row.location}: {len(items)} {kind}s in one prompt, more than --max_{kind}s {self._limits[kind]}"
                 )
         if len(encoded.token_ids) >= self.max_len:
+            bound = f"--max_model_len {self.max_len}; raise it"
+            if self.max_len < self._asked_len:
+                bound = f"the {self.max_len} tokens that the model takes"
             raise UserError(
                 f"{row.location}: the prompt takes {len(encoded.token_ids)} tokens, which leaves no room for a response "
-                f"in --max_model_len {self.max_len}; raise it as far as the model allows"
+                f"in {bound}"
             )
         return encoded
 

@@ -16,6 +16,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.adapter_merge import merged_checkpoint
 from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.inference.engines import check_backend
 from lmm_r1.inference.prompts import PromptCodec
 from lmm_r1.inference.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
@@ -38,11 +39,7 @@ class VllmEngine:
     def __init__(self, path: str, settings: EngineSettings) -> None:
         self.codec = PromptCodec(path, settings)
         kit = self.codec.kit
-        if kit.engine_refusal is not None:
-            raise UserError(
-                f"{path}: vLLM cannot generate with this architecture ({kit.engine_refusal}); take the transformers "
-                "backend"
-            )
+        check_backend("vllm", kit, model=path)
         with merged_checkpoint(path, settings) as folder:
             self.llm = LLM(
                 folder,

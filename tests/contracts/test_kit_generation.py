@@ -122,5 +122,5 @@ def test_a_prompt_that_leaves_no_room_is_told(tiny_checkpoint: Callable[[str], P
     row = Row(messages=(user("What is 12 + 34? " * 9),), answer="", datasource="test", location="row 1")
     [outcome] = engine.respond([(0, row)], GREEDY)
     assert outcome.reason is not None
-    assert "which leaves no room for a response in --max_model_len 12" in outcome.reason
+    assert "which leaves no room for a response in --max_model_len 12; raise it" in outcome.reason
     engine.close()

@@ -102,7 +102,7 @@ def test_rows_come_out_in_order_with_all_that_is_known_of_them(greedy, rows, dem
 def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows):
     assert "32 rows, 2 left out; 32 responses of" in (greedy / "stdout").read_text()
     listed = (greedy / "stderr").read_text().splitlines()[-3:]
-    assert listed[0] == "lmm-r1 batch_inference: 2 rows were left out:"
+    assert listed[0] == "lmm-r1 batch_inference: 2 rows were left out, and everything else was done:"
     assert listed[1].startswith(f"  {rows} line {BROKEN + 1}: cannot read the image")
     assert listed[2].startswith(f"  {rows} line {MISSING + 1}: no image file")
 
