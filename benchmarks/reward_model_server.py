@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +81,11 @@ def measure(arguments: argparse.Namespace, *, folder: Path) -> dict:
         "samples": arguments.samples,
         "repeats": arguments.repeats,
     }
-    with (
-        running(model, folder, name="batched") as batched,
-        running(model, folder, name="single", flags=("--max_batch_tokens", "1")) as single,
-    ):
-        servers = {"batched": batched, "single": single}
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(running(model, folder, name=name, threads=arguments.threads, flags=flags))
+            for name, flags in (("batched", ()), ("single", ("--max_batch_tokens", "1")))
+        }
         for kind, some in asked.items():
             rounds = [
                 {name: asyncio.run(rewards(servers[way.server], some, way.clients)) for name, way in WAYS.items()}

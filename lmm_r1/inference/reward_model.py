@@ -163,7 +163,12 @@ class RewardModel:
             return
         use_packed_attention(self._model.model)
         self._model.packing_samples = True
-        check_packing(self._model)
+        try:
+            check_packing(self._model)
+        except UserError as error:
+            # Where a run would stop, padded batches do as well, only slower.
+            self._model.packing_samples = False
+            logger.warning("samples are scored in padded batches: %s", error)
 
     def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
         width = max(len(sample.token_ids) for sample in samples)

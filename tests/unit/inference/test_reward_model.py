@@ -99,6 +99,17 @@ def test_a_reward_does_not_depend_on_the_batch(model, samples, monkeypatch):
     assert model.score(samples) == pytest.approx(alone, abs=1e-5)
 
 
+def test_a_model_that_errs_on_packed_rows_runs_on_padded_batches(folder, model, samples, monkeypatch, caplog):
+    def refuse(model: object) -> None:
+        raise UserError("does not run on packed rows here")
+
+    monkeypatch.setattr("lmm_r1.inference.reward_model.check_packing", refuse)
+    padded = load(folder)
+    assert not padded.is_packed
+    assert "scored in padded batches: does not run on packed rows here" in caplog.text
+    assert padded.score(samples) == pytest.approx(model.score(samples), abs=1e-5)
+
+
 def test_a_normalized_reward_is_told_in_standard_deviations(folder, model, samples):
     expected = [(reward - 0.5) / 2.0 for reward in model.score(samples)]
     assert load(folder, normalize=True).score(samples) == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,50 @@
+import pytest
+
+from lmm_r1.cli.serve_rm import build_parser, main
+from remote_rm.serving_arguments import parse_flags
+
+pytestmark = pytest.mark.unit
+
+
+def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
+    hyphens = ["--max-len", "7", "--image-root", "a", "--image-root", "b", "--allow-urls", "--max-queued-items", "3"]
+    underscores = [flag.replace("-", "_").replace("__", "--") for flag in hyphens]
+    one, other = (parse_flags(build_parser(), ["--model", "my-rm", *flags]) for flags in (hyphens, underscores))
+    assert underscores[0] == "--max_len"
+    assert one == other
+    assert (one.model, one.max_len, one.allow_urls, one.max_queued_items) == ("my-rm", 7, True, 3)
+    assert [str(root) for root in one.image_root] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "the following arguments are required: --model"),
+        (
+            ["--model", "m", "--max_batch_token", "9"],
+            "unknown argument --max-batch-token; did you mean --max-batch-tokens?",
+        ),
+        (["--model", "m", "--max_len", "0"], "0 is no number above 0"),
+        (["--model", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--model", "m", "--port", "70000"], "70000 is no port"),
+    ],
+)
+def test_a_bad_flag_ends_with_code_2(argv, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--image_root", "/no/such/folder", "--image_root /no/such/folder: no such folder; check the path"),
+        ("--model", "/no/such/model", "/no/such/model: no such folder; check the path"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_sentence(flag, value, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "/no/such/model", flag, value])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"lmm-r1 serve_rm: error: {told}\n"
