@@ -42,6 +42,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/reward_server.py
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/rl_step.py
+	$(VENV)/bin/python benchmarks/report_page.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -84,12 +84,14 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> "Tab":
-        """Return a tab that has loaded an address."""
+    def open(
+        self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False, record: bool = True
+    ) -> "Tab":
+        """Return a tab that has loaded an address; with `record`, it knows its requests and complaints."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session=session, target=target)
-        for domain in ("Page", "Runtime", "Network", "Log"):
+        for domain in ("Page", "Runtime", *(("Network", "Log") if record else ())):
             tab.call(f"{domain}.enable")
         tab.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -114,6 +116,11 @@ class Tab:
         assert "errorText" not in self.call("Page.navigate", url=address)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events()[seen:] or ()):
             self._browser.receive()
+
+    def close(self) -> None:
+        """Close the tab; what it has told is forgotten."""
+        self._browser.call("Target.closeTarget", targetId=self._target)
+        self._browser.events.clear()
 
     def events(self) -> list[dict]:
         """Return what the browser has told of this tab; places in the list stay those of all events."""

@@ -1,6 +1,9 @@
 """The report in a real browser."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from helpers.chromium import CHROMIUM, Browser
@@ -49,12 +52,16 @@ def demo(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, demo):
-    return browser.open((demo / "page.html").as_uri())
+    tab = browser.open((demo / "page.html").as_uri())
+    yield tab
+    tab.close()
 
 
 @pytest.fixture
 def comparison(browser, demo):
-    return browser.open((demo / "comparison.html").as_uri())
+    tab = browser.open((demo / "comparison.html").as_uri())
+    yield tab
+    tab.close()
 
 
 def choose(tab, **values):
@@ -272,3 +279,18 @@ def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     assert tab.evaluate("document.querySelector('.prompt').innerText").startswith("<b>user\n<i>prompt</i>")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert [text for text in tab.complaints() if "favicon" not in text] == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_page_of_as_many_rollouts_as_asked():
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "report_page.py"
+    command = [sys.executable, str(script), "--rollouts", "60", "--repeats", "1"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["rollouts"], result["images"]) == (60, 15)
+    assert 0.1 < result["page_megabytes"] < 2
+    assert 0 < result["first_contentful_paint"]
+    assert all(0 < time for time in result["change_of_filters_to_frame"].values())
+    assert 5 < result["rows_in_the_document"] < 40

@@ -42,6 +42,8 @@ class LineChart:
     high: float
     """The values at the bottom and at the top."""
     is_share: bool
+    from_zero: bool
+    """The axis starts at zero wherever no value is below."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     lines: tuple[DrawnLine, ...]
@@ -62,6 +64,7 @@ def line_chart(panel: Panel) -> LineChart:
         low=y_axis.low,
         high=y_axis.high,
         is_share=is_share,
+        from_zero=spec.from_zero or is_share,
         x_ticks=tuple(x_axis.ticks(number)),
         y_ticks=tuple(y_axis.ticks(_tick_percent if is_share else number)),
         lines=tuple(
