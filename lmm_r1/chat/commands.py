@@ -124,8 +124,8 @@ def _load(session: Session, argument: str) -> None:
 def _help(session: Session, argument: str) -> None:
     commands = [(f"{name} {command.argument}".strip(), command.help) for name, command in COMMANDS.items()]
     keys = [
-        ("Alt-Enter, or \\ at the end", "go on in a new line"),
-        ("Ctrl-C", "stop an answer; at the prompt, clear the line"),
+        ("Alt-Enter", "begin a new line; so does a backslash at the end"),
+        ("Ctrl-C", "stop the answer, or clear the line"),
         ("Ctrl-D", "leave"),
         ("//", "begins a message with a slash"),
     ]

@@ -30,7 +30,7 @@ def piped_lines() -> Iterator[str]:
         yield entry.rstrip("\n")
 
 
-def prompted_lines(out: TextIO, *, history: Path | None, prompt: Callable[[], str]) -> Iterator[str]:
+def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], str]) -> Iterator[str]:
     """Yield what is entered at the prompt until Ctrl-D; Ctrl-C clears the line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -50,7 +50,7 @@ def prompted_lines(out: TextIO, *, history: Path | None, prompt: Callable[[], st
     )
     while True:
         try:
-            yield session.prompt(prompt())
+            yield session.prompt([("bold", before())])
         except KeyboardInterrupt:
             continue
         except EOFError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from lmm_r1.chat.attachments import dragged_image
 from lmm_r1.chat.captured_output import Streams, captured_output
-from lmm_r1.chat.chat_model import load_model, model_name
+from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.commands import COMMANDS, SIGN, attach_images, run_command
 from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
 from lmm_r1.chat.interruption import interruption, no_echo
@@ -41,7 +42,7 @@ def run_chat(config: ChatConfig) -> bool:
                 _take_up(session, saved, config=config)
             if not in_terminal:
                 return converse(session, piped_lines(), ends_when_stopped=True)
-            lines = prompted_lines(streams.out, history=history, prompt=lambda: prompt(session))
+            lines = prompted_lines(streams.out, history=history, before=lambda: prompt(session))
             converse(session, lines, ends_when_stopped=False)
             return True
 
@@ -113,10 +114,11 @@ def _history(config: ChatConfig, screen: Screen) -> Path | None:
 
 def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Session:
     began = time.perf_counter()
-    with no_echo(), screen.loading(f"loading {model_name(config)}"):
+    title = os.path.basename(os.path.abspath(config.model))
+    with no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
     session = Session(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
-    screen.say(f"{model.name} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
+    screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
     return session
 
 

@@ -60,7 +60,8 @@ class PlainScreen:
 
     @contextlib.contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        self.say(f"{what} ...")
+        if self._streams.err.isatty():
+            self.say(f"{what} ...")
         yield
 
     def answer(self, *, thinking: bool) -> AnswerWriter:

@@ -70,7 +70,8 @@ class TerminalScreen:
         self._write("\n")
 
     def _write(self, text: str, style: Style | None = None) -> None:
-        self._console.print(Segments([Segment(text, style)]), end="")
+        # Not cut where the screen ends: the terminal goes on in the next line by itself.
+        self._console.print(Segments([Segment(text, style)]), end="", crop=False)
 
 
 class _StyledAnswer:
