@@ -1,0 +1,90 @@
+"""The checkpoint of a chat: its engine, and what a conversation with it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmm_r1.config.interactive_chat import ChatConfig
+from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
+from lmm_r1.errors import UserError
+from lmm_r1.inference.completion import Engine, EngineSettings
+
+_OPENED_THOUGHT = "<think>"
+# Enough for the end of a generation prompt.
+_LAST_TOKENS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatModel:
+    """A loaded checkpoint."""
+
+    engine: Engine
+    name: str
+    """As the user gave it, the adapter's with it."""
+    takes_images: bool
+    takes_videos: bool
+    max_images: int
+    max_videos: int
+    opens_thought: bool
+    """Whether the chat template begins each answer with `<think>`, which the model then does not write."""
+
+    def check_media(self, messages: Sequence[Message], *, more_images: int = 0, more_videos: int = 0) -> None:
+        """Raise UserError where a conversation with more images or videos in it could not be answered."""
+        images, videos = len(images_of(messages)) + more_images, len(videos_of(messages)) + more_videos
+        if images and not self.takes_images:
+            raise UserError(f"{self.name} is a plain language model and takes no images")
+        if videos and not self.takes_videos:
+            raise UserError(f"{self.name} takes no videos; lmm-r1 kits lists the models that do")
+        for kind, count, most in (("image", images, self.max_images), ("video", videos, self.max_videos)):
+            if count > most:
+                what = f"{count} {kind}s in the conversation are" if count > 1 else f"one {kind} is"
+                raise UserError(
+                    f"{what} more than --max_{kind}s {most}; begin anew with /reset, or start the program with a "
+                    "higher limit"
+                )
+
+
+def model_name(config: ChatConfig) -> str:
+    """Return the checkpoint's name for the user."""
+    return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
+
+
+def load_model(config: ChatConfig) -> ChatModel:
+    """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
+    from lmm_r1.inference.adapter_merge import split_adapter
+    from lmm_r1.inference.engines import make_engine, prepare_process
+    from lmm_r1.lmm_kits import kit_of
+    from lmm_r1.lmm_kits.weight_files import check_weights
+
+    prepare_process()
+    path, adapter = split_adapter(config.model, config.adapter)
+    kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+    processor = kit.load_processor(path, trust_remote_code=config.trust_remote_code)
+    check_weights(path)
+    max_images = config.max_images if kit.takes_images else 0
+    max_videos = config.max_videos if kit.takes_videos else 0
+    settings = EngineSettings(
+        adapter=adapter,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_images=max_images,
+        max_videos=max_videos,
+        batch_rows=1,
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
+    question = Message(role="user", parts=(TextPart("?"),))
+    prompt = kit.render(processor, [question], add_generation_prompt=True)
+    ending = kit.tokenizer_of(processor).decode(prompt[-_LAST_TOKENS:])
+    return ChatModel(
+        engine=make_engine(config.backend, path, settings),
+        name=model_name(config),
+        takes_images=kit.takes_images,
+        takes_videos=kit.takes_videos,
+        max_images=max_images,
+        max_videos=max_videos,
+        opens_thought=ending.rstrip().endswith(_OPENED_THOUGHT),
+    )

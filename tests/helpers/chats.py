@@ -1,0 +1,87 @@
+"""Chats without a checkpoint: an engine that says what it is told to, and a screen that keeps what it is shown."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from lmm_r1.chat.chat_model import ChatModel
+from lmm_r1.chat.sampling import Sampling
+from lmm_r1.chat.session import Session
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.inference.completion import Completion, SamplingSettings
+
+GREEDY = Sampling(temperature=0, top_p=1, max_new_tokens=16)
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each prompt with the next entry: a completion, or the sentence of a UserError."""
+
+    script: list[Completion | str]
+    rows: list[Row] = field(default_factory=list)
+    sampling: list[SamplingSettings] = field(default_factory=list)
+
+    def stream(
+        self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
+    ) -> Completion:
+        self.rows.append(row)
+        self.sampling.append(sampling)
+        answer = self.script.pop(0)
+        if isinstance(answer, str):
+            raise UserError(answer)
+        for character in answer.text:
+            on_text(character)
+        return answer
+
+
+@dataclass
+class KeptScreen:
+    """Keeps what is shown."""
+
+    said: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    tables: list[list[tuple[str, str]]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def fail(self, sentence: str) -> None:
+        self.failures.append(sentence)
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> None:
+        self.tables.append(list(rows))
+
+    def answer(self, *, thinking: bool) -> "KeptScreen":
+        self.answers.append("")
+        return self
+
+    def write(self, piece: str) -> None:
+        self.answers[-1] += piece
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def never() -> Iterator[Callable[[], bool]]:
+    yield lambda: False
+
+
+def answer(text: str, *, finish_reason: str = "stop", num_tokens: int = 4) -> Completion:
+    return Completion(text=text, num_tokens=num_tokens, finish_reason=finish_reason)
+
+
+def chat(*script: Completion | str, system: str | None = None, **changes: object) -> Session:
+    """A chat whose engine has the script; `changes` are fields of its model."""
+    model = ChatModel(
+        engine=ScriptedEngine(list(script)),
+        name="models/tiny",
+        takes_images=True,
+        takes_videos=False,
+        max_images=2,
+        max_videos=0,
+        opens_thought=False,
+    )
+    return Session(replace(model, **changes), KeptScreen(), sampling=GREEDY, system=system, interruption=never)

@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lmm_r1.chat.conversation import Conversation
+from lmm_r1.chat.sampling import Sampling
+from lmm_r1.chat.saved_conversation import load, save, saved_path
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.messages import ImagePart, Message, TextPart
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_new_tokens=7)
+QUESTION = {"role": "user", "content": "1+1?"}
+ANSWER = {"role": "assistant", "content": "2"}
+
+
+@pytest.fixture
+def conversation(tmp_path: Path) -> Conversation:
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    talk = Conversation()
+    talk.set_system("Be brief.")
+    parts = (
+        ImagePart(str(tmp_path / "a.png")),
+        ImagePart(Image.new("RGB", (5, 4), "red")),
+        TextPart("Größer? <image>"),
+    )
+    talk.add(Message(role="user", parts=parts), "<think>…</think>", stopped=True)
+    talk.add(Message(role="user", parts=(TextPart("So?"),)), "Yes <image>", stopped=False)
+    return talk
+
+
+@pytest.mark.parametrize("name", ["talk.json", "talk.jsonl"])
+def test_a_conversation_comes_back_as_it_was_saved(tmp_path, conversation, name):
+    path = tmp_path / name
+    save(path, conversation, sampling=SAMPLING, model="models/tiny")
+    saved = load(path)
+    assert saved.model == "models/tiny"
+    assert saved.applied_to(Sampling(temperature=0, top_p=1, max_new_tokens=1)) == SAMPLING
+    assert saved.conversation.stopped == {2}
+    messages = saved.conversation.messages
+    assert [messages[0], *messages[2:]] == [conversation.messages[0], *conversation.messages[2:]]
+    first, second, text = messages[1].parts
+    assert (first, text) == (conversation.messages[1].parts[0], conversation.messages[1].parts[2])
+    assert second.source.startswith("data:image/png;base64,")
+    assert [row.messages for row in load_rows(str(path), answer_required=False)] == [tuple(messages)]
+
+
+def test_any_row_that_ends_with_an_answer_can_be_loaded(tmp_path):
+    path = tmp_path / "row.jsonl"
+    path.write_text(json.dumps({"message": json.dumps([QUESTION, ANSWER]), "answer": "2"}))
+    saved = load(path)
+    assert (len(saved.conversation.messages), saved.settings, saved.model) == (2, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"messages": [QUESTION]}, "the conversation does not end with an answer"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "message 1 has the role 'robot'"),
+        ({"messages": [QUESTION, ANSWER], "settings": {"top_p": 3}}, "top_p 3: must be above 0 and at most 1"),
+        ({"messages": [QUESTION, ANSWER], "settings": {"top_k": 3}}, "no setting top_k; did you mean top_p?"),
+        ({"messages": [QUESTION, ANSWER], "settings": [1]}, 'the "settings" must be an object, not list'),
+        ({"messages": [QUESTION, ANSWER], "stopped": [0]}, '"stopped" must list places of answers, counted from 0'),
+        ({"messages": [QUESTION, ANSWER], "stopped": 1}, '"stopped" must list places of answers, counted from 0'),
+        ({"messages": [QUESTION, ANSWER], "model": 1}, 'the "model" must be a name, not int'),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}, ANSWER]},
+            "no image file ",
+        ),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused_with_its_place(tmp_path, row, sentence):
+    path = tmp_path / "row.json"
+    path.write_text(json.dumps([row]))
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path} row 1: {sentence}")
+
+
+def test_files_without_one_row_are_refused(tmp_path):
+    for content, sentence in {"{": "not valid JSON", "[]": "holds 0 rows", "[{}, {}]": "holds 2 rows"}.items():
+        (tmp_path / "row.json").write_text(content)
+        with pytest.raises(UserError, match=sentence):
+            load(tmp_path / "row.json")
+    with pytest.raises(UserError, match=r"no file .*nowhere\.json; check the path"):
+        load(tmp_path / "nowhere.json")
+
+
+def test_only_a_saved_conversation_is_written_over(tmp_path, conversation):
+    data, path = tmp_path / "rows.jsonl", tmp_path / "talk.jsonl"
+    data.write_text(json.dumps({"messages": [QUESTION, ANSWER]}))
+    with pytest.raises(UserError, match="holds no saved conversation; choose another name"):
+        save(data, conversation, sampling=SAMPLING, model="m")
+    for model in ("first", "second"):
+        save(path, conversation, sampling=SAMPLING, model=model)
+    assert load(path).model == "second"
+
+
+def test_the_name_of_a_file():
+    assert saved_path(" talk ") == Path("talk.json")
+    assert saved_path("'my talk.jsonl'") == Path("my talk.jsonl")
+    with pytest.raises(UserError, match=r"talk\.txt: conversations are files that end with \.json or \.jsonl"):
+        saved_path("talk.txt")
+    with pytest.raises(UserError, match="give the name of a file"):
+        saved_path("")
