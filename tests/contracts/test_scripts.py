@@ -11,9 +11,9 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.evaluate import EvaluateConfig
 from lmm_r1.cli.make_task import MakeTaskConfig
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config.evaluate import EvaluateConfig
 
 pytestmark = pytest.mark.contract
 
