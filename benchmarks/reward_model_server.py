@@ -97,7 +97,7 @@ def measure(arguments: argparse.Namespace, *, folder: Path) -> dict:
 
 
 def summary(rounds: Sequence[dict[str, tuple[float, list[float]]]], *, samples: int) -> dict:
-    """Return samples per second of each way, how much faster batches are in the same round, and how far rewards differ."""
+    """Return samples per second of each way, how much faster batches are in the same round, and how rewards differ."""
     seconds = {name: [one[name][0] for one in rounds] for name in WAYS}
     values = [one[name][1] for one in rounds for name in WAYS]
     return {
@@ -109,6 +109,7 @@ def summary(rounds: Sequence[dict[str, tuple[float, list[float]]]], *, samples: 
             for name, some in seconds.items()
             if name != "batched"
         },
+        "spread_of_rewards": round(statistics.pstdev(values[0]), 4),
         "max_difference": max(abs(one - other) for some in values for one, other in zip(some, values[0], strict=True)),
     }
 
@@ -161,6 +162,7 @@ def make_model(folder: Path, *, hidden_size: int, layers: int) -> Path:
         "from lmm_r1.models.value_model import KitValueModel\n"
         "base, model = sys.argv[1:]\n"
         "made = KitValueModel(base, 'critic', attn_implementation='sdpa', param_dtype='fp32', value_head_prefix='score')\n"
+        "import torch; torch.nn.init.normal_(made.head.weight, std=0.2)\n"
         "processor = made.kit.load_processor(base, trust_remote_code=False)\n"
         "made.save(model, processor=processor, weights=made.state_dict())\n"
     )
