@@ -180,7 +180,9 @@ def one_rollout(chance: random.Random, *, folder: Path, index: int) -> dict:
     if index % ROLLOUTS_PER_PROMPT == 0:
         # Smooth colours with some noise, as heavy as a small photograph.
         small = PIL.Image.frombytes("RGB", (28, 28), chance.randbytes(28 * 28 * 3))
-        small.resize((IMAGE_SIDE, IMAGE_SIDE), PIL.Image.Resampling.BICUBIC).quantize(64, PIL.Image.Quantize.FASTOCTREE).save(folder / name)
+        small.resize((IMAGE_SIDE, IMAGE_SIDE), PIL.Image.Resampling.BICUBIC).quantize(
+            64, PIL.Image.Quantize.FASTOCTREE
+        ).save(folder / name)
     words = chance.choices(WORDS, k=chance.randrange(RESPONSE_WORDS // 2, RESPONSE_WORDS * 3 // 2))
     right = chance.random() < 0.5
     truncated = chance.random() < 0.05

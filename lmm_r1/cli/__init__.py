@@ -11,7 +11,7 @@ COMMANDS = {
     "train_sft": "supervised fine-tuning (the cold start)",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, or a composition of them",
     "evaluate": "accuracy, format and length of one or more checkpoints on row files",
-    "report": "one self-contained HTML page about a run folder or a curriculum: curves, scores, rollouts",
+    "report": "one self-contained HTML page about a run or a curriculum, or about several compared: curves, scores, rollouts",
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
