@@ -37,7 +37,11 @@ COMPARISON_FILE = Path("comparison.html")
 class ReportConfig:
     """What to report on, and where to."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)"),
+    ]
     """Run folders (a stage's output folder), or folders that hold the stages; several are compared."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where the page goes; by default report.html in RUN, and for several runs comparison.html here."""

@@ -1,14 +1,14 @@
 """Which rollouts are embedded in a page, and in which form its script gets them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages, image_key
+from lmm_r1.evaluation.report.inline_images import InlineImages, image_key
+from lmm_r1.evaluation.report.prompts import Prompts
 from lmm_r1.evaluation.report.template import script_json
-from lmm_r1.evaluation.rollout_log import Message, Part, Rollout
+from lmm_r1.evaluation.rollout_log import Rollout
 from lmm_r1.evaluation.run_folder import Stage
 
 DEFAULT_MAX_ROLLOUTS = 5000
@@ -52,7 +52,7 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
         for rollout in stage.rollouts.read(indices)
     ]
     images = InlineImages(count=_image_count(drawn, stages=stages))
-    prompts = _Prompts(images)
+    prompts = Prompts(images)
     records = [
         _record(rollout, series=number, prompt=prompts.add(rollout.messages, stage=stages[number]))
         for number, rollout in drawn
@@ -125,36 +125,6 @@ def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage
         if part.kind == "image"
     }
     return len(keys)
-
-
-class _Prompts:
-    """Collects conversations: the same one stands in the page once, whichever run, stage and step it was sampled in."""
-
-    def __init__(self, images: InlineImages) -> None:
-        self.records: list[list[dict[str, object]]] = []
-        self._images = images
-        self._places: dict[str, int] = {}
-
-    def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
-        """Return the place in `records` of a conversation of this stage."""
-        record = [
-            {"role": message.role, "parts": [self._part(part, stage=stage) for part in message.parts]}
-            for message in messages
-        ]
-        key = json.dumps(record)
-        if key not in self._places:
-            self._places[key] = len(self.records)
-            self.records.append(record)
-        return self._places[key]
-
-    def _part(self, part: Part, *, stage: Stage) -> dict[str, object]:
-        if part.kind == "text":
-            return {"text": part.value}
-        try:
-            return {"image": self._images.add(part.value, folder=stage.folder)}
-        except ImageError as error:
-            shown = "data URI" if part.value.startswith("data:") else part.value
-            return {"missing": f"{shown}: {error}"}
 
 
 def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
