@@ -63,6 +63,6 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str) -> str:
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{flag} {repo}: the upload of {folder} failed ({reason}); the folder itself is whole"
+            f"{flag} {repo}: the upload of {folder} failed ({reason}); upload it with `hf upload {repo} {folder}`"
         ) from error
     return str(address)

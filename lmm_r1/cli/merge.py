@@ -55,7 +55,8 @@ class MergeConfig:
     max_shard_size: str = "5GB"
     """Largest weight file."""
     check: bool = True
-    """Load the written folder again and compare its logits with those of the unmerged model."""
+    """Load the written folder again and compare its logits with the unmerged model's; takes the memory of two models in
+    fp32, and of one more where a DeepSpeed checkpoint is read."""
     push_to_hub: str | None = None
     """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
     private: bool = True

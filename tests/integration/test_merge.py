@@ -21,9 +21,10 @@ from safetensors.torch import load_file
 
 from lmm_r1 import hub
 from lmm_r1.cli.merge import main
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 KIT = "qwen2_5_vl"
 WEIGHTS = "model.safetensors"
@@ -314,3 +315,10 @@ def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path, m
     assert commit == "/api/models/me/model/commit/main"
     paths = [json.loads(line)["value"].get("path") for line in lines.splitlines()]
     assert paths[1:] == ["config.json", "tokenizer.json"]
+
+
+def test_a_failed_upload_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match=r"the upload of .* failed \(.*\); upload it with `hf upload me/model "):
+        hub.upload(tmp_path, "me/model", private=True, flag="--push_to_hub")
