@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chat")
     Image.new("RGB", (56, 84), "red").save(folder / "a.png")
     Image.new("RGB", (84, 56), "blue").save(folder / "my picture.png")
-    (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:40])
+    (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:60])
     return folder
 
 

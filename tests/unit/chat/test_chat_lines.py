@@ -241,8 +241,8 @@ def test_the_tab_key_completes_commands_files_and_settings(folder):
         completions = LineCompleter().get_completions(Document(line, len(line)), CompleteEvent())
         return sorted(line[: len(line) + completion.start_position] + completion.text for completion in completions)
 
-    assert offered("/sa") == ["/save"]
-    assert offered("/im") == ["/image", "/images"]
+    assert offered("/sa") == ["/save "]
+    assert offered("/im") == ["/image ", "/images"]
     assert offered("/set t") == ["/set temperature", "/set top_p"]
     assert offered("/image b") == ["/image b c.png"]
     assert offered("/image 'b") == ["/image 'b c.png"]
