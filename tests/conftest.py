@@ -29,6 +29,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_bad_input.py",
         "integration/test_critic_runs.py",
         "integration/test_evaluate_errors.py",
+        "integration/test_interactive_chat.py",
         "integration/test_lora.py",
         "integration/test_packed_training.py",
         "integration/test_replay_passes.py",

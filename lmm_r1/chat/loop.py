@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
@@ -23,7 +22,6 @@ from lmm_r1.chat.screen import PlainScreen, Screen
 from lmm_r1.chat.session import Session
 from lmm_r1.config.interactive_chat import ChatConfig, check
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import Engine
 
 
 def run_chat(config: ChatConfig) -> bool:
@@ -39,7 +37,7 @@ def run_chat(config: ChatConfig) -> bool:
         screen = _terminal_screen(streams) if in_terminal else PlainScreen(streams)
         history = _history(config, screen) if in_terminal else None
         session = _session(config, screen, sampling=sampling)
-        with _closed_quickly(session.model.engine):
+        with contextlib.closing(session.model.engine):
             if saved is not None:
                 _take_up(session, saved, config=config)
             if not in_terminal:
@@ -91,16 +89,6 @@ def respond(session: Session, line: str) -> None:
 def prompt(session: Session) -> str:
     """Return the prompt, which shows how much is attached: `[2 attached] > `."""
     return f"[{len(session.attached)} attached] > " if session.attached else "> "
-
-
-@contextlib.contextmanager
-def _closed_quickly(engine: Engine) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        engine.close()
-        # The program ends: to look for garbage among all objects of torch and vLLM would keep the user for seconds.
-        gc.freeze()
 
 
 def _take_up(session: Session, saved: SavedConversation, *, config: ChatConfig) -> None:
