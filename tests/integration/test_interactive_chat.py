@@ -15,6 +15,7 @@ from helpers.commands import flags, one_sentence
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
+from lmm_r1.chat.neutral_text import neutral
 from lmm_r1.config.interactive_chat import ChatConfig
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import ImagePart, TextPart
@@ -207,7 +208,7 @@ def test_both_backends_answer_a_pipe_alike(
     code, answers, said = piped(model, [*lines, "/save piped"], cwd=folder, env=environment)
     assert (code, "\x1b" in answers + said) == (0, False)
     [row] = load_rows(str(folder / "piped.json"), answer_required=False)
-    blocks = [message.parts[0].text for message in row.messages if message.role == "assistant"]
+    blocks = [neutral(message.parts[0].text) for message in row.messages if message.role == "assistant"]
     assert answers == "\n".join(block + "\n" * (not block.endswith("\n")) for block in blocks)
     assert "attached a.png (56x84)\n" in said
     counts = [int(match.group(1)) for match in SPEED.finditer(said)]
