@@ -33,6 +33,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_critic_runs.py",
         "integration/test_evaluate_errors.py",
         "integration/test_evaluate_run.py",
+        "integration/test_interactive_chat.py",
         "integration/test_lora.py",
         "integration/test_merge.py",
         "integration/test_packed_training.py",

@@ -30,10 +30,10 @@ class Conversation:
         return sum(message.role == USER for message in self.messages)
 
     def set_system(self, text: str | None) -> None:
-        """Put another system prompt before the same turns; None takes it away."""
+        """Put another system prompt before the same turns; None or a blank text takes it away."""
         before = len(self.messages)
         turns = self.messages[0 if self.system is None else 1 :]
-        prompt = [] if text is None else [Message(role=SYSTEM, parts=(TextPart(text),))]
+        prompt = [] if text is None or not text.strip() else [Message(role=SYSTEM, parts=(TextPart(text),))]
         self.messages = [*prompt, *turns]
         self.stopped = {place + len(self.messages) - before for place in self.stopped}
 

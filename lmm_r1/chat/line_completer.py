@@ -26,7 +26,8 @@ class LineCompleter(Completer):
         if not space:
             for known, command in COMMANDS.items():
                 if known.startswith(name):
-                    yield Completion(known, start_position=-len(name), display_meta=command.help)
+                    text = f"{known} " if command.argument else known
+                    yield Completion(text, start_position=-len(name), display=known, display_meta=command.help)
         elif name == "/set" and " " not in argument:
             yield from (
                 Completion(known, start_position=-len(argument)) for known in NAMES if known.startswith(argument)

@@ -114,7 +114,7 @@ def _history(config: ChatConfig, screen: Screen) -> Path | None:
 
 def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Session:
     began = time.perf_counter()
-    title = os.path.basename(os.path.abspath(config.model))
+    title = " + ".join(os.path.basename(os.path.abspath(path)) for path in (config.model, config.adapter) if path)
     with no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
     session = Session(model, screen, sampling=sampling, system=config.system, interruption=_interruption)

@@ -19,7 +19,7 @@ from lmm_r1.inference.completion import Completion
 
 Interruption = Callable[[], AbstractContextManager[Callable[[], bool]]]
 """() -> context that gives the function which says whether the answer is to stop."""
-_NOT_ADDED = "the turn is not added: /retry asks again, after /undo or /reset if need be"
+_NOT_ADDED = "the turn is not added: /retry asks again, /undo takes back the turn before it, /reset begins anew"
 
 
 class Session:

@@ -159,7 +159,12 @@ def test_rejection_sampling_writes_rows_that_train_sft_takes(sampled, demo, tmp_
     assert [item.answer for item in chosen] == [record["answer"] for record in good]
     assert all(item.messages[-1].role == "assistant" for item in chosen)
     values = {"model.model_name_or_path": demo / "model", "data.dataset": sampled / "sft.jsonl"}
-    values |= {"ckpt.output_dir": tmp_path / "sft", "train.max_steps": 1, "train.batch_size": 2}
+    values |= {
+        "ckpt.output_dir": tmp_path / "sft",
+        "train.max_steps": 1,
+        "train.batch_size": 2,
+        "train.micro_batch_size": 2,
+    }
     training = [sys.executable, "-m", "lmm_r1.cli.train_sft", *flags(values), "--ckpt.disable_ds"]
     run(training, cwd=tmp_path, code=0)
 

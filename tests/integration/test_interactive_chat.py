@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +14,12 @@ import pytest
 from helpers.commands import flags, one_sentence
 from PIL import Image
 
+from lmm_r1.chat.chat_model import load_model
+from lmm_r1.chat.neutral_text import neutral
+from lmm_r1.config.interactive_chat import ChatConfig
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import ImagePart, TextPart
+from lmm_r1.errors import UserError
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -32,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chat")
     Image.new("RGB", (56, 84), "red").save(folder / "a.png")
     Image.new("RGB", (84, 56), "blue").save(folder / "my picture.png")
-    (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:40])
+    (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:60])
     return folder
 
 
@@ -166,7 +171,9 @@ def test_keys_at_the_prompt(terminal: Terminal, folder: Path):
     terminal.child.send("never sent")
     terminal.child.sendintr()
     terminal.child.expect_exact(READS)
-    terminal.enter("/sy\tfirst\x1b\rsecond\\\rthird")
+    terminal.child.send("/sy\t")
+    terminal.child.expect_exact("stem")
+    terminal.enter("first\x1b\rsecond\\\rthird")
     assert "system prompt: first\nsecond\nthird" in plain(terminal.enter("/system"))
     assert "+/system first" in (folder / ".lmm_r1_history").read_text()
     assert (folder / ".lmm_r1_history").stat().st_mode & 0o077 == 0
@@ -201,7 +208,7 @@ def test_both_backends_answer_a_pipe_alike(
     code, answers, said = piped(model, [*lines, "/save piped"], cwd=folder, env=environment)
     assert (code, "\x1b" in answers + said) == (0, False)
     [row] = load_rows(str(folder / "piped.json"), answer_required=False)
-    blocks = [message.parts[0].text for message in row.messages if message.role == "assistant"]
+    blocks = [neutral(message.parts[0].text) for message in row.messages if message.role == "assistant"]
     assert answers == "\n".join(block + "\n" * (not block.endswith("\n")) for block in blocks)
     assert "attached a.png (56x84)\n" in said
     counts = [int(match.group(1)) for match in SPEED.finditer(said)]
@@ -214,6 +221,20 @@ def test_both_backends_answer_a_pipe_alike(
     assert [int(match.group(1)) for match in SPEED.finditer(said)] == counts
     assert "error: no image file nowhere.png; check the path\n" in said
     assert code == 1
+
+
+def test_a_template_that_opens_the_thought_is_noticed(
+    tmp_path: Path, tiny_checkpoint: Callable[[str], Path], own_environment: None
+):
+    shutil.copytree(tiny_checkpoint("llm"), tmp_path / "model")
+    settings = {"model": str(tmp_path / "model"), "backend": "transformers", "dtype": "float32", "max_model_len": 512}
+    assert not load_model(ChatConfig(**settings)).opens_thought
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(template.read_text() + "{%- if add_generation_prompt %}{{- '<think>\\n' }}{% endif -%}")
+    model = load_model(ChatConfig(**settings))
+    assert model.opens_thought
+    with pytest.raises(UserError, match="is a plain language model and takes no images"):
+        model.check_media([], more_images=1)
 
 
 def test_a_wrong_model_is_told_in_one_sentence(folder: Path, environment: dict[str, str]):

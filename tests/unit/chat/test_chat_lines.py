@@ -184,7 +184,7 @@ def test_settings_are_checked_and_reach_the_engine():
 
 
 def test_the_system_prompt_is_shown_changed_and_taken_away():
-    session = chat()
+    session = chat(system=" ")
     enter(session, "/system", "/system Be brief.", "/system", '/system ""')
     assert session.screen.said == [
         "no system prompt but what the checkpoint's chat template may add",
@@ -241,8 +241,8 @@ def test_the_tab_key_completes_commands_files_and_settings(folder):
         completions = LineCompleter().get_completions(Document(line, len(line)), CompleteEvent())
         return sorted(line[: len(line) + completion.start_position] + completion.text for completion in completions)
 
-    assert offered("/sa") == ["/save"]
-    assert offered("/im") == ["/image", "/images"]
+    assert offered("/sa") == ["/save "]
+    assert offered("/im") == ["/image ", "/images"]
     assert offered("/set t") == ["/set temperature", "/set top_p"]
     assert offered("/image b") == ["/image b c.png"]
     assert offered("/image 'b") == ["/image 'b c.png"]

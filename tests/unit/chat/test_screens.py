@@ -40,7 +40,9 @@ def styled(out: TerminalFile, *pieces: str, thinking: bool = False) -> str:
 
 def test_control_characters_are_shown_and_not_obeyed():
     assert neutral(HOSTILE) == HARMLESS
-    left = [character for character in map(chr, range(0x110000)) if neutral(character) == character]
+    left = [
+        character for character in map(chr, (*range(0x300), *range(0xD700, 0xE100))) if neutral(character) == character
+    ]
     assert [character for character in left if unicodedata.category(character) in ("Cc", "Cs")] == ["\t", "\n"]
     assert one_line("a\n  b\x1b") == "a b␛"
 
