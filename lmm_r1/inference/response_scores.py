@@ -58,10 +58,15 @@ class RewardModelScorer:
     ) -> None:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.inference.reward_model import RewardModel
+        from lmm_r1.inference.transformers_engine import torch_dtype
+        from lmm_r1.lmm_kits import kit_of
+        from lmm_r1.models.loading import DTYPES
 
+        kit = kit_of(path, trust_remote_code=trust_remote_code)
+        precision = torch_dtype(dtype, config=kit.load_config(path, trust_remote_code=trust_remote_code))
         self._model = RewardModel(
             path,
-            dtype=dtype,
+            dtype=next(name for name, known in DTYPES.items() if known == precision),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
             value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
