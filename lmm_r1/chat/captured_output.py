@@ -48,6 +48,7 @@ def captured_output() -> Iterator[Streams]:
                     os.dup2(nowhere.fileno(), original)
             raise
         except Exception:
+            sys.stdout.flush()
             kept.seek(max(0, kept.seek(0, os.SEEK_END) - _TOLD_BYTES))
             os.write(saved[2], kept.read())
             raise

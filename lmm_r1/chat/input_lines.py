@@ -35,9 +35,13 @@ def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], st
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.output import create_output
+    from prompt_toolkit.utils import is_dumb_terminal
 
     from lmm_r1.chat.line_completer import LineCompleter
 
+    if is_dumb_terminal():
+        yield from _typed_lines(out, before=before)
+        return
     kept: History = InMemoryHistory() if history is None else FileHistory(str(history))
     session: PromptSession[str] = PromptSession(
         output=create_output(stdout=out),
@@ -55,6 +59,29 @@ def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], st
             continue
         except EOFError:
             return
+
+
+def _typed_lines(out: TextIO, *, before: Callable[[], str]) -> Iterator[str]:
+    """Do without what a terminal that knows no cursor (TERM=dumb) cannot do."""
+    entry = ""
+    while True:
+        out.write(". " if entry else before())
+        out.flush()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            out.write("\n")
+            entry = ""
+            continue
+        if not line:
+            out.write("\n")
+            return
+        entry += line.rstrip("\n")
+        if continues(entry):
+            entry = entry[:-1] + "\n"
+            continue
+        yield entry
+        entry = ""
 
 
 def _keys() -> object:

@@ -1,3 +1,7 @@
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -68,6 +72,26 @@ def test_an_image_has_its_name_and_size_and_stays_a_path(folder):
     image = read_image("a.png")
     assert str(image) == "a.png (30x20)"
     assert image.part == ImagePart(str(folder / "a.png"))
+
+
+@pytest.fixture
+def url(folder) -> Iterator[str]:
+    """Where the folder is served on loopback."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_image_from_a_url_is_kept_as_it_was(url):
+    image = read_image(f"{url}/a.png")
+    assert str(image) == f"{url}/a.png (30x20)"
+    assert image.part.source.size == (30, 20)
+    with pytest.raises(UserError, match=r"^cannot read the image http://.*/nowhere\.png: HTTP Error 404"):
+        read_image(f"{url}/nowhere.png")
 
 
 def test_broken_and_missing_images_are_told_in_a_sentence(folder):

@@ -11,7 +11,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from lmm_r1.chat.commands import COMMANDS
-from lmm_r1.chat.input_lines import continues, piped_lines, private_file
+from lmm_r1.chat.input_lines import continues, piped_lines, private_file, prompted_lines
 from lmm_r1.chat.line_completer import LineCompleter
 from lmm_r1.chat.loop import converse, prompt
 from lmm_r1.chat.sampling import Sampling
@@ -229,6 +229,14 @@ def test_lines_of_a_pipe(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="ascii"))
     assert list(piped_lines()) == ["one ", "two\nthree\\\\", "Grüße "]
     assert [continues(line) for line in ("", "a", "\\", "\\\\", "a\\\\\\")] == [False, False, True, False, True]
+
+
+def test_a_dumb_terminal_is_written_no_escape_sequence(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\\\ntwo\nthree\n"))
+    out = io.StringIO()
+    assert list(prompted_lines(out, history=None, before=lambda: "> ")) == ["one\ntwo", "three"]
+    assert out.getvalue() == "> . > > \n"
 
 
 def test_the_history_is_private(tmp_path):
