@@ -198,6 +198,20 @@ def test_a_reward_model_scores_an_earlier_output_and_gives_the_best_of_n(sampled
     assert len({item["reward"] for record in after for item in record["responses"]}) > 4
 
 
+def test_an_adapter_is_merged_in_by_both_backends(demo, rows, greedy, tmp_path):
+    values = {"model.model_name_or_path": demo / "model", "data.dataset": demo / "solutions", "ds.lora.rank": 4}
+    values |= {"ckpt.output_dir": tmp_path / "sft", "train.max_steps": 2, "train.batch_size": 4, "adam.lr": 1e-2}
+    values |= {"train.micro_batch_size": 4, "ds.param_dtype": "fp32", "lr_warmup_ratio": 0}
+    run([sys.executable, "-m", "lmm_r1.cli.train_sft", *flags(values), "--ckpt.disable_ds"], cwd=tmp_path, code=0)
+    adapter = tmp_path / "sft" / "adapter"
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    run(command(demo, rows, one, eval_task="generate", adapter=adapter, verifier="math"), cwd=tmp_path)
+    # Its folder alone: the adapter names its base itself.
+    run(command(demo, rows, two, model=adapter, verifier="math"), cwd=tmp_path)
+    assert records(one) == records(two)
+    assert records(one) != records(greedy / "out.jsonl"), "the adapter changes nothing, so nothing is compared"
+
+
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
     """The current folder of a command that runs in this process, with a checkpoint and rows."""

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[[str], Path]) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Run:
     folder = tmp_path_factory.mktemp("evaluate")
     for name in ("text", "image", "suite"):
         (folder / name).mkdir()
@@ -51,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[[str
     write_rows(folder / "text", {**QUESTION, "datasource": "sums"}, {**QUESTION, "datasource": "more sums"})
     write_rows(folder / "image", with_image("../a.png"), with_image("../broken.png"), with_image("../a.png"))
     write_rows(folder / "suite", {"image_path": "../a.png", "question": "How many?", "ground_truth": 4})
-    model = tiny_checkpoint("qwen2_5_vl")
+    model = demo / "model"
     command = [sys.executable, "-m", "lmm_r1.cli.evaluate", "--checkpoints", f"base={model}", f"again={model}"]
     command += ["--files", "text=text", "image=image", "--suite", "superclevr_200"]
     command += ["--suite_data", "superclevr_200=suite", "--verifiers", "math", "exact:ignore_case"]

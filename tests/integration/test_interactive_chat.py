@@ -78,9 +78,14 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def terminal(folder: Path, environment: dict[str, str], tiny_checkpoint: Callable[[str], Path]) -> Iterator[Terminal]:
+    """A chat with an untrained model, which never comes to an end by itself."""
+    yield from started(arguments(tiny_checkpoint("qwen2_5_vl"), max_images=2), folder=folder, environment=environment)
+
+
+def started(argv: list[str], *, folder: Path, environment: dict[str, str]) -> Iterator[Terminal]:
     child = pexpect.spawn(
         sys.executable,
-        arguments(tiny_checkpoint("qwen2_5_vl"), max_images=2),
+        argv,
         cwd=str(folder),
         env=environment,
         dimensions=(24, 40),
@@ -187,6 +192,20 @@ def test_exit_leaves_with_code_0(terminal: Terminal):
     assert terminal.child.exitstatus == 0
 
 
+def test_the_demos_model_thinks_dimly_and_answers_brightly(demo: Path, folder: Path, environment: dict[str, str]):
+    chats = started(arguments(demo / "model", max_new_tokens=40), folder=folder, environment=environment)
+    chat = next(chats)
+    shown = chat.enter("What is the sum of 7 and 3?")
+    assert re.search(r"7 3\.", plain(shown))
+    thought, answer = re.search(r"\x1b\[2;3m7", shown), re.search(r"\x1b\[1;32m\d", shown)
+    assert thought is not None
+    assert answer is not None
+    assert thought.end() <= answer.start()
+    chat.enter(f"/image {demo}/image/images/000001_1.png")
+    assert SPEED.search(plain(chat.enter("Sort the digits."))).group(2).strip() == ""
+    next(chats, None)
+
+
 def piped(model: Path, lines: list[str], *, cwd: Path, env: dict[str, str], **changes: object) -> tuple[int, str, str]:
     """Return exit code, stdout and stderr of the program with the lines as its stdin."""
     ended = subprocess.run(
@@ -200,11 +219,9 @@ def piped(model: Path, lines: list[str], *, cwd: Path, env: dict[str, str], **ch
     return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
 
 
-def test_both_backends_answer_a_pipe_alike(
-    folder: Path, environment: dict[str, str], tiny_checkpoint: Callable[[str], Path]
-):
+def test_both_backends_answer_a_pipe_alike(folder: Path, environment: dict[str, str], demo: Path):
     lines = ["/image a.png", "Which digit does the picture show?", "/set max_new_tokens 12", "What is 12 + 34?"]
-    model = tiny_checkpoint("qwen2_5_vl")
+    model = demo / "model"
     code, answers, said = piped(model, [*lines, "/save piped"], cwd=folder, env=environment)
     assert (code, "\x1b" in answers + said) == (0, False)
     [row] = load_rows(str(folder / "piped.json"), answer_required=False)

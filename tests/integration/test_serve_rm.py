@@ -76,8 +76,8 @@ def serve_command(checkpoint: Path, *flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_reward_model(tiny_checkpoint("qwen2_5_vl"), tmp_path_factory.mktemp("reward") / "model")
+def checkpoint(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_reward_model(demo / "model", tmp_path_factory.mktemp("reward") / "model")
 
 
 @pytest.fixture(scope="module")
