@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-import jinja2
-
 from lmm_r1.evaluation.comparison import Comparison
+from lmm_r1.evaluation.page_templates import page_templates
 from lmm_r1.evaluation.report import number_text
 from lmm_r1.evaluation.scoreboard import cell_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
@@ -17,6 +16,14 @@ from lmm_r1.evaluation.scoreboard.interval_plot import WIDTH, IntervalMark, inte
 from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
 from lmm_r1.evaluation.scores import SampleScores
 
+FILTERS = {
+    "share": cell_text.share,
+    "estimate": cell_text.estimate,
+    "interval": cell_text.interval,
+    "p_value": cell_text.p_value,
+    "change": cell_text.change,
+    "moment": number_text.moment,
+}
 MAX_SKIPPED = 20
 PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")
 """Of the evaluation's settings, those that a reader needs beside what stands with each file."""
@@ -54,7 +61,7 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
         written_at: the moment that the page names as its own; None takes now.
     """
     return (
-        _environment()
+        page_templates(Path(__file__).parent, filters=FILTERS)
         .get_template("page.html.j2")
         .render(
             board=board,
@@ -110,23 +117,3 @@ def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list
             )
         )
     return groups
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "share": cell_text.share,
-        "estimate": cell_text.estimate,
-        "interval": cell_text.interval,
-        "p_value": cell_text.p_value,
-        "change": cell_text.change,
-        "duration": number_text.duration,
-        "moment": number_text.moment,
-    }
-    return environment
