@@ -45,9 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-batch-tokens",
         type=positive(int),
-        default=16384,
         metavar="TOKENS",
-        help="tokens of the samples, of one or many requests, that are computed together",
+        help="tokens of the samples, of one or many requests, that are computed together; by default 16384 on a GPU, and "
+        "1024 on a CPU",
     )
     parser.add_argument(
         "--normalize", action="store_true", help="normalize rewards by the mean and deviation in the model's config"

@@ -18,6 +18,7 @@ COUNTS = (
     "max_batch_tokens",
     "max_per_prompt",
     "judges",
+    "max_rows",
 )
 
 
@@ -75,8 +76,8 @@ class BatchConfig:
     """GPUs over which one engine is split."""
     batch_rows: int = 16
     """Rows in one batch of plain transformers."""
-    max_batch_tokens: int = 16384
-    """Tokens in one batch of a reward model."""
+    max_batch_tokens: int | None = None
+    """Tokens in one batch of a reward model; None takes 16384 on a GPU and 1024 on a CPU."""
     normalize_reward: bool = False
     """Normalize rewards by the statistics in the reward model's config."""
     gpu_memory_utilization: float = 0.85
@@ -94,10 +95,9 @@ class BatchConfig:
 def check(config: BatchConfig) -> None:
     """Raise UserError where flags contradict each other or a file cannot be written."""
     for name in COUNTS:
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name} {getattr(config, name)}: must be 1 or more")
-    if config.max_rows is not None and config.max_rows < 1:
-        raise UserError(f"--max_rows {config.max_rows}: must be 1 or more")
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be 1 or more")
     if config.temperature < 0:
         raise UserError(f"--temperature {config.temperature}: must be 0 or more")
     if not 0 < config.top_p <= 1:

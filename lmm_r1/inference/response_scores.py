@@ -54,7 +54,14 @@ class RewardModelScorer:
     """Scores by a trained reward model."""
 
     def __init__(
-        self, path: str, *, dtype: str, max_len: int, max_batch_tokens: int, normalize: bool, trust_remote_code: bool
+        self,
+        path: str,
+        *,
+        dtype: str,
+        max_len: int,
+        max_batch_tokens: int | None,
+        normalize: bool,
+        trust_remote_code: bool,
     ) -> None:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.inference.reward_model import RewardModel
