@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmm_r1.config.sampling_checks import check_sampling
 from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.verifier_spec import verifier_from
@@ -98,10 +99,7 @@ def check(config: BatchConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
-    if config.temperature < 0:
-        raise UserError(f"--temperature {config.temperature}: must be 0 or more")
-    if not 0 < config.top_p <= 1:
-        raise UserError(f"--top_p {config.top_p}: must be above 0 and at most 1")
+    check_sampling(temperature=config.temperature, top_p=config.top_p)
     if config.eval_task != "rm" and config.n_samples > 1 and config.temperature == 0:
         raise UserError(
             f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"

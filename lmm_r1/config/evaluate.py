@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmm_r1.config.sampling_checks import check_sampling
 from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.response_log import responses_path
@@ -118,10 +119,7 @@ def _check_numbers(config: EvaluateConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
-    if config.temperature is not None and config.temperature < 0:
-        raise UserError(f"--temperature {config.temperature}: must be 0 or more")
-    if not 0 < config.top_p <= 1:
-        raise UserError(f"--top_p {config.top_p}: must be above 0 and at most 1")
+    check_sampling(temperature=config.temperature, top_p=config.top_p)
     if config.judge_timeout <= 0:
         raise UserError(f"--judge_timeout {config.judge_timeout}: must be above 0")
     if config.bootstrap_seed < 0:

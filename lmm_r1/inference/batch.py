@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
@@ -13,14 +13,16 @@ from lmm_r1.config.batch_inference import BatchConfig, check
 from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.errors import UserError
 from lmm_r1.inference.adapter_merge import split_adapter
 from lmm_r1.inference.completion import EngineSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.inference.engines import check_backend, make_engine, prepare_process
 from lmm_r1.inference.given_responses import load_responses
 from lmm_r1.inference.job import JobTotals, run_job
 from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
-from lmm_r1.inference.row_log import RowLog
+from lmm_r1.inference.row_log import INDEX, RowLog
 from lmm_r1.inference.selection import select
+from lmm_r1.inference.stored_messages import stored_messages
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 
@@ -91,6 +93,7 @@ def _generate(
     path, adapter = split_adapter(config.model, config.adapter)
     _check_models(config, path)
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
+    _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
     plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo))
     if not todo:
@@ -126,12 +129,25 @@ def _score_given(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
+    _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes})
     todo = [outcome for outcome in [*outcomes, *map(_left_out, skipped)] if outcome.index >= first]
     plan = _Plan(log=log, rows=len(outcomes) + len(skipped), order=sorted(outcome.index for outcome in todo))
     if not todo:
         return plan, JobTotals()
     with _scorer(config) as scorer:
         return plan, _run(config, plan, iter(todo), scorer=scorer, progress=progress)
+
+
+def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:
+    """Raise UserError where the last finished row of an earlier session is another one in the data now."""
+    if log.last is None:
+        return
+    row = rows.get(log.last[INDEX])
+    if row is None or stored_messages(row.messages) != log.last["prompt"]:
+        raise UserError(
+            f"--output {config.output} ends with row {log.last[INDEX]}, which is another one in --data {config.data} now; "
+            "choose another file or add --overwrite"
+        )
 
 
 def _run(

@@ -74,7 +74,7 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(places, None)
-    assert not waiting, f"no outcome came for row {wanted}"
+    assert wanted is None, f"no outcome came for row {wanted}"
 
 
 def record_of(outcome: Outcome, scores: Sequence[ResponseScore] | None) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class RowLog:
         self.path = path
         self.skipped_path = path.parent / f"{path.name}.skipped"
         self.settings_path = path.parent / f"{path.name}.settings.json"
+        self.last: dict[str, Any] | None = None
+        """The last finished row of an earlier session."""
         self._begin: Callable[[], None] | None = None
 
     def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
@@ -52,7 +54,9 @@ class RowLog:
                 f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
             )
         self._check_settings(settings, flag=flag)
-        return max(_cut_torn_line(self.path), _cut_torn_line(self.skipped_path)) + 1
+        self.last = _cut_torn_line(self.path)
+        ends = [line[INDEX] for line in (self.last, _cut_torn_line(self.skipped_path)) if line is not None]
+        return max(ends, default=-1) + 1
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append finished rows; raises UserError, with the file as it was before, where nothing can be written."""
@@ -131,10 +135,10 @@ def _write_whole(stream: Any, data: bytes) -> None:
         view = view[stream.write(view) :]
 
 
-def _cut_torn_line(path: Path) -> int:
-    """Drop what follows the last newline and return the index in the last line, -1 where there is none."""
+def _cut_torn_line(path: Path) -> dict[str, Any] | None:
+    """Drop what follows the last newline and return the object in the last line, None where there is none."""
     if not path.exists():
-        return -1
+        return None
     with path.open("rb+") as stream:
         end = _last_newline(stream, path.stat().st_size) + 1
         stream.truncate(end)
@@ -142,11 +146,13 @@ def _cut_torn_line(path: Path) -> int:
         stream.seek(begin)
         line = stream.read(end - begin)
     if not line.strip():
-        return -1
+        return None
     try:
-        return int(json.loads(line)[INDEX])
+        record = json.loads(line)
+        int(record[INDEX])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: its last line was not written by this command; choose another file") from error
+    return record
 
 
 def _last_newline(stream: Any, end: int, *, block: int = 2**16) -> int:

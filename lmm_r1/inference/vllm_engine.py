@@ -144,6 +144,10 @@ class VllmEngine:
         )
 
     def _outcome(self, request: _Request, output: Any) -> Outcome:
+        broken = [part.finish_reason for part in output.outputs if part.finish_reason not in ("stop", "length")]
+        if broken:
+            reason = f"{request.row.location}: vLLM broke a response off ({broken[0]})"
+            return Outcome(index=request.index, row=request.row, reason=reason)
         return Outcome(
             index=request.index,
             row=request.row,

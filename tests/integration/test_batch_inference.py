@@ -141,6 +141,19 @@ def test_vllm_gives_the_same_rows_also_from_two_engines(demo, rows, greedy, tmp_
         assert records(output) == records(greedy / "out.jsonl")
 
 
+def test_a_job_is_not_continued_on_other_data(demo, rows, greedy, tmp_path):
+    output, other = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
+    argv = command(demo, other, output, eval_task="generate", verifier="math", max_rows=2)
+    lines = rows.read_text().splitlines()
+    other.write_text("\n".join(lines[:2]))
+    run(argv, cwd=tmp_path, code=0)
+    before = output.read_bytes()
+    other.write_text("\n".join([lines[0], lines[2]]))
+    said = run(argv, cwd=tmp_path, code=1).stderr
+    assert f"--output {output} ends with row 1, which is another one in --data {other} now; choose another" in said
+    assert output.read_bytes() == before
+
+
 @pytest.fixture(scope="module")
 def sampled(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of four samples a row, judged by the verifier."""
@@ -240,6 +253,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
         ({"reward_model": "model"}, "model: this checkpoint has no value head"),
         ({"n_samples": 0}, "--n_samples 0: must be 1 or more"),
         ({"n_samples": 2}, "--n_samples 2 at --temperature 0 would give the same response each time; raise it"),
+        ({"temperature": "nan"}, "--temperature nan: must be 0 or more"),
         ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
         ({"select": "dpo_pairs"}, "--select and --selected belong together"),
         ({"select": "dpo_pairs", "selected": "s"}, "--select dpo_pairs needs rewards: add --verifier math or"),

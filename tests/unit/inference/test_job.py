@@ -51,6 +51,11 @@ def test_outcomes_wait_for_those_before_them():
     assert [item.index for item in ordered] == [5, 7, 9]
 
 
+def test_an_engine_that_ends_before_its_rows_loses_none_of_them_silently():
+    with pytest.raises(AssertionError, match="no outcome came for row 5"):
+        list(in_order([Outcome(index=3)], order=[3, 5]))
+
+
 def test_rows_are_written_in_order_with_scores_and_bad_ones_apart(tmp_path):
     log = RowLog(tmp_path / "out.jsonl")
     log.open({}, overwrite=False, flag="--output")
