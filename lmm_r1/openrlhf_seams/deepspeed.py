@@ -1,0 +1,83 @@
+"""DeepSpeed's set-up: process groups, optimizer, saving."""
+
+from lmm_r1.openrlhf_seams.seam import Seam
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy",
+        reason="process groups and the optimizer on a machine without CUDA",
+        signature="self seed full_determinism max_norm micro_train_batch_size train_batch_size zero_stage args",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.get_ds_train_config",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.get_ds_train_config",
+        reason="DeepSpeed's own Adam for CPUs would have to be compiled, and gathers weights before they are there",
+        signature="self optim_dict max_norm",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.get_ds_eval_config",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.get_ds_eval_config",
+        reason="DeepSpeed gathers a reference model's weights before they are there",
+        signature="self offload",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._ds_init_train_model",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy._ds_init_train_model",
+        reason="--adam.vision_lr is read where a model's settings come in",
+        signature="self model cfg",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._get_model_parameters",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy._get_model_parameters",
+        reason="the vision tower's parameters get groups of their own for --adam.vision_lr",
+        signature="self model optim weight_decay",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.save_model",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_model",
+        reason="upstream saves LoRA's adapters alone, which neither vLLM nor the next stage can start from",
+        signature="self model tokenizer output_dir kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._unwrap_model",
+        how="used",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_model",
+        reason="a policy and a bare engine are saved by the same call",
+        signature="self model",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_distributed",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_distributed",
+        reason="upstream names cuda as the device of its mesh",
+        signature="self timeout",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.setup_ring_attn",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_ring_attn",
+        reason="ranks share rows by Ulysses; upstream's ring attention needs flash-attn and knows causal masks alone",
+        signature="self ds_device_mesh",
+    ),
+    Seam(
+        upstream="openrlhf.models.ring_attn_utils:set_ring_attn_group",
+        how="used",
+        ours="lmm_r1.trainer.strategy:KitStrategy.setup_ring_attn",
+        reason="where upstream's workers look up the group that a model's forward gets",
+        signature="group",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
+        how="replaced",
+        ours="lmm_r1.cpu:prepare_training",
+        reason="upstream names cuda as the device of its mesh; replaced only where there is no CUDA",
+        signature="device_type mesh_shape mesh_dim_names backend_override",
+    ),
+)

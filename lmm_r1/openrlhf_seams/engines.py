@@ -1,0 +1,55 @@
+"""The vLLM engines, and how weights reach them."""
+
+from lmm_r1.openrlhf_seams.seam import Seam
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
+        how="subclassed",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="a prompt and its images are encoded once per group, and rewards are never lost",
+        signature="self args bundle_indices agent_func_path remote_rm_url mm_pad_token_ids kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor._configure_device_env",
+        how="used",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="an engine in the actor's own process starts from the same environment as upstream's",
+        signature="self backend bundle_indices num_gpus",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor._configure_vllm_env",
+        how="used",
+        ours="lmm_r1.rollout.engine_actor:KitRolloutActor",
+        reason="as above",
+        signature="self version vllm full_determinism",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.get_num_unfinished_requests",
+        how="used",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator.generate",
+        reason="the next group goes to the engine with the least to do",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:batch_vllm_engine_call",
+        how="used",
+        ours="lmm_r1.trainer.samples:wake",
+        reason="engines that share GPUs with the models sleep while those train",
+        signature="engines method_name args rank_0_only kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight",
+        how="used",
+        ours="lmm_r1.rollout.engines:create_engines",
+        reason="the engine's side of OpenRLHF's weight broadcast on GPUs",
+        signature="self name dtype shape empty_cache",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.utils:get_bundle_indices",
+        how="used",
+        ours="lmm_r1.rollout.engines:create_engines",
+        reason="engines over several GPUs are placed as OpenRLHF places them",
+        signature="placement_group index length",
+    ),
+)

@@ -1,0 +1,170 @@
+"""The loop of a run: rollouts, experiences, passes, records."""
+
+from lmm_r1.openrlhf_seams.seam import Seam
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer",
+        reason="our loop, which records metrics and rollouts and can be resumed at any step",
+        signature=(
+            "self strategy actor_model_group critic_model_group reward_model_group reference_model_group vllm_engines "
+            "tokenizer"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.train_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="the samples of an optimizer step are chosen and handed out by groups",
+        signature="self rollout_samples global_step",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.ppo_train",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.ppo_train",
+        reason="without CUDA critic and policy are updated one after the other",
+        signature="self global_steps",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.broadcast_to_vllm",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="weight sync, with sleeping engines",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer._compute_rollout_stats",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="metrics of the rollout under OpenRLHF's names",
+        signature="self experiences",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="DeepSpeed checkpoints; its wandb and TensorBoard are off, as a resumed run would start new ones",
+        signature="self global_step logs_dict client_states",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:Experience",
+        how="used",
+        ours="lmm_r1.trainer.samples:Rollout",
+        reason="what OpenRLHF's training takes",
+        signature=(
+            "self sequences attention_mask action_mask action_log_probs base_action_log_probs rollout_log_probs values "
+            "returns advantages kl rewards scores response_length truncated total_length index prompts labels images "
+            "mm_train_inputs info"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker",
+        reason="passes are cut by groups, and every model gets the media",
+        signature=(
+            "self actor_model_group critic_model_group reward_model_group initial_model_group kl_controller strategy "
+            "tokenizer kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.split_rollout_samples",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.split_rollout_samples",
+        reason="passes of whole groups, as many for every rank",
+        signature="self rollout_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
+        reason="the media that all models are to get are known here",
+        signature="self samples_list",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",
+        reason="upstream gives media to two models, runs all at once, and makes passes that the update can spare",
+        signature="self group sync_condition kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
+        reason="log-probs, values, KL, rewards and advantages of a rollout",
+        signature="self rollout_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:Experience.concat_experiences",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.split_rollout_samples",
+        reason="samples become a pass of the rollout's models",
+        signature="experiences_list pad_token_id",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:split_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="passes of the rollout's models become samples again",
+        signature="experience",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:remove_padding_in_sequences",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="what is counted and sent has no padding",
+        signature="items",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.experience:make_experience_batch",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.update_passes",
+        reason="samples become a pass of the update",
+        signature="items packing_samples",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="passes stay as they were planned over all ranks",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.append",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.append",
+        reason="what is appended together is one pass",
+        signature="self experience",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.clear",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.clear",
+        reason="the passes go with their samples",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils:NaiveReplayBuffer.setup_dynamic_batch",
+        how="subclassed",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.setup_dynamic_batch",
+        reason="the plan says which pass ends an optimizer step",
+        signature="self strategy",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator",
+        how="subclassed",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
+        reason="one call per group, so that a prompt is encoded once and its media tensors travel once",
+        signature="self strategy prompts_dataloader eval_dataloader tokenizer vllm_engines",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",
+        how="used",
+        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
+        reason="a response becomes OpenRLHF's Experience",
+        signature="self response generate_kwargs",
+    ),
+)

@@ -1,0 +1,178 @@
+"""The Ray workers that hold the models, and what they do in a step."""
+
+from lmm_r1.openrlhf_seams.seam import Seam
+
+_MERGE_REASON = "upstream joins media tensors along dimension 0 for every architecture; the kit joins them"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:get_tokenizer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:load_processor",
+        reason="what is saved beside a critic's weights is the kit's processor, too",
+        signature="pretrain model padding_side strategy use_fast",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
+        how="replaced",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer",
+        reason="upstream hands a critic no media",
+        signature=(
+            "self strategy critic critic_optim critic_scheduler micro_train_batch_size buffer_limit buffer_cpu_offload "
+            "value_clip dataloader_pin_memory kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer.training_step",
+        reason="upstream hands a critic no media",
+        signature="self experience step loss_batch_info",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the critic's process",
+        signature="self strategy pretrain max_steps",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticActor.forward",
+        reason="upstream hands a critic no media",
+        signature="self sequences action_mask attention_mask packed_seq_lens",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.save_checkpoint",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="the critic is saved with the policy before an error of the outside world ends a run",
+        signature="self tag metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RewardModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitRewardActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the reward model's process",
+        signature="self strategy pretrain",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RewardModelActor.forward",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitRewardActor.forward",
+        reason="upstream hands a reward model no media",
+        signature="self sequences attention_mask packed_seq_lens pad_sequence",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:get_tokenizer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:load_processor",
+        reason="upstream runs a checkpoint's own code and takes every model with a vision_config for one family",
+        signature="pretrain model padding_side strategy use_fast",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer",
+        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
+        signature=(
+            "self strategy actor ema_model actor_optim actor_scheduler ema_beta micro_train_batch_size buffer_limit "
+            "buffer_cpu_offload eps_clip tokenizer dataloader_pin_memory vllm_engines kwargs"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer.training_step",
+        reason="DeepSpeed must know which pass ends an optimizer step; losses are logged per token",
+        signature="self experience kl_ctl step loss_batch_info",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer.broadcast_to_vllm",
+        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitActorPPOTrainer._init_vllm_sync_group",
+        reason="there is no NCCL without CUDA",
+        signature="self backend",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:merge_mm_train_inputs",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:media_per_row",
+        reason=_MERGE_REASON,
+        signature="mm_train_inputs_list device",
+    ),
+    Seam(
+        upstream="openrlhf.utils.vlm_utils:merge_mm_train_inputs",
+        how="replaced",
+        ours="lmm_r1.trainer.workers:media_per_row",
+        reason=_MERGE_REASON,
+        signature="mm_train_inputs_list device",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitPolicyActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the policy's process",
+        signature="self strategy pretrain max_steps vllm_engines",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:ReferenceModelActor.init_model_from_pretrained",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitReferenceActor.init_model_from_pretrained",
+        reason="the place where the replaced names are installed in the reference model's process",
+        signature="self strategy pretrain",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RayActorGroup",
+        how="used",
+        ours="lmm_r1.trainer.run:train",
+        reason="placing and calling the model workers",
+        signature=(
+            "self num_nodes num_gpus_per_node ray_actor_type pg num_gpus_per_actor duplicate_actors resources "
+            "num_resources_per_node"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer._hand_out",
+        reason="passes go to the workers of a group in shares of equal length",
+        signature="self method_name kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.get_checkpoint_states",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="the step and the data position that a run goes on from",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.save_checkpoint",
+        how="used",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
+        reason="what was learnt is saved before an error of the outside world ends a run",
+        signature="self tag client_states metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_actor:NaiveReplayBuffer",
+        how="replaced",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="passes stay as they were planned over all ranks",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer",
+        how="replaced",
+        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
+        reason="passes stay as they were planned over all ranks",
+        signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+)
