@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli.help_text import attach_help
 from lmm_r1.cli.nearest import nearest
 from lmm_r1.cli.yaml_file import YamlError, read_settings
-from lmm_r1.errors import UserError
+from lmm_r1.errors import RunStopped, UserError
 
 Config = TypeVar("Config")
 
@@ -56,9 +57,15 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
 
 @contextlib.contextmanager
 def user_errors(prog: str) -> Iterator[None]:
-    """Turn a UserError raised inside into one line on stderr and exit code 1."""
+    """Turn a UserError raised inside into one line on stderr and exit code 1, and a stop into one with its own code."""
     try:
         yield
+    except RunStopped as stop:
+        print(f"{prog}: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
         message = str(getattr(error, "cause", error))

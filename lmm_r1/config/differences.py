@@ -18,6 +18,8 @@ class Difference:
 
 
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
+_OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
+_RESUMES = "the same command in the same folder goes on where it stopped"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 
 DIFFERENCES = (
@@ -36,8 +38,14 @@ DIFFERENCES = (
     ),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(
+        command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
+    ),
+    Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
+    Difference(
         command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
     ),
+    Difference(command="train_sft", flag="ckpt.path", theirs="./ckpt/checkpoints_sft", reason=_OWN_CHECKPOINTS),
+    Difference(command="train_sft", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
     Difference(
         command="train_sft",

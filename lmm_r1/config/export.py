@@ -1,6 +1,7 @@
 """A config as OpenRLHF reads it and as a run folder keeps it."""
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,12 @@ from lmm_r1.config.sft import SFTConfig
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
 
 
+def checkpoint_folder(config: PPOConfig | SFTConfig) -> Path:
+    """Return where the run's checkpoints lie."""
+    ckpt = config.ckpt
+    return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
+
+
 def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
     """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
     args = _namespace(dataclasses.asdict(config))
@@ -20,6 +27,7 @@ def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
         args.ds.lora.target_modules = "all-linear"
     # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
     args.ds.ring_attn_size = config.ds.ulysses_size
+    args.ckpt.path = str(checkpoint_folder(config))
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         args.reward.remote_url = config.reward.remote_url.split(",")
     return args

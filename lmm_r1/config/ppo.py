@@ -237,8 +237,6 @@ class PPODeepSpeedConfig(DeepSpeedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOCheckpointConfig(CheckpointConfig):
-    path: str = "./ckpt/checkpoints_ppo_ray"
-    """Folder of the checkpoints that a stopped run continues from."""
     max_mem: float = float("inf")
     """GiB that all checkpoints may take."""
     best_metric_key: str = ""

@@ -42,8 +42,6 @@ class SFTTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SFTCheckpointConfig(CheckpointConfig):
-    path: str = "./ckpt/checkpoints_sft"
-    """Folder of the checkpoints that a stopped run continues from."""
     max_mem: int = 100_000_000
     """GiB that all checkpoints may take."""
 

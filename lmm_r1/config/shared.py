@@ -106,18 +106,22 @@ class DeepSpeedConfig:
 class CheckpointConfig:
     output_dir: str = "./ckpt"
     """Run folder: config, metrics, samples and the final model in Hugging Face format."""
-    path: str
-    """Folder of the checkpoints that a stopped run continues from."""
+    path: str | None = None
+    """Folder of the checkpoints that a stopped run continues from; None is checkpoints/ in output_dir."""
     save_steps: int = -1
-    """Steps between two checkpoints; -1 saves only the final model."""
+    """Steps between two checkpoints; -1 leaves it to save_minutes."""
+    save_minutes: float = 20.0
+    """Minutes after which the next step is saved, beside those of save_steps; 0 saves by steps alone."""
     save_hf: bool = False
     """Write each checkpoint in Hugging Face format too."""
     disable_ds: bool = False
     """Write no DeepSpeed checkpoints; a stopped run can then not be continued."""
     max_num: int = 3
     """How many checkpoints are kept."""
-    load_enable: bool = False
-    """Continue from the newest checkpoint if there is one."""
+    load_enable: bool = True
+    """Continue from the newest checkpoint of this run if there is one."""
+    overwrite: bool = False
+    """Train anew in an output_dir that holds a run: its records and checkpoints are deleted first."""
 
 
 @dataclass(frozen=True, kw_only=True)

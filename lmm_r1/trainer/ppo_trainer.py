@@ -15,14 +15,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from rich.console import Console
 
 from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
-from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
+from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.trackers import Generation, Trackers
 from lmm_r1.trainer.trackers.tracker import make_generation
@@ -49,6 +49,7 @@ class KitPPOTrainer(BasePPOTrainer):
         prompts: PromptStream,
         eval_rows: Sequence[Row],
         folder: RunFolder,
+        stops: StopRequests | None = None,
         trackers: Trackers | None = None,
     ) -> None:
         # OpenRLHF would make trackers of its own of these: they start a new run at a resume, and know TensorBoard and
@@ -56,8 +57,8 @@ class KitPPOTrainer(BasePPOTrainer):
         strategy.args.logger.wandb.key = strategy.args.logger.tensorboard_dir = None
         groups = (actor_group, critic_group, reward_group, reference_group)
         super().__init__(strategy, *groups, list(engines), tokenizer)
-        # OpenRLHF divides by these: -1 stands for never.
-        self.args.ckpt.save_steps = config.ckpt.save_steps if config.ckpt.save_steps > 0 else NEVER
+        # OpenRLHF divides by these. It saves whenever `_save` asks it to; never evaluating is -1.
+        self.args.ckpt.save_steps = 1
         self.args.eval.steps = config.eval.steps if config.eval.steps > 0 else NEVER
         self.config = config
         self.experience_maker = KitExperienceMaker(
@@ -77,40 +78,55 @@ class KitPPOTrainer(BasePPOTrainer):
         self.console = Console(highlight=False)
         self.generator = KitSamplesGenerator(self.args, engines, group_settings(config))
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
-        self.saved_step = 0
+        self.stops = stops or StopRequests()
+        self.schedule = SaveSchedule.of(config.ckpt)
+        self.step = self.saved_step = 0
+        # Whether the weights are those after `step`, and not those in the middle of the next one.
+        self.whole = True
 
     def fit(self) -> int:
         """Train from the last saved step to the end of the data and return the number of steps.
 
-        When a step fails because of the outside world, what was learnt before it is saved first.
+        When the run ends before, what was learnt up to a whole step is saved first.
         """
         answers = ray.get(self.actor_model_group.async_run_method(method_name="shares_prefix"))
         self.experience_maker.share_prefix = all(answers)
-        step = self._resume()
+        self._resume()
+        self.stops.progress = self.progress
         batch = self.config.rollout.batch_size
-        states = self._states(step)
+        states = self._states()
         while self.prompts.has(batch):
             began = time.perf_counter()
             try:
+                self.stops.check()
                 rollout = self.generator.rollout(self.prompts, count=batch)
                 if len(rollout.groups) < batch:
                     continue
-                generated = time.perf_counter()
-                status, step = self.train_step(rollout.experiences, step)
-            except UserError:
+                with self.stops.held():
+                    states = self._learn(rollout, began=began, generated=time.perf_counter())
+                if self.eval_rows and self.step % self.args.eval.steps == 0:
+                    self.save_best_checkpoint(self._evaluate(self.step), self.step, dict(states))
+            except (Exception, KeyboardInterrupt):
                 self._save_before_stop(states)
                 raise
-            status["timing/generation"] = generated - began
-            status["timing/step_total"] = time.perf_counter() - began
-            self._record(step, status, rollout)
-            states = self._states(step)
-            # The copy keeps OpenRLHF's own entries (best metric and so on) out of ours.
-            self.save_logs_and_checkpoints(step, status, dict(states))
-            if step % self.args.ckpt.save_steps == 0:
-                self.saved_step = step
-            if self.eval_rows and step % self.args.eval.steps == 0:
-                self.save_best_checkpoint(self._evaluate(step), step, dict(states))
-        return step
+        return self.step
+
+    def _learn(self, rollout: Rollout, *, began: float, generated: float) -> dict[str, Any]:
+        """Make a step of a rollout, record it, save it where that is due, and return what is saved beside it.
+
+        Args:
+            began, generated: when the rollout was begun, and when it was there.
+        """
+        self.whole = False
+        status, self.step = self.train_step(rollout.experiences, self.step)
+        self.whole = True
+        status["timing/generation"] = generated - began
+        status["timing/step_total"] = time.perf_counter() - began
+        self._record(self.step, status, rollout)
+        states = self._states()
+        if self.schedule.is_due(self.step):
+            self._save(states)
+        return states
 
     def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
         """Make one step from its samples, as OpenRLHF does, with batches that keep groups whole; return its metrics."""
@@ -174,20 +190,19 @@ class KitPPOTrainer(BasePPOTrainer):
                 status.update(result)
         return status
 
-    def _resume(self) -> int:
-        """Return the step to go on from; on a resume also restore the data position and the engines' weights."""
+    def _resume(self) -> None:
+        """Find the step to go on from; on a resume also restore the data position and the engines' weights."""
         if not self.config.ckpt.load_enable:
-            return 0
+            return
         states = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))[0]
         if not states:
-            return 0
+            return
         self.restore_best_checkpoint_state(states)
         self.prompts.load_state_dict(states["data_loader_state_dict"])
-        self.saved_step = states["global_step"]
+        self.step = self.saved_step = states["global_step"]
         self.broadcast_to_vllm()
-        self.console.print(f"{self.folder.name} resumed at step {self.saved_step}/{self.total_steps}")
+        self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
         self._tell_of_another_critic()
-        return self.saved_step
 
     def _tell_of_another_critic(self) -> None:
         """Warn where the critic was saved at another step: a run that is killed may have saved one of the two."""
@@ -198,19 +213,40 @@ class KitPPOTrainer(BasePPOTrainer):
             found = "starts anew" if step is None else f"goes on from step {step}"
             logger.warning("the critic %s, and the policy from step %d", found, self.saved_step)
 
-    def _states(self, step: int) -> dict[str, Any]:
-        return {"global_step": step, "data_loader_state_dict": self.prompts.state_dict()}
+    def _states(self) -> dict[str, Any]:
+        return {"global_step": self.step, "data_loader_state_dict": self.prompts.state_dict()}
+
+    def _save(self, states: dict[str, Any]) -> None:
+        """Save the policy and the critic as they are after the step that `states` are about."""
+        # The copy keeps OpenRLHF's own entries (best metric and so on) out of ours.
+        self.save_logs_and_checkpoints(self.step, {}, dict(states))
+        self.schedule.note_saved()
+        if not self.config.ckpt.disable_ds:
+            self.saved_step = self.step
 
     def _save_before_stop(self, states: dict[str, Any]) -> None:
-        step = states["global_step"]
-        if step == self.saved_step or self.config.ckpt.disable_ds:
+        """Save the last whole step, unless it is saved, or the weights are no longer those of a whole step."""
+        if not self.whole or self.step in (0, self.saved_step) or self.config.ckpt.disable_ds:
             return
-        tag = f"global_step{step}"
-        refs = self.actor_model_group.async_run_method(method_name="save_checkpoint", tag=tag, client_states=states)
-        if self.critic_model_group is not None:
-            refs += self.critic_model_group.async_run_method(method_name="save_checkpoint", tag=tag)
-        ray.get(refs)
-        self.console.print(f"saved step {step}; the same command with --ckpt.load_enable goes on from there")
+        try:
+            with self.stops.held():
+                self._save(states)
+        except ray.exceptions.RayError as error:
+            # What ended the run may have ended the workers as well, and is what the run ends with.
+            logger.warning("step %d could not be saved (%s)", self.step, str(error).splitlines()[0])
+
+    def progress(self) -> Progress:
+        """Return how far the run has come, and what of it is on disk."""
+        ckpt = self.config.ckpt
+        return Progress(
+            name=self.folder.name,
+            step=self.step,
+            total=self.total_steps,
+            saved=self.saved_step or None,
+            checkpoints=checkpoint_folder(self.config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
 
     def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
         """Write the step's metrics and some of its rollouts, and print one line."""

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args, to_yaml
+from lmm_r1.config import PPOConfig, to_openrlhf_args
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
@@ -29,8 +29,11 @@ from lmm_r1.rollout.agreement import check_engine, with_correction
 from lmm_r1.rollout.engines import create_engines
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
+from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
 from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.trackers import Trackers, open_trackers
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
@@ -60,9 +63,12 @@ def train(config: PPOConfig) -> None:
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
         _check_ulysses(config, flag, kit=kit)
     config = with_correction(config, kit=kit, rows=rows)
+    fingerprint = _fingerprint(config, rows)
+    check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
-    folder.open(to_yaml(config))
-    with open_trackers(config, folder=folder.path) as trackers:
+    resumed = open_run(config, fingerprint, folder=folder)
+    trackers = open_trackers(config, folder=folder.path, resumed=resumed)
+    with StopRequests() as stops, told_ends(stops, folder=folder.path), trackers:
         _train(
             config,
             kit=kit,
@@ -71,6 +77,7 @@ def train(config: PPOConfig) -> None:
             eval_rows=eval_rows,
             max_images=max_images,
             folder=folder,
+            stops=stops,
             trackers=trackers,
         )
 
@@ -84,11 +91,14 @@ def _train(
     eval_rows: list[Row],
     max_images: int,
     folder: RunFolder,
+    stops: StopRequests,
     trackers: Trackers,
 ) -> None:
     """Start Ray, engines and models, train, and write the model."""
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
+    # Ray has taken SIGTERM for itself.
+    stops.listen()
     shared = _shared_gpus(config)
     engines = create_engines(
         config,
@@ -113,15 +123,23 @@ def _train(
         prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
         eval_rows=eval_rows,
         folder=folder,
+        stops=stops,
         trackers=trackers,
     )
     _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()
-    ray.get(actor_group.async_save_model())
-    if critic_group is not None and config.critic.save_value_network:
-        ray.get(critic_group.async_save_model())
-    folder.finish(steps=done)
+    with stops.held():
+        ray.get(actor_group.async_save_model())
+        if critic_group is not None and config.critic.save_value_network:
+            ray.get(critic_group.async_save_model())
+        folder.finish(steps=done)
     ray.shutdown()
+
+
+def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
+    flags = [f"{group}.model_name_or_path" for group in ("actor", "critic", "reward")]
+    models = {flag: dotted.get(config, flag) for flag in flags}
+    return Fingerprint.of(config, models=models, rows={"data.prompt_dataset": rows})
 
 
 def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:

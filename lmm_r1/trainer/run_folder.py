@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +20,11 @@ from lmm_r1.data.messages import ImagePart, Message, VideoPart, describe_video
 from lmm_r1.errors import UserError
 
 STAGE_FILE = "stage.json"
+SETTINGS_FILE = "run_config.yaml"
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
+# What a step adds to.
+_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, "images", "trackers.json")
 
 
 @dataclass(kw_only=True)
@@ -39,18 +43,37 @@ class RunFolder:
         A line that a killed session left half-written is cut off, so that the next one does not run into it.
         Raises UserError when the stage is finished.
         """
-        if (self.path / STAGE_FILE).exists():
-            raise UserError(
-                f"--ckpt.output_dir {self.path}: this stage is finished ({STAGE_FILE} is there); "
-                "choose another folder or remove this one"
-            )
+        self.check_unfinished(self.path)
         try:
-            write_atomically(self.path / "run_config.yaml", text=settings_yaml)
+            write_atomically(self.path / SETTINGS_FILE, text=settings_yaml)
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
         for file in (METRICS_FILE, ROLLOUTS_FILE):
             _cut_torn_line(self.path / file)
         self.started -= _last_seconds(self.path / METRICS_FILE)
+
+    @staticmethod
+    def check_unfinished(path: Path) -> None:
+        """Raise UserError where a folder holds a finished stage."""
+        if (path / STAGE_FILE).exists():
+            raise UserError(
+                f"--ckpt.output_dir {path}: this stage is finished ({STAGE_FILE} is there); "
+                "choose another folder, or give --ckpt.overwrite to delete it and train anew"
+            )
+
+    @staticmethod
+    def files(path: Path) -> list[Path]:
+        """Return what a stage has written into its folder, models and checkpoints left out."""
+        return [path / name for name in (*_RECORDS, SETTINGS_FILE, STAGE_FILE) if (path / name).exists()]
+
+    def clear_records(self) -> None:
+        """Forget the records of sessions that nothing is left of."""
+        for name in _RECORDS:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics; values that are not numbers are left out."""

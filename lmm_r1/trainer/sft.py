@@ -7,6 +7,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from lmm_r1.config import SFTConfig, to_openrlhf_args, to_yaml
+from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
@@ -27,7 +28,10 @@ from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
+from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 from lmm_r1.trainer.trackers import Trackers, open_trackers
 
@@ -51,17 +55,40 @@ def train(config: SFTConfig) -> None:
         raise UserError(
             f"every row of --data.dataset {config.data.dataset} is longer than {_max_len(config)}; raise it"
         )
+    models = {"model.model_name_or_path": path}
+    fingerprint = Fingerprint.of(config, models=models, rows={"data.dataset": rows})
+    check_start(config, fingerprint)
     default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    folder.open(to_yaml(config))
+    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+        _train(
+            config, fingerprint, kit=kit, processor=processor, rows=rows, fitting=fitting, folder=folder, stops=stops
+        )
 
+
+def _train(
+    config: SFTConfig,
+    fingerprint: Fingerprint,
+    *,
+    kit: LmmKit,
+    processor: Any,
+    rows: list[Row],
+    fitting: SFTSample,
+    folder: RunFolder,
+    stops: StopRequests,
+) -> None:
+    """Start the processes' group, load the model, train, and write the model."""
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
+    resumed = open_run(config, fingerprint, folder=folder) if strategy.is_rank_0() else False
+    # What is deleted or written there must be so for all ranks.
+    dist.barrier()
     steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
     if config.train.max_steps > 0:
         steps = min(steps, config.train.max_steps)
-    with open_trackers(config, folder=folder.path) if strategy.is_rank_0() else Trackers() as trackers:
+    trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+    with trackers:
         actor = _prepare_actor(config, args, strategy, steps=steps)
         run = _SFTRun(
             config,
@@ -72,10 +99,12 @@ def train(config: SFTConfig) -> None:
             rows=rows,
             folder=folder,
             fitting=fitting,
+            stops=stops,
             trackers=trackers,
         )
         run.fit(start=_resume(config, strategy, actor), steps=steps)
-        strategy.save_model(actor, processor, config.ckpt.output_dir)
+        with stops.held():
+            strategy.save_model(actor, processor, config.ckpt.output_dir)
     if strategy.is_rank_0():
         folder.finish(steps=steps)
     dist.destroy_process_group()
@@ -146,9 +175,10 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
 
 def _resume(config: SFTConfig, strategy: KitStrategy, actor: KitActor) -> int:
     """Load the newest checkpoint where asked to, and return the step to go on from."""
-    if not config.ckpt.load_enable or not Path(config.ckpt.path).is_dir():
+    folder = checkpoint_folder(config)
+    if not config.ckpt.load_enable or not folder.is_dir():
         return 0
-    _, states = strategy.load_ckpt(actor.model, config.ckpt.path)
+    _, states = strategy.load_ckpt(actor.model, str(folder))
     return states.get("global_step", 0)
 
 
@@ -166,6 +196,7 @@ class _SFTRun:
         rows: list[Row],
         folder: RunFolder,
         fitting: SFTSample,
+        stops: StopRequests | None = None,
         trackers: Trackers | None = None,
     ) -> None:
         self.config = config
@@ -180,21 +211,53 @@ class _SFTRun:
         self.filler = replace(fitting, learnt=[False] * len(fitting.learnt))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
         self.skipped = 0
+        self.stops = stops or StopRequests()
+        self.schedule = SaveSchedule.of(config.ckpt)
+        self.step = self.saved_step = 0
 
     def fit(self, *, start: int, steps: int) -> None:
-        """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted."""
-        save_steps = self.config.ckpt.save_steps
+        """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
+
+        Ctrl-C and SIGTERM end it after an update, which is saved.
+        """
         self.actor.train()
+        self.step = self.saved_step = start
+        self.stops.progress = partial(self._progress, steps)
+        if start:
+            self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
         for step in range(start, steps):
-            began = time.perf_counter()
-            batches = self._micro_batches(step)
-            loss, tokens = self._update(batches)
-            seconds = time.perf_counter() - began
-            self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
-            if save_steps > 0 and (step + 1) % save_steps == 0 and not self.config.ckpt.disable_ds:
-                self._save(step + 1)
+            with self.stops.held():
+                began = time.perf_counter()
+                batches = self._micro_batches(step)
+                loss, tokens = self._update(batches)
+                seconds = time.perf_counter() - began
+                self.step = step + 1
+                self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+                stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
+                if (stop or due) and not self.config.ckpt.disable_ds:
+                    self._save(step + 1)
+            if stop:
+                raise KeyboardInterrupt
         if self.skipped:
             self.console.print(f"{self.skipped} rows longer than {_max_len(self.config)} were skipped")
+
+    def _any_rank(self, *answers: bool) -> list[bool]:
+        """Return for each question whether any rank says yes: a signal, and the time, reach ranks at different steps."""
+        counts = torch.tensor(answers, dtype=torch.long, device=torch.cuda.current_device())
+        dist.all_reduce(counts)
+        return [bool(count) for count in counts.tolist()]
+
+    def _progress(self, steps: int) -> Progress:
+        ckpt = self.config.ckpt
+        return Progress(
+            name=self.folder.name,
+            step=self.step,
+            total=steps,
+            saved=self.saved_step or None,
+            checkpoints=checkpoint_folder(self.config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
 
     def _micro_batches(self, step: int) -> list[SFTBatch]:
         """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
@@ -261,14 +324,11 @@ class _SFTRun:
             )
 
     def _save(self, step: int) -> None:
-        ckpt = self.config.ckpt
+        ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
         self.strategy.save_ckpt(
-            self.actor.model,
-            ckpt.path,
-            f"global_step{step}",
-            ckpt.max_num,
-            ckpt.max_mem,
-            {"global_step": step},
+            self.actor.model, folder, f"global_step{step}", ckpt.max_num, ckpt.max_mem, {"global_step": step}
         )
         if ckpt.save_hf:
-            self.strategy.save_model(self.actor, self.processor, f"{ckpt.path}/global_step{step}_hf")
+            self.strategy.save_model(self.actor, self.processor, f"{folder}/global_step{step}_hf")
+        self.saved_step = step
+        self.schedule.note_saved()

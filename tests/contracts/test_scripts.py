@@ -12,7 +12,7 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
-from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, resolve
 from lmm_r1.config.evaluate import EvaluateConfig
 
 pytestmark = pytest.mark.contract
@@ -96,7 +96,7 @@ def test_a_stage_takes_its_model_data_folder_gpus_and_rewards_from_the_environme
     assert config.actor.model_name_or_path == "a model"
     assert config.data.prompt_dataset == "rows.jsonl"
     assert config.ckpt.output_dir == "runs/a stage"
-    assert config.ckpt.path == "runs/a stage/checkpoints"
+    assert checkpoint_folder(config) == Path("runs/a stage/checkpoints")
     assert config.reward.remote_url == "http://host:1/get_reward"
     assert (config.actor.num_gpus_per_node, config.ref.num_gpus_per_node, config.vllm.num_engines) == (2, 2, 2)
     assert config.critic.num_gpus_per_node == 2

@@ -355,7 +355,8 @@ def test_a_finished_stage_is_never_overwritten(command, argv, tiny_models, work,
     before = tree(work)
     sentence = error_of(command, argv(tiny_models["image"]), capfd=capfd)
     assert sentence == (
-        "--ckpt.output_dir out: this stage is finished (stage.json is there); choose another folder or remove this one"
+        "--ckpt.output_dir out: this stage is finished (stage.json is there); choose another folder, or give "
+        "--ckpt.overwrite to delete it and train anew"
     )
     assert {name: data for name, data in tree(work).items() if "__pycache__" not in name} == before
 

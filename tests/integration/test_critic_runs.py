@@ -86,7 +86,7 @@ def runs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     }
 
     def start(name: str, *switches: str, **changes: object) -> subprocess.CompletedProcess:
-        given = values | {"ckpt.output_dir": name, "ckpt.path": f"{name}/checkpoints"}
+        given = values | {"ckpt.output_dir": name}
         argv = flags(given | {key.replace("__", "."): value for key, value in changes.items()})
         command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *argv, *switches]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -102,14 +102,15 @@ def finished(runs: Runs) -> Runs:
     stopped = runs.start("ppo", "--critic.save_value_network", reward__remote_url="reward.py")
     assert stopped.returncode == 1, stopped.stdout + stopped.stderr
     assert "no more rewards" in stopped.stderr
-    assert "saved step 3" in stopped.stdout
+    assert (
+        f"rl stopped at step 3/{STEPS}; step 3 is saved in ppo/checkpoints, the same command goes on" in stopped.stderr
+    )
     assert [line["step"] for line in runs.metrics("ppo")] == [1, 2, 3]
 
     (runs.folder / "limit").unlink()
     ended = runs.start(
         "ppo",
         "--critic.save_value_network",
-        "--ckpt.load_enable",
         reward__remote_url="reward.py",
         ckpt__save_steps=STEPS,
     )

@@ -57,7 +57,7 @@ def inputs(tmp_path_factory) -> dict[str, str]:
         },
         "train": {"colocate_all": True, "batch_size": 16, "micro_batch_size": 8},
         "data": {"max_len": 160},
-        "ckpt": {"save_steps": 1, "load_enable": True, "max_num": 1},
+        "ckpt": {"save_steps": 1, "max_num": 1},
     }
     sft = {"train": {"max_steps": STEPS, "batch_size": 8, "micro_batch_size": 4, "max_epochs": 10}}
     return {

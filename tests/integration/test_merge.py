@@ -73,7 +73,7 @@ def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trai
     for number, (name, (count, own)) in enumerate(RUNS.items()):
         place = folder / f"run{number}"
         made[name] = Trained(model=place, checkpoint=place / "checkpoints")
-        argv = flags(settings | own | {"ckpt.output_dir": place, "ckpt.path": place / "checkpoints"})
+        argv = flags(settings | own | {"ckpt.output_dir": place})
         started.append(launch("lmm_r1.cli.train_sft", *argv, count=count, folder=folder / f"logs{number}"))
     for ranks in started:
         ranks.wait()

@@ -10,6 +10,7 @@ from helpers.commands import ANSWERED, flags, write_rows
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft
+from lmm_r1.trainer import sft
 from lmm_r1.trainer.trackers.backends import BACKENDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -17,7 +18,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TRACKERS = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.library)]
 
 
-def train(model: Path, folder: Path, *switches: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+STEPS = 4
+
+
+def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None:
     # DeepSpeed keeps the groups of the first training in a process for good.
     monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
     monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
@@ -26,27 +30,30 @@ def train(model: Path, folder: Path, *switches: str, steps: int, monkeypatch: py
         "data.dataset": folder / "rows.jsonl",
         "train.batch_size": 2,
         "train.micro_batch_size": 2,
-        "train.max_epochs": steps,
-        "train.max_steps": steps,
+        "train.max_epochs": STEPS,
         "ds.param_dtype": "fp32",
         "ckpt.output_dir": folder / "run",
-        "ckpt.path": folder / "checkpoints",
         "ckpt.save_steps": 2,
         "logger.wandb.mode": "offline",
         "logger.swanlab.mode": "offline",
     }
     address = {"logger.mlflow.tracking_uri": f"file://{folder}/store"} if "mlflow" in TRACKERS else {}
-    train_sft.main([*flags(settings | address), "--logger.trackers", *TRACKERS, *switches])
+    train_sft.main([*flags(settings | address), "--logger.trackers", *TRACKERS])
 
 
-def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch):
+def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch, capfd):
     keep_offline(tmp_path / "home", monkeypatch)
     monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
     write_rows(tmp_path, ANSWERED, ANSWERED)
-    train(tiny_checkpoint("llm"), tmp_path, steps=3, monkeypatch=monkeypatch)
-    # As if it had been killed at its very end; the last checkpoint is that of step 2.
-    (tmp_path / "run/stage.json").unlink()
-    train(tiny_checkpoint("llm"), tmp_path, "--ckpt.load_enable", steps=4, monkeypatch=monkeypatch)
+    encode = sft.encode_sample
+    # The disk breaks in the fourth step; the last checkpoint is that of the second.
+    encoded = iter(range(1 + 2 * 3))
+    monkeypatch.setattr(sft, "encode_sample", lambda *row, **given: next(encoded) + 1 and encode(*row, **given))
+    with pytest.raises(SystemExit):
+        train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
+    assert "step 3/4; step 2 is saved" in capfd.readouterr().err
+    monkeypatch.setattr(sft, "encode_sample", encode)
+    train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
 
     run = tmp_path / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

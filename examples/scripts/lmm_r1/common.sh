@@ -44,7 +44,7 @@ stage() {
 # rl_stage NAME FLAGS...: one RL stage from MODEL on the rows in DATA into OUTPUT, as CONFIG says.
 rl_stage() {
   local inputs=(--actor.model_name_or_path "$MODEL" --data.prompt_dataset "$DATA" --reward.remote_url "$REWARD_URL")
-  local outputs=(--ckpt.output_dir "$OUTPUT" --ckpt.path "$OUTPUT/checkpoints" --logger.stage_name "$1")
+  local outputs=(--ckpt.output_dir "$OUTPUT" --logger.stage_name "$1")
   local gpus=()
   [[ -z $NUM_GPUS ]] || gpus=(
     --actor.num_gpus_per_node "$NUM_GPUS" --critic.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS"

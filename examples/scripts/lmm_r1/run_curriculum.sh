@@ -29,7 +29,7 @@ if [[ -n $SFT_DATA ]]; then
   ((${NUM_GPUS:-1} == 1)) || launcher+=(-m torch.distributed.run --standalone --nproc-per-node "$NUM_GPUS")
   inputs=(--model.model_name_or_path "$MODEL" --data.dataset "$SFT_DATA")
   OUTPUT=$ROOT/cold_start
-  outputs=(--ckpt.output_dir "$OUTPUT" --ckpt.path "$OUTPUT/checkpoints" --logger.stage_name cold_start)
+  outputs=(--ckpt.output_dir "$OUTPUT" --logger.stage_name cold_start)
   stage "$OUTPUT" "${launcher[@]}" -m lmm_r1.cli.train_sft --config "$SFT_CONFIG" "${inputs[@]}" "${outputs[@]}" \
     --train.seed "$SEED"
   MODEL=$OUTPUT

@@ -104,14 +104,14 @@ def check_trackers(logger: LoggerConfig) -> None:
         backend.check(logger)
 
 
-def open_trackers(config: PPOConfig | SFTConfig, *, folder: Path) -> Trackers:
-    """Return the run's trackers, each of which goes on with its earlier run where `--ckpt.load_enable` resumes one.
+def open_trackers(config: PPOConfig | SFTConfig, *, folder: Path, resumed: bool) -> Trackers:
+    """Return the run's trackers, each of which goes on with its earlier run where the training is `resumed`.
 
     Raises UserError, with none left open, when one cannot be opened.
     """
     logger = config.logger
     check_trackers(logger)
-    record = TrackerRecord(folder / TRACKERS_FILE, resumed=config.ckpt.load_enable)
+    record = TrackerRecord(folder / TRACKERS_FILE, resumed=resumed)
     settings = without_secrets(config)
     opened = {}
     for name in logger.trackers:

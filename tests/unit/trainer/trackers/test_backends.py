@@ -30,9 +30,8 @@ def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
         "logger.wandb.run_name": "tried",
         "logger.swanlab.mode": "offline",
         "logger.mlflow.tracking_uri": f"file://{folder}/store",
-        "ckpt.load_enable": resumed,
     }
-    return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder)
+    return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
 
 
 def samples(folder: Path, step: int) -> Sequence[Generation]:
@@ -100,8 +99,8 @@ def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
 def test_tensorboard_goes_on_in_the_folder_it_began_in(tmp_path):
     for resumed, name in ((False, "monday"), (True, "tuesday")):
         flags = {"logger.trackers": ("tensorboard",), "logger.tensorboard_dir": str(tmp_path / "tb")}
-        flags |= {"logger.wandb.run_name": name, "ckpt.load_enable": resumed}
-        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path) as trackers:
+        flags |= {"logger.wandb.run_name": name}
+        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=resumed) as trackers:
             trackers.log(1 + resumed, {"loss": 0.5})
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["monday"]
     assert of_tensorboard(tmp_path / "tb/monday") == {"train/loss": [(1, 0.5), (2, 0.5)]}
@@ -190,6 +189,6 @@ def test_mlflow_shows_a_stopped_run_as_failed_and_takes_any_name(tmp_path):
 def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
     for name in ("monday", "tuesday"):
         flags = {"logger.trackers": ("tensorboard",), "logger.wandb.run_name": name}
-        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path) as trackers:
+        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=False) as trackers:
             trackers.log(1, {"loss": 0.5})
     assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"monday", "tuesday"}

@@ -59,7 +59,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
     folder.open("")
     strategy = make_strategy(to_openrlhf_args(config))
-    with open_trackers(config, folder=folder.path) as trackers:
+    with open_trackers(config, folder=folder.path, resumed=False) as trackers:
         trainer = KitPPOTrainer(
             config,
             strategy,

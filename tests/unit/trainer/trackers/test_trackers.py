@@ -32,7 +32,7 @@ def sample(**changes: object) -> Generation:
 def test_a_tracker_that_fails_is_told_of_once_and_tried_again(tmp_path, caplog):
     gone = (sample(images=(tmp_path / "gone.png",)),)
     with caplog.at_level(logging.WARNING):
-        with open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path) as trackers:
+        with open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False) as trackers:
             for step in (1, 2, 3, 4, 5, 6, 7, 8):
                 trackers.log(step, {"loss": step})
                 if step in (1, 3):
@@ -50,7 +50,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_tried_again(tmp_path, caplog):
 def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog):
     gone = (sample(images=(tmp_path / "gone.png",)),)
     tried = []
-    trackers = open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path)
+    trackers = open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False)
     with caplog.at_level(logging.WARNING):
         for step in range(1, 32):
             before = trackers._failures_in_a_row["tensorboard"]
@@ -138,14 +138,13 @@ def test_a_command_says_so_before_it_starts(command, capfd, tmp_path, monkeypatc
 def test_a_tracker_that_cannot_start_stops_the_run_with_its_reason(tmp_path):
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"--logger.trackers tensorboard: cannot start \(.*tensorboard.*leave it out"):
-        open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path)
+        open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=False)
 
 
 def test_a_damaged_record_is_told_with_what_to_do(tmp_path):
     (tmp_path / "trackers.json").write_text('{"tensorboard": ')
-    resumed = config(logger__trackers=("tensorboard",), ckpt__load_enable=True)
     with pytest.raises(UserError, match=r"trackers.json: cannot be read \(.*; remove it"):
-        open_trackers(resumed, folder=tmp_path)
+        open_trackers(config(logger__trackers=("tensorboard",)), folder=tmp_path, resumed=True)
 
 
 def test_a_rollout_becomes_a_row_of_the_table():
