@@ -24,7 +24,7 @@ from machine import machine_name
 
 # What kills a command with all that it has started is the tests'.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from helpers.killed_runs import KillableCommand, Moment, python  # noqa: E402
+from helpers.killed_runs import KillableCommand, Moment, python
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [len(queries[0]) % 3 / 3]}\n"
 SAVES = ["--ckpt.save_steps", "1", "--ckpt.max_num", "1", "--ds.param_dtype", "fp32"]
