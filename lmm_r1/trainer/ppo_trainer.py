@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,14 +20,14 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.resume_point import resume_point
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.trackers import Generation, Trackers
 from lmm_r1.trainer.trackers.tracker import make_generation
-
-logger = logging.getLogger(__name__)
 
 NEVER = float("inf")
 
@@ -87,6 +87,8 @@ class KitPPOTrainer(BasePPOTrainer):
         answers = ray.get(self.actor_model_group.async_run_method(method_name="shares_prefix"))
         self.experience_maker.share_prefix = all(answers)
         step = self._resume()
+        self.folder.resume(step)
+        self._make_up_evaluation(step)
         batch = self.config.rollout.batch_size
         states = self._states(step)
         while self.prompts.has(batch):
@@ -174,6 +176,43 @@ class KitPPOTrainer(BasePPOTrainer):
                 status.update(result)
         return status
 
+    def choose_checkpoint(self) -> None:
+        """Settle, before any model is loaded, which step all of them go on from: the newest that each has whole."""
+        # A universal checkpoint has a file of its own that names it.
+        if not self.config.ckpt.load_enable or self.config.ds.use_universal_ckpt:
+            return
+        names = ["_actor"] if self.critic_model_group is None else ["_actor", "_critic"]
+        point = resume_point([Path(self.config.ckpt.path) / name for name in names])
+        warn_of_passed_over(point)
+        # The workers get both with the strategy.
+        self.strategy.resume_tag = point.tag
+        self.args.ckpt.load_enable = point.tag is not None
+
+    def save_logs_and_checkpoints(
+        self,
+        global_step: int,
+        logs_dict: dict[str, Any] | None = None,
+        client_states: dict[str, Any] | None = None,
+    ) -> None:
+        """Save the step where `--ckpt.save_steps` says so; older ones go once every model is saved."""
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        if global_step % self.args.ckpt.save_steps == 0:
+            self._settle(f"global_step{global_step}")
+
+    def save_best_checkpoint(
+        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Save the step where its evaluation is the best; the one before goes once every model is saved."""
+        before = self.best_eval_metric_value
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        if self.best_eval_metric_value > before:
+            self._settle(f"best_global_step{global_step}")
+
+    def _settle(self, tag: str) -> None:
+        """Let what all models have saved be the newest; until then each model has an earlier step that all have."""
+        groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        ray.get([ref for group in groups for ref in group.async_run_method(method_name="settle_checkpoint", tag=tag)])
+
     def _resume(self) -> int:
         """Return the step to go on from; on a resume also restore the data position and the engines' weights."""
         if not self.config.ckpt.load_enable:
@@ -183,33 +222,45 @@ class KitPPOTrainer(BasePPOTrainer):
             return 0
         self.restore_best_checkpoint_state(states)
         self.prompts.load_state_dict(states["data_loader_state_dict"])
+        if self.args.algo.kl.target and "kl_coef" in states:
+            self.kl_ctl.value = states["kl_coef"]
         self.saved_step = states["global_step"]
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.saved_step}/{self.total_steps}")
-        self._tell_of_another_critic()
         return self.saved_step
 
-    def _tell_of_another_critic(self) -> None:
-        """Warn where the critic was saved at another step: a run that is killed may have saved one of the two."""
-        if self.critic_model_group is None:
+    def _make_up_evaluation(self, step: int) -> None:
+        """Evaluate the step that a run goes on from, where it was killed between that step's save and its evaluation."""
+        if not self.eval_rows or step == 0 or step % self.args.eval.steps:
             return
-        step = ray.get(self.critic_model_group.async_run_method(method_name="saved_step"))[0]
-        if step != self.saved_step:
-            found = "starts anew" if step is None else f"goes on from step {step}"
-            logger.warning("the critic %s, and the policy from step %d", found, self.saved_step)
+        logs = self.folder.logged(step, prefix="eval_") or self._evaluate(step)
+        self.save_best_checkpoint(logs, step, self._states(step))
 
     def _states(self, step: int) -> dict[str, Any]:
-        return {"global_step": step, "data_loader_state_dict": self.prompts.state_dict()}
+        return {
+            "global_step": step,
+            "data_loader_state_dict": self.prompts.state_dict(),
+            # Of an adaptive KL penalty, which goes on with the weight that it has reached.
+            "kl_coef": self.kl_ctl.value,
+        }
 
     def _save_before_stop(self, states: dict[str, Any]) -> None:
         step = states["global_step"]
         if step == self.saved_step or self.config.ckpt.disable_ds:
             return
         tag = f"global_step{step}"
-        refs = self.actor_model_group.async_run_method(method_name="save_checkpoint", tag=tag, client_states=states)
+        best = {
+            "best_eval_metric_key": self.best_eval_metric_key,
+            "best_eval_metric_value": self.best_eval_metric_value,
+            "latest_eval_metric_value": self._latest_eval_metric_value,
+        }
+        refs = self.actor_model_group.async_run_method(
+            method_name="save_checkpoint", tag=tag, client_states=states | best
+        )
         if self.critic_model_group is not None:
             refs += self.critic_model_group.async_run_method(method_name="save_checkpoint", tag=tag)
         ray.get(refs)
+        self._settle(tag)
         self.console.print(f"saved step {step}; the same command with --ckpt.load_enable goes on from there")
 
     def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:

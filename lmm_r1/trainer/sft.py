@@ -74,7 +74,10 @@ def train(config: SFTConfig) -> None:
             fitting=fitting,
             trackers=trackers,
         )
-        run.fit(start=_resume(config, strategy, actor), steps=steps)
+        start = _resume(config, strategy, actor)
+        if strategy.is_rank_0():
+            folder.resume(start)
+        run.fit(start=start, steps=steps)
         strategy.save_model(actor, processor, config.ckpt.output_dir)
     if strategy.is_rank_0():
         folder.finish(steps=steps)
@@ -146,7 +149,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
 
 def _resume(config: SFTConfig, strategy: KitStrategy, actor: KitActor) -> int:
     """Load the newest checkpoint where asked to, and return the step to go on from."""
-    if not config.ckpt.load_enable or not Path(config.ckpt.path).is_dir():
+    if not config.ckpt.load_enable:
         return 0
     _, states = strategy.load_ckpt(actor.model, config.ckpt.path)
     return states.get("global_step", 0)
@@ -262,6 +265,9 @@ class _SFTRun:
 
     def _save(self, step: int) -> None:
         ckpt = self.config.ckpt
+        # Before the checkpoint, so that one that is whole has a whole copy.
+        if ckpt.save_hf:
+            self.strategy.save_model(self.actor, self.processor, f"{ckpt.path}/global_step{step}_hf")
         self.strategy.save_ckpt(
             self.actor.model,
             ckpt.path,
@@ -270,5 +276,3 @@ class _SFTRun:
             ckpt.max_mem,
             {"global_step": step},
         )
-        if ckpt.save_hf:
-            self.strategy.save_model(self.actor, self.processor, f"{ckpt.path}/global_step{step}_hf")
