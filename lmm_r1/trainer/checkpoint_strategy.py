@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError
 from lmm_r1.trainer import checkpoint_writing
-from lmm_r1.trainer.checkpoints import saving_name
+from lmm_r1.trainer.checkpoints import defect, saving_name
 from lmm_r1.trainer.resume_point import ResumePoint, resume_point
 
 logger = logging.getLogger(__name__)
@@ -109,12 +110,18 @@ class CheckpointStrategy(DeepspeedStrategy):
         Every rank must call it, and all load the same one: `tag`, or the run's `resume_tag`, or what rank 0 finds.
         Raises UserError where a rank does not see it.
         """
-        # A universal checkpoint has a file of its own that names it.
-        if tag is None and not self.use_ds_universal_ckpt:
-            tag = self.resume_tag or self._agreed_tag(Path(load_dir))
+        # A universal checkpoint has files of its own, one of which names it.
+        if not self.use_ds_universal_ckpt:
+            tag = tag or self.resume_tag or self._agreed_tag(Path(load_dir))
             if tag is None:
                 return None, {}
-        path, states = super().load_ckpt(
+            lack = defect(Path(load_dir), tag)
+            if lack is not None:
+                raise UserError(
+                    f"--ckpt.path {load_dir}: {tag} cannot be loaded on {socket.gethostname()}: {lack}; "
+                    "all machines of a run must share this folder"
+                )
+        return super().load_ckpt(
             model,
             load_dir,
             tag,
@@ -123,11 +130,6 @@ class CheckpointStrategy(DeepspeedStrategy):
             load_lr_scheduler_states,
             load_module_only,
         )
-        if path is None:
-            raise UserError(
-                f"--ckpt.path {load_dir}: {tag or 'a checkpoint'} cannot be loaded: no shards of this rank"
-            )
-        return path, states
 
     def _agreed_tag(self, folder: Path) -> str | None:
         tags = [None]
