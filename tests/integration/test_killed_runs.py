@@ -1,4 +1,4 @@
-"""Supervised runs that are killed in the middle of what they do with files, and repeated as they were."""
+"""Runs that are killed in the middle of what they do with files, and repeated as they were."""
 
 import json
 from collections.abc import Callable
@@ -9,11 +9,15 @@ from helpers.commands import flags, write_rows
 from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
 from safetensors.torch import load_file
 
+from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.trainer.checkpoint_writing import DELETING
 from lmm_r1.trainer.checkpoints import SAVING, complete_steps
+from lmm_r1.trainer.resume_point import newest_common_step
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
+RL_STEPS = 4
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +89,55 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
     assert weights.keys() == wanted.keys()
     assert all((weights[name] == tensor).all() for name, tensor in wanted.items())
     assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
+
+
+def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
+    prompts = 2
+    questions = [f"What is {number} + 1?" for number in range(prompts * RL_STEPS)]
+    rows = [{"messages": [{"role": "user", "content": text}], "answer": "1"} for text in questions]
+    (tmp_path / "reward.py").write_text(REWARD)
+    values = {
+        "actor.model_name_or_path": tiny_checkpoint("llm"),
+        "actor.num_gpus_per_node": 1,
+        "critic.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": write_rows(tmp_path, *rows),
+        "data.max_len": 128,
+        "reward.remote_url": "reward.py",
+        "algo.advantage.estimator": "gae",
+        "algo.kl.init_coef": 0,
+        "rollout.batch_size": prompts,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 8,
+        "rollout.micro_batch_size": 4,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 4,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "run",
+        "ckpt.path": "run/checkpoints",
+        "ckpt.save_steps": 1,
+        "ckpt.max_num": 1,
+        "logger.rollouts_per_step": prompts,
+    }
+    argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values), "--ckpt.load_enable")
+    command, run = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "run"
+    policy, critic = folders = [run / "checkpoints" / name for name in ("_actor", "_critic")]
+    moments = [appears(critic, f"{SAVING}global_step2"), appears(policy, f"{DELETING}global_step2*")]
+    common = []
+    for moment in moments:
+        ended = command.run(kill=moment, limit_s=240)
+        assert ended.killed, ended.output
+        common.append(newest_common_step(folders))
+    assert common[0] in (1, 2)
+    assert common[1] == 3, "the step before was only deleted as both had this one"
+    ended = command.run(limit_s=240)
+    assert ended.code == 0, ended.output
+    assert f"resumed at step 3/{RL_STEPS}" in ended.output
+    assert [complete_steps(folder) for folder in folders] == [[RL_STEPS], [RL_STEPS]]
+
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, RL_STEPS + 1))
+    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    shown = [(rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts]
+    order = PromptStream(questions, seed=42, episodes=1)
+    assert shown == [(step, text) for step in steps for text in order.take(prompts)]
