@@ -46,6 +46,29 @@ SEAMS: tuple[Seam, ...] = (
         signature="self model tokenizer output_dir kwargs",
     ),
     Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.save_ckpt",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_ckpt",
+        reason="upstream deletes before it saves, also what `latest` names, and writes into the final folder",
+        signature="self model save_dir tag max_num max_mem client_state save_latest metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._write_ckpt_metric",
+        how="used",
+        ours="lmm_r1.trainer.strategy:KitStrategy.save_ckpt",
+        reason="the metric by which checkpoints are deleted stands where upstream keeps it",
+        signature="self ckpt_dir metric_value metric_key",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.load_ckpt",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.load_ckpt",
+        reason="upstream knows the file `latest` alone, and ends in an assertion where that is empty",
+        signature=(
+            "self model load_dir tag load_module_strict load_optimizer_states load_lr_scheduler_states load_module_only"
+        ),
+    ),
+    Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._unwrap_model",
         how="used",
         ours="lmm_r1.trainer.strategy:KitStrategy.save_model",

@@ -43,10 +43,27 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.save_logs_and_checkpoints",
+        reason=(
+            "an earlier checkpoint goes once all models are saved; upstream's wandb and TensorBoard are off, as a "
+            "resumed run would start new ones"
+        ),
+        signature="self global_step logs_dict client_states",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_best_checkpoint",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.save_best_checkpoint",
+        reason="the best checkpoint before goes once all models are saved",
+        signature="self eval_metrics global_step client_states",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.restore_best_checkpoint_state",
         how="used",
         ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
-        reason="DeepSpeed checkpoints; its wandb and TensorBoard are off, as a resumed run would start new ones",
-        signature="self global_step logs_dict client_states",
+        reason="a resumed run knows its best evaluation",
+        signature="self checkpoint_states",
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_utils.experience:Experience",

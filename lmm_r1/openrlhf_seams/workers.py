@@ -45,9 +45,9 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.save_checkpoint",
-        how="used",
-        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
-        reason="the critic is saved with the policy before an error of the outside world ends a run",
+        how="subclassed",
+        ours="lmm_r1.trainer.critic_workers:KitCriticActor.save_checkpoint",
+        reason="an earlier checkpoint stays until the policy is saved, too",
         signature="self tag metric_value metric_key",
     ),
     Seam(
@@ -156,9 +156,9 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.save_checkpoint",
-        how="used",
-        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.fit",
-        reason="what was learnt is saved before an error of the outside world ends a run",
+        how="subclassed",
+        ours="lmm_r1.trainer.workers:KitPolicyActor.save_checkpoint",
+        reason="an earlier checkpoint stays until the critic is saved, too",
         signature="self tag client_states metric_value metric_key",
     ),
     Seam(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,7 +14,7 @@ from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.workers import install_seams, media_per_row
+from lmm_r1.trainer.workers import install_seams, media_per_row, settle
 
 
 class KitCriticPPOTrainer(CriticPPOTrainer):
@@ -77,10 +76,18 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
         finally:
             self.critic = critic
 
-    def saved_step(self) -> int | None:
-        """Return the run's step whose critic is the newest on disk, None where there is none."""
-        latest = Path(self.strategy.args.ckpt.path) / "_critic" / "latest"
-        return int(latest.read_text().rpartition("global_step")[2]) if latest.is_file() else None
+    def save_checkpoint(self, tag: str, metric_value: float | None = None, metric_key: str | None = None) -> None:
+        """Save the critic; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        with self.strategy.unsettled():
+            super().save_checkpoint(tag, metric_value, metric_key)
+
+    def updates_made(self) -> int:
+        """Return how many optimizer steps the critic's weights have had."""
+        return self.critic.global_steps
+
+    def settle_checkpoint(self, tag: str) -> None:
+        """Let the saved critic be the newest, and delete what goes beyond the limits."""
+        settle(self, "_critic", tag)
 
 
 class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):

@@ -19,7 +19,9 @@ from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.resume_point import resume_point
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
@@ -81,8 +83,8 @@ class KitPPOTrainer(BasePPOTrainer):
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
-        # Whether the weights are those after `step`, and not those in the middle of the next one.
-        self.whole = True
+        # While a step is made, how many updates the models' weights had before it.
+        self.updates_before: list[int] | None = None
 
     def fit(self) -> int:
         """Train from the last saved step to the end of the data and return the number of steps.
@@ -93,6 +95,8 @@ class KitPPOTrainer(BasePPOTrainer):
         self.experience_maker.share_prefix = all(answers)
         self._resume()
         self.stops.progress = self.progress
+        self.folder.resume(self.step)
+        self._make_up_evaluation()
         batch = self.config.rollout.batch_size
         states = self._states()
         while self.prompts.has(batch):
@@ -117,9 +121,9 @@ class KitPPOTrainer(BasePPOTrainer):
         Args:
             began, generated: when the rollout was begun, and when it was there.
         """
-        self.whole = False
+        self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
-        self.whole = True
+        self.updates_before = None
         status["timing/generation"] = generated - began
         status["timing/step_total"] = time.perf_counter() - began
         self._record(self.step, status, rollout)
@@ -190,6 +194,42 @@ class KitPPOTrainer(BasePPOTrainer):
                 status.update(result)
         return status
 
+    def choose_checkpoint(self) -> None:
+        """Settle, before any model is loaded, which step all of them go on from: the newest that each has whole."""
+        # A universal checkpoint has a file of its own that names it.
+        if not self.config.ckpt.load_enable or self.config.ds.use_universal_ckpt:
+            return
+        names = ["_actor"] if self.critic_model_group is None else ["_actor", "_critic"]
+        point = resume_point([checkpoint_folder(self.config) / name for name in names])
+        warn_of_passed_over(point)
+        # The workers get both with the strategy.
+        self.strategy.resume_tag = point.tag
+        self.args.ckpt.load_enable = point.tag is not None
+
+    def save_logs_and_checkpoints(
+        self,
+        global_step: int,
+        logs_dict: dict[str, Any] | None = None,
+        client_states: dict[str, Any] | None = None,
+    ) -> None:
+        """Save the step; older ones go once every model is saved."""
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self._settle(f"global_step{global_step}")
+
+    def save_best_checkpoint(
+        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Save the step where its evaluation is the best; the one before goes once every model is saved."""
+        before = self.best_eval_metric_value
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        if self.best_eval_metric_value > before:
+            self._settle(f"best_global_step{global_step}")
+
+    def _settle(self, tag: str) -> None:
+        """Let what all models have saved be the newest; until then each model has an earlier step that all have."""
+        groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        ray.get([ref for group in groups for ref in group.async_run_method(method_name="settle_checkpoint", tag=tag)])
+
     def _resume(self) -> None:
         """Find the step to go on from; on a resume also restore the data position and the engines' weights."""
         if not self.config.ckpt.load_enable:
@@ -199,22 +239,26 @@ class KitPPOTrainer(BasePPOTrainer):
             return
         self.restore_best_checkpoint_state(states)
         self.prompts.load_state_dict(states["data_loader_state_dict"])
+        if self.args.algo.kl.target and "kl_coef" in states:
+            self.kl_ctl.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
-        self._tell_of_another_critic()
 
-    def _tell_of_another_critic(self) -> None:
-        """Warn where the critic was saved at another step: a run that is killed may have saved one of the two."""
-        if self.critic_model_group is None:
+    def _make_up_evaluation(self) -> None:
+        """Evaluate the step that a run goes on from, where it was killed between that step's save and its evaluation."""
+        if not self.eval_rows or self.step == 0 or self.step % self.args.eval.steps:
             return
-        step = ray.get(self.critic_model_group.async_run_method(method_name="saved_step"))[0]
-        if step != self.saved_step:
-            found = "starts anew" if step is None else f"goes on from step {step}"
-            logger.warning("the critic %s, and the policy from step %d", found, self.saved_step)
+        logs = self.folder.logged(self.step, prefix="eval_") or self._evaluate(self.step)
+        self.save_best_checkpoint(logs, self.step, self._states())
 
     def _states(self) -> dict[str, Any]:
-        return {"global_step": self.step, "data_loader_state_dict": self.prompts.state_dict()}
+        return {
+            "global_step": self.step,
+            "data_loader_state_dict": self.prompts.state_dict(),
+            # Of an adaptive KL penalty, which goes on with the weight that it has reached.
+            "kl_coef": self.kl_ctl.value,
+        }
 
     def _save(self, states: dict[str, Any]) -> None:
         """Save the policy and the critic as they are after the step that `states` are about."""
@@ -225,15 +269,21 @@ class KitPPOTrainer(BasePPOTrainer):
             self.saved_step = self.step
 
     def _save_before_stop(self, states: dict[str, Any]) -> None:
-        """Save the last whole step, unless it is saved, or the weights are no longer those of a whole step."""
-        if not self.whole or self.step in (0, self.saved_step) or self.config.ckpt.disable_ds:
+        """Save the last whole step, unless it is saved, or weights have been changed since."""
+        if self.step in (0, self.saved_step) or self.config.ckpt.disable_ds:
             return
         try:
             with self.stops.held():
-                self._save(states)
+                if self.updates_before is None or self.updates_before == self._updates():
+                    self._save(states)
         except ray.exceptions.RayError as error:
             # What ended the run may have ended the workers as well, and is what the run ends with.
             logger.warning("step %d could not be saved (%s)", self.step, str(error).splitlines()[0])
+
+    def _updates(self) -> list[int]:
+        """Return how many updates the weights of policy and critic have had, as every worker counts them."""
+        groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        return ray.get([ref for group in groups for ref in group.async_run_method(method_name="updates_made")])
 
     def progress(self) -> Progress:
         """Return how far the run has come, and what of it is on disk."""

@@ -148,6 +148,7 @@ def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
     Args:
         steps: optimizer steps of the run.
     """
+    trainer.choose_checkpoint()
     config, strategy = trainer.config, trainer.strategy
     path = config.actor.model_name_or_path
     refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)

@@ -75,6 +75,23 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
+    def resume(self, step: int) -> None:
+        """Cut off what was recorded of steps after `step`, the one that the run goes on from: they are made again."""
+        before = _last_seconds(self.path / METRICS_FILE)
+        for file in (METRICS_FILE, ROLLOUTS_FILE):
+            _cut_after(self.path / file, step=step)
+        self.started += before - _last_seconds(self.path / METRICS_FILE)
+
+    def logged(self, step: int, *, prefix: str) -> dict[str, float]:
+        """Return the metrics of a step whose names begin with `prefix`."""
+        return {
+            name: value
+            for record, _ in _records(self.path / METRICS_FILE)
+            if record["step"] == step
+            for name, value in record.items()
+            if name.startswith(prefix)
+        }
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics; values that are not numbers are left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
@@ -137,6 +154,27 @@ def _cut_torn_line(path: Path) -> None:
     complete = content.rfind(b"\n") + 1
     if complete < len(content):
         os.truncate(path, complete)
+
+
+def _records(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Return the records of a file with their lines; raises UserError for a line that is of no step."""
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
+        try:
+            record = json.loads(line)
+            records.append(({**record, "step": int(record["step"])}, line))
+        except (ValueError, KeyError, TypeError) as error:
+            shown = line[:80].decode(errors="replace")
+            raise UserError(f"{path}, line {number}: no record of a step ({shown}); repair or delete it") from error
+    return records
+
+
+def _cut_after(path: Path, *, step: int) -> None:
+    """Drop the records of steps after `step`, all at once."""
+    records = _records(path)
+    kept = [line for record, line in records if record["step"] <= step]
+    if len(kept) < len(records):
+        write_bytes_atomically(path, data=b"".join(kept))
 
 
 def _last_seconds(path: Path) -> float:

@@ -102,7 +102,10 @@ def _train(
             stops=stops,
             trackers=trackers,
         )
-        run.fit(start=_resume(config, strategy, actor), steps=steps)
+        start = _resume(config, strategy, actor)
+        if strategy.is_rank_0():
+            folder.resume(start)
+        run.fit(start=start, steps=steps)
         with stops.held():
             strategy.save_model(actor, processor, config.ckpt.output_dir)
     if strategy.is_rank_0():
@@ -175,10 +178,9 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
 
 def _resume(config: SFTConfig, strategy: KitStrategy, actor: KitActor) -> int:
     """Load the newest checkpoint where asked to, and return the step to go on from."""
-    folder = checkpoint_folder(config)
-    if not config.ckpt.load_enable or not folder.is_dir():
+    if not config.ckpt.load_enable:
         return 0
-    _, states = strategy.load_ckpt(actor.model, str(folder))
+    _, states = strategy.load_ckpt(actor.model, str(checkpoint_folder(config)))
     return states.get("global_step", 0)
 
 
@@ -325,10 +327,11 @@ class _SFTRun:
 
     def _save(self, step: int) -> None:
         ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
+        # Before the checkpoint, so that one that is whole has a whole copy.
+        if ckpt.save_hf:
+            self.strategy.save_model(self.actor, self.processor, f"{folder}/global_step{step}_hf")
         self.strategy.save_ckpt(
             self.actor.model, folder, f"global_step{step}", ckpt.max_num, ckpt.max_mem, {"global_step": step}
         )
-        if ckpt.save_hf:
-            self.strategy.save_model(self.actor, self.processor, f"{folder}/global_step{step}_hf")
         self.saved_step = step
         self.schedule.note_saved()

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
-from openrlhf.utils.deepspeed import DeepspeedStrategy
 from torch.distributed.device_mesh import DeviceMesh
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 
 
-class KitStrategy(DeepspeedStrategy):
+class KitStrategy(CheckpointStrategy):
     """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
 
     _vision_lr: float | None = None

@@ -164,14 +164,40 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
         check_packing(self.actor, group=strategy.ring_attn_group)
 
+    def save_checkpoint(
+        self,
+        tag: str,
+        client_states: dict[str, Any] | None = None,
+        metric_value: float | None = None,
+        metric_key: str | None = None,
+    ) -> None:
+        """Save the policy; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        with self.strategy.unsettled():
+            super().save_checkpoint(tag, client_states, metric_value, metric_key)
+
+    def settle_checkpoint(self, tag: str) -> None:
+        """Let the saved policy be the newest, and delete what goes beyond the limits."""
+        settle(self, "_actor", tag)
+
     def shares_prefix(self) -> bool:
         """Say whether the loaded model computes a group's prompt once."""
         return self.actor.packing_samples and self.actor.share_prefix
+
+    def updates_made(self) -> int:
+        """Return how many optimizer steps the policy's weights have had."""
+        return self.actor.model.global_steps
 
     def take_computed_tokens(self) -> int:
         """Return how many tokens the policy has computed since this was called last, padding and repeats included."""
         tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
         return tokens
+
+
+def settle(worker: Any, folder: str, tag: str) -> None:
+    """Let a worker's saved model be the newest in its folder, and delete what goes beyond `--ckpt.max_num` and so on."""
+    ckpt = worker.strategy.args.ckpt
+    if not worker.disable_ds_ckpt:
+        worker.strategy.settle_ckpt(str(Path(ckpt.path) / folder), tag, ckpt.max_num, ckpt.max_mem)
 
 
 class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):

@@ -231,16 +231,6 @@ def test_a_critic_worker_gets_the_media_of_a_batch_and_trains_on():
     assert worker.critic is critic
 
 
-@pytest.mark.parametrize(("tag", "step"), [("global_step12", 12), ("best_global_step3", 3), (None, None)])
-def test_a_critic_worker_says_of_which_step_its_checkpoint_is(tmp_path, tag, step):
-    if tag is not None:
-        (tmp_path / "_critic").mkdir()
-        (tmp_path / "_critic" / "latest").write_text(tag)
-    worker = object.__new__(KitCriticActor)
-    worker.strategy = SimpleNamespace(args=SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path))))
-    assert worker.saved_step() == step
-
-
 def test_a_reward_worker_asks_for_the_rewards_of_whole_samples_with_their_media():
     asked = []
 

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.unit
 
 def row(text: str = "1+1?", *, answer: str = "2", image: object = None) -> Row:
     parts = (TextPart(text),) if image is None else (ImagePart(image), TextPart(text))
-    return Row(messages=(Message(role="user", parts=parts),), answer=answer, datasource="sums", location="rows, line 1")
+    return Row(
+        messages=(Message(role="user", parts=parts),), answer=answer, datasource="sums", location="rows, line 1"
+    )
 
 
 def checkpoint(folder: Path, *, weights: bytes = b"weights") -> Path:
@@ -68,7 +70,14 @@ def test_another_run_is_told_what_differs(tmp_path):
 
 
 def test_many_differences_are_counted(tmp_path):
-    changes = {"adam__lr": 1.0, "max_norm": 2.0, "train__seed": 3, "train__max_steps": 4, "data__max_len": 5, "optim": "muon"}
+    changes = {
+        "adam__lr": 1.0,
+        "max_norm": 2.0,
+        "train__seed": 3,
+        "train__max_steps": 4,
+        "data__max_len": 5,
+        "optim": "muon",
+    }
     model = checkpoint(tmp_path / "model")
     sentence = refusal(fingerprint(model), fingerprint(model, **changes), tmp_path / "ck")
     assert sentence.count(" there, ") == 4
@@ -117,6 +126,14 @@ def test_what_decides_what_is_learnt_is_not_free(config_class):
     flags = dotted.leaf_types(config_class)
     settings = settings_of_the_run(config_class())
     assert settings.keys() == {flag for flag in flags if not is_free(flag)}
-    decisive = ("adam.lr", "train.seed", "train.batch_size", "ds.zero_stage", "ds.lora.rank", "data.max_len", "max_norm")
+    decisive = (
+        "adam.lr",
+        "train.seed",
+        "train.batch_size",
+        "ds.zero_stage",
+        "ds.lora.rank",
+        "data.max_len",
+        "max_norm",
+    )
     assert all(any(flag == name or flag.endswith(f".{name}") for flag in settings) for name in decisive)
     assert not any(flag.startswith(("ckpt.", "logger.", "eval.")) for flag in settings)

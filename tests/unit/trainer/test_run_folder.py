@@ -97,6 +97,53 @@ def test_a_resumed_stage_cuts_a_torn_line_and_counts_its_seconds_on(tmp_path):
     assert json.loads((tmp_path / "stage.json").read_text())["seconds"] == pytest.approx(90.5, abs=5)
 
 
+def test_a_stage_that_goes_on_from_an_earlier_step_makes_the_later_records_again(tmp_path):
+    """Killed at step 7, with a checkpoint of step 5."""
+    metrics = [{"step": step, "seconds": 10.0 * step, "reward": 0.5} for step in range(1, 8)]
+    evaluations = [{"step": step, "seconds": 10.0 * step + 5, "eval_test_pass1": 0.25} for step in (5, 6)]
+    logged = [*metrics[:5], evaluations[0], metrics[5], evaluations[1], metrics[6]]
+    rollouts = [{**RECORD, "step": step, "group": group} for step in range(1, 8) for group in (0, 1)]
+    for name, records in (("metrics.jsonl", logged), ("rollouts.jsonl", rollouts)):
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = opened(tmp_path)
+    folder.resume(5)
+    assert lines(tmp_path / "metrics.jsonl") == logged[:6]
+    assert lines(tmp_path / "rollouts.jsonl") == rollouts[:10]
+    assert folder.logged(5, prefix="eval_") == {"eval_test_pass1": 0.25}
+    assert folder.logged(6, prefix="eval_") == {}
+    for step in (6, 7):
+        folder.metrics(step, {"reward": 1.0})
+    made = lines(tmp_path / "metrics.jsonl")[6:]
+    assert [line["step"] for line in made] == [6, 7]
+    # The time of the steps that count, which ended with the evaluation of step 5.
+    assert made[0]["seconds"] == pytest.approx(55.0, abs=5)
+
+
+def test_a_stage_without_a_checkpoint_begins_its_records_anew(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 40.0}\n')
+    (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"step": 1}\n')
+    folder = opened(tmp_path)
+    folder.resume(0)
+    assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "rollouts.jsonl").read_text() == ""
+    assert folder.started == pytest.approx(time.time(), abs=5)
+
+
+def test_records_that_are_all_kept_are_not_written_again(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 40.0}\n')
+    before = (tmp_path / "metrics.jsonl").stat()
+    folder = opened(tmp_path)
+    folder.resume(1)
+    assert (tmp_path / "metrics.jsonl").stat().st_ino == before.st_ino
+    assert not (tmp_path / "rollouts.jsonl").exists()
+
+
+def test_a_line_of_no_step_is_a_user_error_with_its_number(tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"group": 1}\n{"step": 3}\n')
+    folder = opened(tmp_path)
+    with pytest.raises(UserError, match="rollouts.jsonl, line 2: no record of a step"):
+        folder.resume(1)
+
+
 def test_a_stage_killed_in_its_first_line_starts_from_zero(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1')
     folder = opened(tmp_path)

@@ -1,0 +1,142 @@
+"""Commands that are killed, with every process they have started, at a chosen moment, and then repeated as they were."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+# Inherited by whatever a command starts, also by Ray's processes, which leave its session and outlive it.
+MARK = "LMM_R1_TEST_RUN"
+
+Moment = Callable[[], bool]
+"""Asked again and again while a command runs; once it says yes, everything is killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    killed: bool
+    code: int
+    output: str
+    """What it and its processes printed, on both streams."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillableCommand:
+    """A command that is repeated in one folder."""
+
+    argv: Sequence[str]
+    cwd: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *, kill: Moment | None = None, limit_s: float = 600) -> Ended:
+        """Run to the end, or until the moment of the kill; fails where neither comes in time."""
+        mark = uuid.uuid4().hex
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment, MARK: mark}
+        log = self.cwd / f"run-{mark}.log"
+        deadline = time.monotonic() + limit_s
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                list(self.argv),
+                cwd=self.cwd,
+                env=environment,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            killed = False
+            try:
+                while process.poll() is None and not killed:
+                    assert time.monotonic() < deadline, f"neither ended nor killed in time:\n{log.read_text()[-3000:]}"
+                    killed = kill is not None and kill()
+                    time.sleep(0 if killed else 0.0005)
+            finally:
+                # In the one that ended by itself, too, nothing may be left that writes.
+                _kill_all(process, mark)
+        return Ended(killed=killed, code=process.wait(), output=log.read_text())
+
+    def repeat(self, moments: Sequence[Moment], *, limit_s: float = 600) -> list[Ended]:
+        """Kill the command once at each moment, then let it run to its end; returns how each session ended."""
+        ended = [self.run(kill=moment, limit_s=limit_s) for moment in moments]
+        return [*ended, self.run(limit_s=limit_s)]
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def after(seconds: float) -> Moment:
+    """So long after the command was started."""
+    started: list[float] = []
+
+    def reached() -> bool:
+        started[:] = started or [time.monotonic()]
+        return time.monotonic() - started[0] >= seconds
+
+    return reached
+
+
+def at_random(longest: float, *, seed: int) -> Moment:
+    """Up to so many seconds after the command was started."""
+    return after(random.Random(seed).uniform(0, longest))
+
+
+def appears(folder: Path, pattern: str) -> Moment:
+    """When something of this name comes into the folder; what was there before does not count."""
+    before = set(folder.glob(pattern))
+    return lambda: bool(set(folder.glob(pattern)) - before)
+
+
+def vanishes(path: Path) -> Moment:
+    """When something that was there is there no longer."""
+    seen: list[bool] = []
+
+    def reached() -> bool:
+        there = path.exists()
+        seen.extend([True] * there)
+        return bool(seen) and not there
+
+    return reached
+
+
+def lines_in(file: Path, count: int) -> Moment:
+    """When the file has so many lines."""
+    return lambda: file.exists() and file.read_bytes().count(b"\n") >= count
+
+
+def _kill_all(process: subprocess.Popen, mark: str) -> None:
+    """Kill everything that carries the mark, the command first, until nothing is left."""
+    process.kill()
+    deadline = time.monotonic() + 30
+    while living := _marked(mark):
+        assert time.monotonic() < deadline, f"these cannot be killed: {living}"
+        for pid in living:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                # It ended by itself in the meantime.
+                continue
+        time.sleep(0.01)
+    process.wait()
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            # It has ended, or is none of ours.
+            continue
+    return found

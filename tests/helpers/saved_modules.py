@@ -1,0 +1,117 @@
+"""A small module under DeepSpeed that is trained, saved, killed and loaded, in one process or as one of two ranks."""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+
+ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
+        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
+        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
+        for owner, name in changed:
+            patch.setattr(owner, name, getattr(owner, name))
+        # DeepSpeed keeps the groups of the first training in a process for good.
+        patch.setattr("deepspeed.comm.comm.cdb", None)
+        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        cpu.prepare_process()
+        default_to_one_process()
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def make_run(stage: int, *, dtype: str = "fp32") -> KitStrategy:
+    settings = {
+        "train.batch_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "train.micro_batch_size": 1,
+        "ds.zero_stage": stage,
+        "ds.param_dtype": dtype,
+    }
+    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy.setup_distributed()
+    return strategy
+
+
+def prepared(strategy: KitStrategy) -> Any:
+    """Return the engine around a linear layer of 3 x 5 weights, which begin as zeros."""
+    # Under ZeRO-3 the layer is sharded when DeepSpeed takes it over.
+    layer = torch.nn.Linear(5, 3, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    settings = {
+        "optim": "adam",
+        "muon": {},
+        "adam": ADAM,
+        "lr_scheduler": "constant",
+        "lr_warmup_ratio": 0.0,
+        "max_norm": 0.0,
+        "scheduler_steps": 100,
+    }
+    return strategy.prepare((layer, settings))[0]
+
+
+def train(strategy: KitStrategy, engine: Any, *, steps: int) -> None:
+    """Move all weights by about the learning rate in each step, and Adam's memory with them."""
+    dtype = next(engine.module.parameters()).dtype
+    for _ in range(steps):
+        loss = engine(torch.ones(1, 5, dtype=dtype)).float().sum()
+        strategy.backward(loss, engine, None)
+        strategy.optimizer_step(None, engine, None)
+
+
+def weight(engine: Any) -> float | None:
+    """Return one of the weights, which are all the same; None on other ranks than 0 of ZeRO-3."""
+    weights = whole_state_dict(engine)
+    return None if weights is None else weights["weight"].float().mean().item()
+
+
+def main(stage: int, folder: Path) -> None:
+    """Save and load on two ranks, where `latest` is emptied and one rank's shard of the newest checkpoint is lost."""
+    cpu.prepare_process()
+    strategy = make_run(stage)
+    engine, found = prepared(strategy), []
+    for step in (1, 2):
+        train(strategy, engine, steps=1)
+        found.append(weight(engine))
+        strategy.save_ckpt(engine, str(folder), f"global_step{step}", max_num=2, client_state={"global_step": step})
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (shard,) = (folder / "global_step2").glob("*zero_pp_rank_1_*_optim_states.pt")
+        shard.unlink()
+        (folder / "latest").write_text("")
+    dist.barrier()
+    resumed = prepared(strategy)
+    _, states = strategy.load_ckpt(resumed, str(folder))
+    assert states["global_step"] == 1
+    assert weight(resumed) == found[0]
+    train(strategy, resumed, steps=1)
+    assert weight(resumed) == found[1], "with Adam's memory of step 1"
+    strategy.save_ckpt(resumed, str(folder), "global_step2", max_num=1, client_state={"global_step": 2})
+    dist.barrier()
+    assert sorted(path.name for path in folder.iterdir()) == ["global_step2", "latest", "zero_to_fp32.py"]
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

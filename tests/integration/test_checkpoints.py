@@ -1,0 +1,215 @@
+"""DeepSpeed's checkpoints under our strategy: killed saves, torn files, and what of DeepSpeed and OpenRLHF is relied on."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.interrupted_writes import Interrupter
+from helpers.launched_ranks import launch
+from helpers.saved_modules import make_run, one_process, prepared, train, weight
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.checkpoints import complete_steps, read_latest
+from lmm_r1.trainer.strategy import KitStrategy
+
+pytestmark = pytest.mark.integration
+
+RANK_0 = "zero_pp_rank_0_mp_rank_00_"
+SHARDS = {
+    1: [f"{RANK_0}optim_states.pt", "mp_rank_00_model_states.pt"],
+    2: [f"{RANK_0}optim_states.pt", "mp_rank_00_model_states.pt"],
+    3: [f"{RANK_0}optim_states.pt", f"{RANK_0}model_states.pt"],
+}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[None]:
+    with one_process():
+        yield
+
+
+@pytest.fixture(scope="module")
+def interrupter() -> Interrupter:
+    return Interrupter()
+
+
+def saved_steps(folder: Path, strategy: KitStrategy, engine: Any, *, steps: int, **limits: float) -> list[float]:
+    """Make and save so many steps; returns the weight after each."""
+    weights = []
+    for step in range(1, steps + 1):
+        train(strategy, engine, steps=1)
+        weights.append(weight(engine))
+        strategy.save_ckpt(
+            engine, str(folder), f"global_step{step}", client_state={"global_step": step}, **{"max_num": 99} | limits
+        )
+    return weights
+
+
+def loaded(folder: Path, strategy: KitStrategy) -> tuple[int | None, float]:
+    """Return the step that a new engine goes on from, and its weight."""
+    engine = prepared(strategy)
+    _, states = strategy.load_ckpt(engine, str(folder))
+    return states.get("global_step"), weight(engine)
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize(("stage", "dtype", "every"), [(1, "fp32", 4), (2, "bf16", 1), (3, "bf16", 4)])
+def test_a_save_killed_at_any_operation_on_files_can_be_gone_on_from(stage, dtype, every, tmp_path, interrupter):
+    strategy = make_run(stage, dtype=dtype)
+    engine = prepared(strategy)
+    (first,) = saved_steps(tmp_path / "run", strategy, engine, steps=1)
+    train(strategy, engine, steps=1)
+    weights = {1: first, 2: weight(engine)}
+    assert weights[1] != weights[2]
+    seen = set()
+    for at in range(0, 1000, every):
+        copy = tmp_path / f"run{at}"
+        shutil.copytree(tmp_path / "run", copy)
+
+        def save(copy: Path = copy) -> None:
+            states = {"global_step": 2}
+            strategy.save_ckpt(engine, str(copy), "global_step2", max_num=1, client_state=states)
+
+        killed = interrupter.run(save, at=at)
+        step, value = loaded(copy, strategy)
+        seen.add(step)
+        assert value == weights[step]
+        # The same save again, as the next session makes it.
+        save()
+        assert sorted(path.name for path in copy.iterdir() if path.is_dir()) == ["global_step2"]
+        assert complete_steps(copy) == [2]
+        shutil.rmtree(copy)
+        if not killed:
+            break
+    assert seen == {1, 2}
+    assert at > 15
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("damage", ["empty", "missing", "torn"])
+def test_a_useless_latest_falls_back_to_the_newest_whole_checkpoint(damage, tmp_path, caplog):
+    strategy = make_run(2)
+    weights = saved_steps(tmp_path, strategy, prepared(strategy), steps=3)
+    if damage == "empty":
+        (tmp_path / "latest").write_text("")
+    elif damage == "missing":
+        (tmp_path / "latest").unlink()
+    else:
+        (tmp_path / "global_step3" / SHARDS[2][0]).write_bytes(b"")
+    step = 2 if damage == "torn" else 3
+    assert loaded(tmp_path, strategy) == (step, weights[step - 1])
+    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("lmm_r1")]
+    assert f"goes on from global_step{step}" in warning
+    assert (f"{SHARDS[2][0]} has 0 bytes" if damage == "torn" else f"latest is {damage}") in warning
+
+
+@pytest.mark.usefixtures("process")
+def test_nothing_whole_is_nothing(tmp_path):
+    strategy = make_run(2)
+    assert loaded(tmp_path / "none", strategy) == (None, 0.0)
+    saved_steps(tmp_path, strategy, prepared(strategy), steps=1)
+    (tmp_path / "global_step1" / SHARDS[2][1]).unlink()
+    assert loaded(tmp_path, strategy) == (None, 0.0)
+    with pytest.raises(UserError, match="global_step7 cannot be loaded on .*: it is not there"):
+        strategy.load_ckpt(prepared(strategy), str(tmp_path), "global_step7")
+
+
+@pytest.mark.usefixtures("process")
+def test_what_latest_names_is_never_deleted_however_bad_its_metric(tmp_path):
+    strategy = make_run(2)
+    engine = prepared(strategy)
+    for step, metric in ((1, 0.9), (2, 1 / 3), (3, 0.5), (4, 0.1)):
+        train(strategy, engine, steps=1)
+        strategy.save_ckpt(engine, str(tmp_path), f"global_step{step}", max_num=2, metric_value=metric, metric_key="a")
+        assert read_latest(tmp_path) == f"global_step{step}"
+        assert step in complete_steps(tmp_path)
+    assert complete_steps(tmp_path) == [1, 4]
+    metric = json.loads((tmp_path / "global_step4/metric.json").read_text())
+    assert metric == {"metric_key": "a", "metric_value": 0.1}
+
+
+@pytest.mark.usefixtures("process")
+def test_an_unsettled_save_changes_nothing_else(tmp_path):
+    strategy = make_run(2)
+    engine = prepared(strategy)
+    weights = saved_steps(tmp_path, strategy, engine, steps=1)
+    train(strategy, engine, steps=1)
+    with strategy.unsettled():
+        strategy.save_ckpt(engine, str(tmp_path), "global_step2", max_num=1, client_state={"global_step": 2})
+    assert (complete_steps(tmp_path), read_latest(tmp_path)) == ([1, 2], "global_step1")
+    assert loaded(tmp_path, strategy) == (1, weights[0])
+    strategy.settle_ckpt(str(tmp_path), "global_step2", 1, 1000)
+    assert (complete_steps(tmp_path), read_latest(tmp_path)) == ([2], "global_step2")
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_openrlhfs_own_checkpoint_is_loaded_and_has_the_files_that_its_rule_knows(stage, tmp_path):
+    """What is relied on: names of shards, zip archives, `latest` without a line end, metric.json after the save."""
+    strategy = make_run(stage)
+    engine = prepared(strategy)
+    train(strategy, engine, steps=1)
+    expected = weight(engine)
+    for step in (1, 2):
+        states = {"global_step": step}
+        DeepspeedStrategy.save_ckpt(strategy, engine, str(tmp_path), f"global_step{step}", client_state=states)
+    names = {path.name for path in (tmp_path / "global_step1").iterdir()}
+    assert names == {*SHARDS[stage], "metric.json"}
+    assert all(zipfile.is_zipfile(tmp_path / "global_step1" / name) for name in SHARDS[stage])
+    assert (tmp_path / "latest").read_text() == "global_step2"
+    assert complete_steps(tmp_path) == [1, 2]
+    assert loaded(tmp_path, strategy) == (2, expected)
+    (tmp_path / "latest").write_text("")
+    assert loaded(tmp_path, strategy) == (2, expected)
+
+
+@pytest.mark.usefixtures("process")
+def test_openrlhf_deletes_what_latest_names_before_it_saves(tmp_path, interrupter):
+    """Why its saving is replaced: with `max_num 1` there is a moment without any checkpoint."""
+    strategy = make_run(2)
+    engine = prepared(strategy)
+    train(strategy, engine, steps=1)
+    DeepspeedStrategy.save_ckpt(strategy, engine, str(tmp_path), "global_step1")
+
+    def save() -> None:
+        DeepspeedStrategy.save_ckpt(strategy, engine, str(tmp_path), "global_step2", max_num=1)
+
+    left = []
+    for at in range(1000):
+        killed = interrupter.run(save, at=at)
+        left.append(complete_steps(tmp_path))
+        if not killed:
+            break
+    assert [] in left
+
+
+@pytest.mark.usefixtures("process")
+def test_deepspeed_writes_no_latest_where_it_is_told_not_to_and_takes_any_folder_name(tmp_path):
+    strategy = make_run(2)
+    engine = prepared(strategy)
+    train(strategy, engine, steps=1)
+    engine.save_checkpoint(str(tmp_path), tag=".saving-x", client_state={"global_step": 1}, save_latest=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-x", "zero_to_fp32.py"]
+    (tmp_path / ".saving-x").rename(tmp_path / "y")
+    path, states = prepared(strategy).load_checkpoint(str(tmp_path), "y")
+    assert Path(path).parent == tmp_path / "y"
+    # Beside DeepSpeed's own entries: what a worker's `get_checkpoint_states` returns.
+    assert states["global_step"] == 1
+    # As where `latest` is empty: nothing that a user could read.
+    with pytest.raises(AssertionError, match="^$"):
+        engine.load_checkpoint(str(tmp_path), "z")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_come_to_the_same_decision_and_save_all_shards(stage, tmp_path):
+    launch("helpers.saved_modules", str(stage), str(tmp_path / "run"), count=2, folder=tmp_path / "logs").wait()
+    marker = json.loads((tmp_path / "run/global_step2/complete.json").read_text())
+    ranks = [f"zero_pp_rank_{rank}_mp_rank_00_" for rank in (0, 1)]
+    models = ["mp_rank_00_model_states.pt"] if stage == 2 else [f"{rank}model_states.pt" for rank in ranks]
+    assert sorted(marker["files"]) == sorted([*models, *(f"{rank}optim_states.pt" for rank in ranks)])
+    assert marker["step"] == 2

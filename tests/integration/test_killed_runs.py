@@ -1,0 +1,142 @@
+"""Runs that are killed in the middle of what they do with files, and repeated as they were."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.commands import flags, write_rows
+from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
+from safetensors.torch import load_file
+
+from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.trainer.checkpoint_writing import DELETING
+from lmm_r1.trainer.checkpoints import SAVING, complete_steps
+from lmm_r1.trainer.resume_point import newest_common_step
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+STEPS = 6
+RL_STEPS = 4
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+
+
+@pytest.fixture(scope="module")
+def make_command(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """A function that gives the command of a run in a new folder, and the folder."""
+    data = tmp_path_factory.mktemp("rows")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {number} + 1?"},
+                {"role": "assistant", "content": f"<answer>{number + 1}</answer>"},
+            ],
+            "answer": str(number + 1),
+        }
+        for number in range(2 * STEPS)
+    ]
+    values = {
+        "model.model_name_or_path": tiny_checkpoint("llm"),
+        "data.dataset": write_rows(data, *rows),
+        "train.batch_size": 2,
+        "train.micro_batch_size": 1,
+        "train.max_epochs": 1,
+        "ds.param_dtype": "fp32",
+        "adam.lr": 1e-2,
+        "ckpt.save_steps": 1,
+        "ckpt.max_num": 1,
+    }
+
+    def made() -> tuple[KillableCommand, Path]:
+        folder = tmp_path_factory.mktemp("run")
+        paths = {"ckpt.output_dir": folder / "model"}
+        argv = python("lmm_r1.cli.train_sft", *flags(values | paths))
+        return KillableCommand(argv=argv, cwd=folder), folder / "model"
+
+    return made
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_command):
+    command, expected = make_command()
+    whole = command.run(limit_s=120)
+    assert whole.code == 0, whole.output
+    assert [step for step, _ in losses(expected)] == list(range(1, STEPS + 1))
+    assert len({loss for _, loss in losses(expected)}) == STEPS
+
+    command, run = make_command()
+    checkpoints = run / "checkpoints"
+    moments: dict[str, Moment] = {
+        "in the first save": appears(checkpoints, f"{SAVING}global_step1"),
+        "in an eviction": appears(checkpoints, f"{DELETING}global_step1*"),
+        "in a save": appears(checkpoints, f"{SAVING}global_step4"),
+        "in a step": lines_in(run / "metrics.jsonl", 5),
+    }
+    for name, moment in moments.items():
+        ended = command.run(kill=moment, limit_s=120)
+        assert ended.killed, f"{name}: {ended.output}"
+        steps = complete_steps(checkpoints)
+        assert steps or name == "in the first save", name
+        assert not (run / "stage.json").exists()
+    ended = command.run(limit_s=120)
+    assert ended.code == 0, ended.output
+    assert complete_steps(checkpoints) == [STEPS]
+    assert losses(run) == losses(expected), "the same data in the same order, and no step twice"
+    weights, wanted = (load_file(folder / "model.safetensors") for folder in (run, expected))
+    assert weights.keys() == wanted.keys()
+    assert all((weights[name] == tensor).all() for name, tensor in wanted.items())
+    assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
+
+
+def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
+    prompts = 2
+    questions = [f"What is {number} + 1?" for number in range(prompts * RL_STEPS)]
+    rows = [{"messages": [{"role": "user", "content": text}], "answer": "1"} for text in questions]
+    (tmp_path / "reward.py").write_text(REWARD)
+    values = {
+        "actor.model_name_or_path": tiny_checkpoint("llm"),
+        "actor.num_gpus_per_node": 1,
+        "critic.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": write_rows(tmp_path, *rows),
+        "data.max_len": 128,
+        "reward.remote_url": "reward.py",
+        "algo.advantage.estimator": "gae",
+        "algo.kl.init_coef": 0,
+        "rollout.batch_size": prompts,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 8,
+        "rollout.micro_batch_size": 4,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 4,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "run",
+        "ckpt.save_steps": 1,
+        "ckpt.max_num": 1,
+        "logger.rollouts_per_step": prompts,
+    }
+    argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
+    command, run = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "run"
+    policy, critic = folders = [run / "checkpoints" / name for name in ("_actor", "_critic")]
+    moments = [appears(critic, f"{SAVING}global_step2"), appears(policy, f"{DELETING}global_step2*")]
+    common = []
+    for moment in moments:
+        ended = command.run(kill=moment, limit_s=240)
+        assert ended.killed, ended.output
+        common.append(newest_common_step(folders))
+    assert common[0] in (1, 2)
+    assert common[1] == 3, "the step before was only deleted as both had this one"
+    ended = command.run(limit_s=240)
+    assert ended.code == 0, ended.output
+    assert f"resumed at step 3/{RL_STEPS}" in ended.output
+    assert [complete_steps(folder) for folder in folders] == [[RL_STEPS], [RL_STEPS]]
+
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, RL_STEPS + 1))
+    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    shown = [(rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts]
+    order = PromptStream(questions, seed=42, episodes=1)
+    assert shown == [(step, text) for step in steps for text in order.take(prompts)]

@@ -1,0 +1,270 @@
+"""What an RL run's controller asks of the workers when it saves and goes on: both models, one step, the KL weight."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from helpers.conversations import message, row
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.trainer.checkpoint_writing import begin, mark_complete, write_latest
+from lmm_r1.trainer.checkpoints import saving_name
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
+from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.strategy import make_strategy
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+    "critic.model_name_or_path": "model",
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "algo.advantage.estimator": "gae",
+    "algo.kl.init_coef": 0.1,
+    "algo.kl.target": 0.5,
+    "algo.kl.horizon": 100,
+    "rollout.batch_size": 1,
+    "train.batch_size": 1,
+    "train.num_episodes": 10,
+    "eval.dataset": "rows.jsonl",
+    "eval.steps": 2,
+    "ckpt.save_steps": 1,
+    "ckpt.load_enable": True,
+}
+
+
+class PlayedGroup:
+    """Workers that note what they are asked, and know the states of the checkpoint that they have loaded."""
+
+    duplicate_actors = 1
+
+    def __init__(self, name: str, calls: list[tuple[str, str, dict]], states: dict[str, Any] | None = None) -> None:
+        self.name, self.calls, self.states = name, calls, states or {}
+
+    def async_run_method(self, method_name: str, **given: Any) -> list[Any]:
+        self.calls.append((self.name, method_name, given))
+        return [self.states if method_name == "get_checkpoint_states" else None]
+
+
+@pytest.fixture
+def calls() -> list[tuple[str, str, dict]]:
+    return []
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KitPPOTrainer]:
+    monkeypatch.setattr(ray, "get", lambda references: references)
+
+    def make(states: dict[str, Any] | None = None, **changes: object) -> KitPPOTrainer:
+        given = {name.replace("__", "."): value for name, value in changes.items()}
+        paths = {"ckpt.path": str(tmp_path / "checkpoints"), "ckpt.output_dir": str(tmp_path / "run")}
+        config = resolve(dotted.replace(PPOConfig(), SETTINGS | paths | given))
+        prompt = row(message("user", "What is 1+1?"), answer="2")
+        folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
+        folder.open("")
+        trainer = KitPPOTrainer(
+            config,
+            make_strategy(to_openrlhf_args(config)),
+            actor_group=PlayedGroup("policy", calls, states),
+            critic_group=PlayedGroup("critic", calls),
+            reward_group=None,
+            reference_group=None,
+            engines=[],
+            tokenizer=None,
+            prompts=PromptStream([prompt], seed=0, episodes=10),
+            eval_rows=[prompt],
+            folder=folder,
+        )
+        trainer.args.vllm.enable_sleep = False
+        return trainer
+
+    return make
+
+
+def write_checkpoint(folder: Path, tag: str, *, session: str = "one") -> None:
+    begin(folder, tag)
+    (folder / saving_name(tag)).mkdir()
+    mark_complete(folder, tag, files={}, session=session)
+    write_latest(folder, tag)
+
+
+def at(trainer: KitPPOTrainer, step: int) -> dict[str, Any]:
+    """What is saved of the trainer when it has made so many steps."""
+    trainer.step = step
+    return trainer._states()
+
+
+def asked(calls: list[tuple[str, str, dict]]) -> list[tuple[str, str, str]]:
+    return [(name, method, given["tag"]) for name, method, given in calls if "tag" in given]
+
+
+def both_save_then_both_settle(tag: str) -> list[tuple[str, str, str]]:
+    methods = ("save_checkpoint", "settle_checkpoint")
+    return [(name, method, tag) for method in methods for name in ("policy", "critic")]
+
+
+def test_an_earlier_checkpoint_goes_once_both_models_are_saved(make_trainer, calls):
+    trainer = make_trainer()
+    trainer.save_logs_and_checkpoints(3, {}, at(trainer, 3))
+    assert asked(calls) == both_save_then_both_settle("global_step3")
+
+
+def test_the_best_checkpoint_before_goes_once_both_models_are_saved(make_trainer, calls):
+    trainer = make_trainer()
+    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
+    assert asked(calls) == both_save_then_both_settle("best_global_step4")
+    calls.clear()
+    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 6, at(trainer, 6))
+    trainer.save_best_checkpoint({}, 8, at(trainer, 8))
+    assert calls == [], "none is better"
+
+
+def test_a_step_is_saved_when_it_is_due(make_trainer):
+    trainer = make_trainer(ckpt__save_steps=2)
+    assert [step for step in range(1, 6) if trainer.schedule.is_due(step)] == [2, 4]
+    assert make_trainer().schedule.minutes == 20
+
+
+def test_what_is_saved_before_a_stop_knows_the_best_evaluation(make_trainer, calls, capsys):
+    trainer = make_trainer()
+    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
+    calls.clear()
+    trainer._save_before_stop(at(trainer, 5))
+    assert asked(calls) == both_save_then_both_settle("global_step5")
+    states = calls[0][2]["client_states"]
+    assert (states["best_eval_metric_key"], states["best_eval_metric_value"]) == ("eval_test_pass1", 0.25)
+    assert (states["global_step"], states["kl_coef"]) == (5, 0.1)
+
+
+@pytest.mark.parametrize(("made", "saved"), [([7, 7], True), ([7, 8], False)])
+def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_changed(make_trainer, calls, made, saved):
+    trainer = make_trainer()
+    states = at(trainer, 5)
+    trainer.updates_before = [7, 7]
+    trainer._updates = lambda: made
+    trainer._save_before_stop(states)
+    assert bool(asked(calls)) == saved
+    assert trainer.progress().saved == (5 if saved else None)
+
+
+def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog):
+    trainer = make_trainer()
+    states = at(trainer, 5)
+
+    def gone() -> None:
+        raise ray.exceptions.ActorDiedError
+
+    trainer._updates = gone
+    trainer.updates_before = [7, 7]
+    trainer._save_before_stop(states)
+    assert (asked(calls), trainer.progress().saved) == ([], None)
+    assert "step 5 could not be saved" in caplog.text
+
+
+def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
+    trainer = make_trainer()
+    # Twice the target, of which a fifth counts: 0.1 * (1 + 0.2 * 10 / 100).
+    trainer.kl_ctl.update(1.0, 10)
+    assert trainer.kl_ctl.value == pytest.approx(0.102)
+    states = at(trainer, 1)
+    resumed = make_trainer(states)
+    assert resumed.kl_ctl.value == 0.1
+    resumed._resume()
+    assert resumed.step == resumed.saved_step == 1
+    assert resumed.kl_ctl.value == pytest.approx(0.102)
+    assert resumed.experience_maker.kl_ctl is resumed.kl_ctl
+
+
+def test_a_fixed_kl_weight_is_that_of_the_command_and_an_older_checkpoint_has_none(make_trainer):
+    states = at(make_trainer(), 1)
+    fixed = make_trainer(states, algo__kl__target=None, algo__kl__init_coef=0.3)
+    fixed._resume()
+    assert (fixed.step, fixed.kl_ctl.value) == (1, 0.3)
+    del states["kl_coef"]
+    older = make_trainer(states)
+    older._resume()
+    assert (older.step, older.kl_ctl.value) == (1, 0.1)
+
+
+def test_all_models_are_told_the_newest_step_that_both_have(make_trainer, tmp_path, caplog):
+    folders = [tmp_path / "checkpoints" / name for name in ("_actor", "_critic")]
+    for folder in folders:
+        write_checkpoint(folder, "global_step1")
+    write_checkpoint(folders[0], "global_step2")
+    trainer = make_trainer()
+    trainer.choose_checkpoint()
+    assert (trainer.strategy.resume_tag, trainer.strategy.args.ckpt.load_enable) == ("global_step1", True)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "goes on from global_step1" in warning
+    assert "_actor/global_step2" in warning
+
+
+def test_where_both_have_none_nothing_is_loaded(make_trainer, tmp_path, caplog):
+    trainer = make_trainer()
+    trainer.choose_checkpoint()
+    assert (trainer.strategy.args.ckpt.load_enable, caplog.records) == (False, [])
+    write_checkpoint(tmp_path / "checkpoints/_actor", "global_step1")
+    trainer = make_trainer()
+    trainer.choose_checkpoint()
+    assert (trainer.strategy.resume_tag, trainer.strategy.args.ckpt.load_enable) == (None, False)
+    assert "starts anew" in caplog.text
+
+
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls, tmp_path):
+    trainer = make_trainer()
+    evaluated = []
+
+    def evaluate(step: int) -> dict[str, float]:
+        evaluated.append(step)
+        return {"eval_test_pass1": 0.5}
+
+    trainer._evaluate = evaluate
+    for step in (0, 1, 3):
+        trainer.step = step
+        trainer._make_up_evaluation()
+    assert evaluated == []
+    trainer.step = 2
+    trainer._make_up_evaluation()
+    assert evaluated == [2]
+    assert asked(calls) == both_save_then_both_settle("best_global_step2")
+
+    # It was logged, but not saved as the best.
+    calls.clear()
+    trainer = make_trainer()
+    trainer._evaluate = evaluate
+    trainer.folder.metrics(4, {"reward": 1.0})
+    trainer.folder.metrics(4, {"eval_test_pass1": 0.75})
+    trainer.step = 4
+    trainer._make_up_evaluation()
+    assert evaluated == [2]
+    assert asked(calls) == both_save_then_both_settle("best_global_step4")
+    assert trainer.best_eval_metric_value == 0.75
+
+
+def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
+    """The order of a worker's own calls; what they do to files is tested with DeepSpeed."""
+    from lmm_r1.trainer.critic_workers import KitCriticActor
+    from lmm_r1.trainer.workers import KitPolicyActor
+
+    for worker_class, name in ((KitPolicyActor, "_actor"), (KitCriticActor, "_critic")):
+        settled = []
+        strategy = SimpleNamespace(
+            args=SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path), max_num=2, max_mem=3.0)),
+            settle_ckpt=lambda *given, settled=settled: settled.append(given),
+        )
+        worker = object.__new__(worker_class)
+        worker.strategy, worker.disable_ds_ckpt = strategy, False
+        worker.settle_checkpoint("global_step1")
+        assert settled == [(str(tmp_path / name), "global_step1", 2, 3.0)]
+        worker.disable_ds_ckpt = True
+        worker.settle_checkpoint("global_step2")
+        assert len(settled) == 1
