@@ -39,7 +39,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
-    settings |= _input_template(config) | _trackers(config)
+    settings |= _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
     check_value_models(resolved)
@@ -95,6 +95,17 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
         case values:
             given = " ".join(map(str, values))
             raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+
+
+def _gamma(config: PPOConfig) -> dict[str, object]:
+    """Return no discount for estimators that compare whole responses, as OpenRLHF does."""
+    advantage = config.algo.advantage
+    if advantage.estimator in ("gae", "reinforce") or advantage.gamma == 1.0:
+        return {}
+    logger.warning(
+        "--algo.advantage.gamma %g is not used: %s compares whole responses", advantage.gamma, advantage.estimator
+    )
+    return {"algo.advantage.gamma": 1.0}
 
 
 def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:

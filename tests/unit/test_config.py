@@ -46,6 +46,15 @@ def test_one_correction_threshold_is_an_upper_bound():
     )
 
 
+def test_responses_that_are_compared_as_wholes_are_not_discounted(caplog):
+    with caplog.at_level(logging.WARNING):
+        for estimator, gamma in (("group_norm", 1.0), ("flash_reinforce", 1.0), ("reinforce", 0.5), ("gae", 0.5)):
+            changes = {"algo__advantage__estimator": estimator, "algo__advantage__gamma": 0.5}
+            resolved = resolve(ppo(**changes, critic__num_gpus_per_node=1))
+            assert resolved.algo.advantage.gamma == gamma
+    assert caplog.text.count("--algo.advantage.gamma 0.5 is not used") == 2
+
+
 def test_an_estimator_without_a_critic_has_no_critic_model():
     assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
 
