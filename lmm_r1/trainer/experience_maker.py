@@ -190,18 +190,20 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
     """Assert that the samples of a rollout are whole groups in order: `size` of one prompt behind one another."""
-    samples = {
-        place: (prompt, label, id(media))
+    places = [place for experience in experiences for place in experience.index]
+    assert sorted(places) == list(range(len(places))), "every sample of the rollout is there once"
+    assert len(places) % size == 0, f"{len(places)} samples are no groups of {size}"
+    if size == 1:
+        return
+    identities = [
+        (prompt, label, id(media))
         for experience in experiences
-        for place, prompt, label, media in zip(
-            experience.index, experience.prompts, experience.labels, experience.mm_train_inputs, strict=True
-        )
-    }
-    assert sorted(samples) == list(range(sum(len(experience.index) for experience in experiences)))
-    assert len(samples) % size == 0, f"{len(samples)} samples are no groups of {size}"
-    for start in range(0, len(samples), size):
-        group = {samples[place] for place in range(start, start + size)}
-        assert len(group) == 1, f"samples {start} to {start + size - 1} of a rollout are of {len(group)} prompts"
+        for prompt, label, media in zip(experience.prompts, experience.labels, experience.mm_train_inputs, strict=True)
+    ]
+    by_place = dict(zip(places, identities, strict=True))
+    for start in range(0, len(places), size):
+        count = len({by_place[place] for place in range(start, start + size)})
+        assert count == 1, f"samples {start} to {start + size - 1} of a rollout are of {count} prompts"
 
 
 def learns_once(config: PPOConfig) -> bool:

@@ -22,7 +22,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.run_folder import RunFolder
-from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
+from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.trackers import Generation, Trackers
 from lmm_r1.trainer.trackers.tracker import make_generation
@@ -96,6 +96,7 @@ class KitPPOTrainer(BasePPOTrainer):
                 if len(rollout.groups) < batch:
                     continue
                 generated = time.perf_counter()
+                self.experience_maker.locations = rollout.locations
                 status, step = self.train_step(rollout.experiences, step)
             except UserError:
                 self._save_before_stop(states)
@@ -125,7 +126,8 @@ class KitPPOTrainer(BasePPOTrainer):
         self._hand_out(passes.steps)
         handed_out = time.perf_counter()
         self._computed_tokens()
-        status = self.ppo_train(global_step)
+        with told_by_workers(before=f"step {global_step + 1}: "):
+            status = self.ppo_train(global_step)
         trained = time.perf_counter()
         tokens = {
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,

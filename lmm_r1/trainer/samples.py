@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,11 @@ class Rollout:
     """Prompts left out because they leave no room for a response."""
     filtered: int
     """Groups dropped by dynamic filtering."""
+
+    @property
+    def locations(self) -> list[str]:
+        """Where the prompt of each experience stands."""
+        return [sample["row"].location for group in self.groups for sample in group]
 
 
 class KitSamplesGenerator(SamplesGenerator):
@@ -83,15 +89,28 @@ class KitSamplesGenerator(SamplesGenerator):
             count, index = heapq.heappop(load)
             heapq.heappush(load, (count + settings.n_samples, index))
             refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
-        try:
-            return [group.samples for group in ray.get(refs)]
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, RewardUnavailable | UserError):
-                raise UserError(str(error.cause)) from error
-            raise
+        with told_by_workers():
+            groups = [group.samples for group in ray.get(refs)]
+        assert all(len(group) in (0, settings.n_samples) for group in groups), "engines give whole groups"
+        return groups
 
     def _experience(self, sample: dict[str, Any]) -> Experience:
         return self._process_response_into_experience(sample, max_len=self.settings.max_len)
+
+
+@contextmanager
+def told_by_workers(*, before: str = "") -> Iterator[None]:
+    """Raise what a worker or an engine has to say to the user as a UserError of this process.
+
+    Args:
+        before: what stands in front of its message.
+    """
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RewardUnavailable | UserError):
+            raise UserError(f"{before}{error.cause}") from error
+        raise
 
 
 def wake(args: SimpleNamespace, engines: Sequence[Any]) -> None:

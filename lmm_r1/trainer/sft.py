@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from dataclasses import replace
@@ -180,15 +179,21 @@ class _SFTRun:
         self.filler = replace(fitting, learnt=[False] * len(fitting.learnt))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
         self.skipped = 0
+        self.saved_step = 0
 
     def fit(self, *, start: int, steps: int) -> None:
         """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted."""
         save_steps = self.config.ckpt.save_steps
+        self.saved_step = start
         self.actor.train()
         for step in range(start, steps):
             began = time.perf_counter()
             batches = self._micro_batches(step)
-            loss, tokens = self._update(batches)
+            try:
+                loss, tokens = self._update(batches)
+            except UserError as error:
+                self._save_before_stop(step)
+                raise UserError(f"step {step + 1}: {error}") from error
             seconds = time.perf_counter() - began
             self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
             if save_steps > 0 and (step + 1) % save_steps == 0 and not self.config.ckpt.disable_ds:
@@ -216,7 +221,10 @@ class _SFTRun:
         return [collate(part, pad_token_id=pad_token_id) for part in kept]
 
     def _update(self, batches: list[SFTBatch]) -> tuple[float, int]:
-        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number."""
+        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number.
+
+        Raises UserError on every rank, before the step, where loss or gradients are not finite.
+        """
         device = torch.cuda.current_device()
         tokens = torch.tensor(float(sum(int(batch.learnt.sum()) for batch in batches)), device=device)
         # Ranks that share rows have the same samples, and the same loss.
@@ -242,8 +250,6 @@ class _SFTRun:
     def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
         if not self.strategy.is_rank_0():
             return
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {step}; lower --adam.lr or check the rows")
         engine = self.actor.model
         values = {
             "loss": loss,
@@ -260,7 +266,15 @@ class _SFTRun:
                 f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}  lr {values['lr']:.2e}  {seconds:.2f} s"
             )
 
+    def _save_before_stop(self, step: int) -> None:
+        """Save what was learnt in the steps before one that could not be made; every rank must call it."""
+        if step == self.saved_step or self.config.ckpt.disable_ds:
+            return
+        self._save(step)
+        self.console.print(f"saved step {step}; the same command with --ckpt.load_enable goes on from there")
+
     def _save(self, step: int) -> None:
+        self.saved_step = step
         ckpt = self.config.ckpt
         self.strategy.save_ckpt(
             self.actor.model,

@@ -50,7 +50,7 @@ def train(
     def started(settings: dict[str, object], count: int) -> tuple[Ranks, Path]:
         folder = tmp_path_factory.mktemp("run")
         values = SETTINGS | settings | {"model.model_name_or_path": tiny_checkpoint(KIT), "data.dataset": rows}
-        argv = flags(values | {"ckpt.output_dir": folder / "model"})
+        argv = flags(values | {"ckpt.output_dir": folder / "model", "ckpt.path": folder / "checkpoints"})
         ranks = launch("lmm_r1.cli.train_sft", "--data.keep_order", *argv, count=count, folder=folder / "logs")
         return ranks, folder / "model"
 
@@ -78,3 +78,17 @@ def test_two_processes_save_what_one_saves(name, train, tiny_checkpoint):
     if "ds.lora.rank" in together:
         adapter = Path(ADAPTER_FOLDER) / "adapter_model.safetensors"
         assert difference(saved / adapter, expected / adapter) < 1e-6
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_step_without_a_finite_loss_ends_both_with_the_weights_before_it_saved(stage, train):
+    # After the first step the weights are about 1e30, and the second's activations overflow.
+    settings: dict[str, object] = {"ds.zero_stage": stage, "adam.lr": 1e30, "adam.eps": 1e-8}
+    ranks, folder = train(settings, 2)
+    assert [process.wait(timeout=120) for process in ranks.processes] == [1, 1]
+    for rank in range(2):
+        said = (ranks.folder / f"rank{rank}.log").read_text()
+        assert "lmm-r1 train_sft: error: step 2: the model's loss is nan; the step was not made" in said
+    checkpoints = folder.parent / "checkpoints"
+    assert (checkpoints / "latest").read_text() == "global_step1"
+    assert "saved step 1" in (ranks.folder / "rank0.log").read_text()
