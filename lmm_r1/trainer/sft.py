@@ -24,6 +24,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.run_folder import RunFolder
@@ -42,6 +43,12 @@ def train(config: SFTConfig) -> None:
     check_weights(path)
     model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     check_heads(model_config, size=config.ds.ulysses_size, model=f"--model.model_name_or_path {path}")
+    check_balanced(
+        model_config,
+        coef=config.model.aux_loss_coef,
+        flag="model.aux_loss_coef",
+        model=f"--model.model_name_or_path {path}",
+    )
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
@@ -140,6 +147,8 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
     }
     actor, _, _ = strategy.prepare((actor, settings))
     check_packing(actor, group=strategy.ring_attn_group)
+    if config.model.aux_loss_coef:
+        actor.balance_experts()
     return actor
 
 
@@ -232,20 +241,32 @@ class _SFTRun:
         dist.all_reduce(tokens, group=data_parallel.get_group())
         total = torch.zeros((), device=device)
         for batch in batches:
-            log_probs = self.actor(
-                batch.sequences.to(device),
-                batch.learnt.to(device),
-                attention_mask=batch.attention_mask.to(device),
-                ring_attn_group=self.strategy.ring_attn_group,
-                media=batch.media,
-            )
+            log_probs, aux_loss = self._log_probs(batch, device)
             loss = -log_probs.sum() / tokens.clamp(min=1)
-            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum.
-            self.strategy.backward(loss * len(batches) * data_parallel.size(), self.actor, None)
+            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum, and
+            # that of the experts' load a mean.
+            whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * aux_loss
+            self.strategy.backward(whole, self.actor, None)
             self.strategy.optimizer_step(None, self.actor, None)
             total += loss.detach()
         dist.all_reduce(total, group=data_parallel.get_group())
         return total.item(), int(tokens.item())
+
+    def _log_probs(self, batch: SFTBatch, device: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the log-probs of learnt tokens, and the load-balancing loss of experts where it is asked for, else 0."""
+        balanced = self.config.model.aux_loss_coef > 0
+        returned = self.actor(
+            batch.sequences.to(device),
+            batch.learnt.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            return_output=balanced,
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=batch.media,
+        )
+        if not balanced:
+            return returned, 0.0
+        log_probs, output = returned
+        return log_probs, output.aux_loss
 
     def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
         if not self.strategy.is_rank_0():

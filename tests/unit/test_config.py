@@ -55,6 +55,16 @@ def test_responses_that_are_compared_as_wholes_are_not_discounted(caplog):
     assert caplog.text.count("--algo.advantage.gamma 0.5 is not used") == 2
 
 
+def test_a_load_balancing_loss_is_refused_where_its_gradient_would_be_lost():
+    for make, prefix in ((ppo, "actor"), (sft, "model")):
+        resolve(make(**{f"{prefix}__aux_loss_coef": 0.01, f"{prefix}__gradient_checkpointing_enable": True}))
+        with pytest.raises(UserError, match=f"--{prefix}.aux_loss_coef -0.01 must not be negative"):
+            resolve(make(**{f"{prefix}__aux_loss_coef": -0.01}))
+        reentrant = {f"{prefix}__gradient_checkpointing_{name}": True for name in ("enable", "reentrant")}
+        with pytest.raises(UserError, match=f"--{prefix}.aux_loss_coef 0.01: with --{prefix}.gradient_.*reentrant"):
+            resolve(make(**reentrant, **{f"{prefix}__aux_loss_coef": 0.01}))
+
+
 def test_an_estimator_without_a_critic_has_no_critic_model():
     assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
 
