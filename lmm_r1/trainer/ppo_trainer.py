@@ -94,7 +94,8 @@ class KitPPOTrainer(BasePPOTrainer):
             try:
                 rollout = self.generator.rollout(self.prompts, count=batch)
                 if len(rollout.groups) < batch:
-                    continue
+                    self._tell_of_the_end(step, rollout)
+                    break
                 generated = time.perf_counter()
                 self.experience_maker.locations = rollout.locations
                 status, step = self.train_step(rollout.experiences, step)
@@ -200,6 +201,15 @@ class KitPPOTrainer(BasePPOTrainer):
             found = "starts anew" if step is None else f"goes on from step {step}"
             logger.warning("the critic %s, and the policy from step %d", found, self.saved_step)
 
+    def _tell_of_the_end(self, step: int, rollout: Rollout) -> None:
+        """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
+        why = self.generator.why_dropped(filtered=rollout.filtered, overlong=rollout.overlong)
+        batch = self.config.rollout.batch_size
+        said = f"the prompts are used up with {len(rollout.groups)} of the {batch} groups of step {step + 1}: {why}"
+        if step == 0:
+            raise UserError(f"no step could be made: {said}")
+        self.console.print(f"{self.folder.name} ends with step {step}: {said}")
+
     def _states(self, step: int) -> dict[str, Any]:
         return {"global_step": step, "data_loader_state_dict": self.prompts.state_dict()}
 
@@ -243,6 +253,7 @@ class KitPPOTrainer(BasePPOTrainer):
             f"{self.folder.name} step {step}/{self.total_steps}  reward {metrics['reward']:.3f}  {shown}  "
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
+            + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
         )
 
     def _record_rollouts(self, step: int, rollout: Rollout) -> list[Generation]:

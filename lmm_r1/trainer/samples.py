@@ -48,26 +48,56 @@ class KitSamplesGenerator(SamplesGenerator):
         self.settings = settings
 
     def rollout(self, prompts: PromptStream, *, count: int) -> Rollout:
-        """Return `count` groups of the stream's next prompts (fewer where the stream ends)."""
+        """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
+
+        Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
+        never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
+        """
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
         groups: list[list[dict[str, Any]]] = []
-        overlong = filtered = 0
-        wanted = count
-        while wanted and (rows := prompts.take(wanted)):
-            wanted = 0
+        overlong = filtered = in_vain = 0
+        while len(groups) < count:
+            rows = prompts.take(count - len(groups))
+            if not rows:
+                if prompts.next_episode():
+                    continue
+                break
             for group in self.generate(rows, self.settings):
+                in_vain += 1
                 if not group:
                     overlong += 1
                 elif self.args.algo.dynamic_filtering_enable and not low < _mean_score(group) < high:
                     filtered += 1
                 else:
                     groups.append(group)
-                    continue
-                wanted += 1
+                    in_vain = 0
+            if in_vain >= len(prompts.rows):
+                why = self.why_dropped(filtered=filtered, overlong=overlong)
+                raise UserError(
+                    f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
+                )
         sleep(self.args, self.vllm_engines)
         experiences = [self._experience(sample) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
+
+    def why_dropped(self, *, filtered: int, overlong: int) -> str:
+        """Return why a step's groups were dropped, and what can be done about it."""
+        low, high = self.args.algo.dynamic_filtering_range
+        reasons, advice = [], []
+        if filtered:
+            reasons.append(
+                f"{filtered} groups had a mean score that was not strictly between {low:g} and {high:g}, as "
+                "--algo.dynamic_filtering_range asks"
+            )
+            advice.append(
+                "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
+                "--algo.dynamic_filtering_enable out"
+            )
+        if overlong:
+            reasons.append(f"{overlong} prompts left no room for a response")
+            advice.append(f"raise --data.max_len {self.settings.max_len}")
+        return "; ".join([", and ".join(reasons), *advice])
 
     def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[dict[str, Any]]]:
         """Return the groups of held-out rows, sampled as asked for."""
