@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from helpers.conversations import message
 from helpers.packed_batches import Batch, groups
-from helpers.tiny_models import encode, make_actor, pad
+from helpers.tiny_models import build_experts, encode, make_actor, pad
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
@@ -18,18 +17,10 @@ from lmm_r1.models.packing import Targets, pack_row
 
 pytestmark = pytest.mark.unit
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
+LAYERS = 3
 ARCHITECTURES = {
-    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
-    "Qwen2Moe": {"num_experts": 6, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "Qwen3Moe": {"num_attention_heads": 4, "head_dim": 16},
+    "Qwen2Moe": {"num_experts": 6, "shared_expert_intermediate_size": 32},
     "Mixtral": {"num_local_experts": 4},
     "Olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
 }
@@ -38,16 +29,13 @@ ARCHITECTURES = {
 @pytest.fixture(scope="module")
 def experts(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from an architecture to the folder of a tiny checkpoint with the language model kit's tokenizer."""
-    kit, folders = get_kit("llm"), {}
+    folders: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
         if name not in folders:
-            processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
-            config = getattr(transformers, f"{name}Config")(vocab_size=len(processor), **SIZES | ARCHITECTURES[name])
-            torch.manual_seed(0)
             folders[name] = tmp_path_factory.mktemp("experts") / name
-            getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folders[name])
-            kit.save_processor(processor, folders[name])
+            sizes = {"num_hidden_layers": LAYERS} | ARCHITECTURES[name]
+            build_experts(tiny_checkpoint("llm"), folders[name], architecture=name, **sizes)
         return folders[name]
 
     return folder
@@ -148,7 +136,7 @@ def test_its_gradient_reaches_every_router_also_with_checkpointing(shared, exper
         found.append(gradients(actor, batch))
     plain, checkpointed = found
     routers = [name for name in plain if name.endswith("mlp.gate.weight")]
-    assert len(routers) == SIZES["num_hidden_layers"]
+    assert len(routers) == LAYERS
     assert all(plain[name].abs().max() > 1e-6 for name in routers)
     assert plain.keys() == checkpointed.keys()
     for name, gradient in plain.items():
