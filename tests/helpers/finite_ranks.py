@@ -32,9 +32,15 @@ PLANTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     # Its square is too large for single precision.
     "large gradient": lambda loss, weight: loss + 1e25 * weight.sum() / 1e3,
 }
+# As with --ds.adam_offload, without DeepSpeed's own optimizer, which it would have to compile.
+OFFLOADED = "bf16, optimizer in CPU memory"
 # By the number of ranks: stage, dtype and what is planted.
 CASES: dict[int, list[tuple[int, str, str]]] = {
-    1: [(stage, "bf16", planted) for stage in (0, 1, 2, 3) for planted in ("nothing", "nan gradient")],
+    1: [
+        (stage, dtype, planted)
+        for stage, dtype in ((0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16"), (2, OFFLOADED), (3, OFFLOADED))
+        for planted in ("nothing", "nan gradient")
+    ],
     2: [
         *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
         *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
@@ -82,7 +88,7 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     settings = {
         "train.batch_size": int(os.environ["WORLD_SIZE"]),
         "train.micro_batch_size": 1,
-        "ds.param_dtype": dtype,
+        "ds.param_dtype": dtype[:4],
     }
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage})))
     strategy.setup_distributed()
@@ -90,6 +96,9 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
     config = strategy.get_ds_train_config(optimizer, max_norm=1.0)
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    if dtype == OFFLOADED:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+        config["zero_force_ds_cpu_optimizer"] = False
     if dtype == "fp16":
         config["fp16"] |= {"initial_scale_power": 4, "hysteresis": 1}
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
