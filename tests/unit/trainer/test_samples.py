@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, row
+from ray.exceptions import RayTaskError
 
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.samples import KitSamplesGenerator, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
+from remote_rm.client import RewardUnavailable
 
 pytestmark = pytest.mark.unit
 
@@ -100,6 +102,18 @@ def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
     )
     with pytest.raises(UserError, match=said):
         rollout(["right", "wrong", "wrong", "overlong"], count=2, filtering=True, episodes=episodes)
+
+
+@pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
+def test_what_a_worker_has_to_say_is_said_without_its_traceback(kind):
+    error = RayTaskError("fit", "the traceback", kind("the actor's loss is nan")).as_instanceof_cause()
+    with pytest.raises(UserError, match="^step 3: the actor's loss is nan$"), told_by_workers(before="step 3: "):
+        raise error
+
+
+def test_other_errors_of_a_worker_stay_what_they_are():
+    with pytest.raises(ZeroDivisionError), told_by_workers():
+        raise RayTaskError("fit", "the traceback", ZeroDivisionError()).as_instanceof_cause()
 
 
 def test_an_experience_marks_the_response_among_the_next_tokens():
