@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
-from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.ppo import ActorConfig, PPOConfig
+from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.ulysses import check_ulysses
 from lmm_r1.config.value_models import check_value_models, value_model_settings
@@ -39,7 +39,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
-    settings |= _input_template(config) | _trackers(config)
+    settings |= _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
     check_value_models(resolved)
@@ -48,6 +48,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     _check_ulysses(resolved)
     _check_batches(resolved)
     _check_kl(resolved)
+    _check_aux_loss(config.actor, prefix="actor.")
     _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     if resolved.critic.model_name_or_path is not None:
         _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
@@ -69,6 +70,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
+    _check_aux_loss(config.model, prefix="model.")
     check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
     return dotted.replace(config, _input_template(config) | _trackers(config))
 
@@ -97,6 +99,17 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
             raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
 
 
+def _gamma(config: PPOConfig) -> dict[str, object]:
+    """Return no discount for estimators that compare whole responses, as OpenRLHF does."""
+    advantage = config.algo.advantage
+    if advantage.estimator in ("gae", "reinforce") or advantage.gamma == 1.0:
+        return {}
+    logger.warning(
+        "--algo.advantage.gamma %g is not used: %s compares whole responses", advantage.gamma, advantage.estimator
+    )
+    return {"algo.advantage.gamma": 1.0}
+
+
 def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
     if vision_lr is None:
         return
@@ -105,6 +118,17 @@ def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> Non
     if optim != "adam":
         raise UserError(
             f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
+        )
+
+
+def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:
+    flag = f"--{prefix}aux_loss_coef {model.aux_loss_coef:g}"
+    if model.aux_loss_coef < 0:
+        raise UserError(f"{flag} must not be negative")
+    if model.aux_loss_coef and model.gradient_checkpointing_enable and model.gradient_checkpointing_reentrant:
+        raise UserError(
+            f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
+            "routers; leave one out"
         )
 
 

@@ -21,7 +21,9 @@ class PromptStream:
         self._order = self._order_of(0)
 
     def take(self, count: int) -> list[Row]:
-        """Return the next `count` rows of the current episode, fewer at its end."""
+        """Return the next `count` rows of the current episode, fewer at its end, and none behind the last one."""
+        if self.episode >= self.episodes:
+            return []
         taken = [self.rows[index] for index in self._order[self.position : self.position + count]]
         self.position += len(taken)
         return taken
@@ -31,10 +33,14 @@ class PromptStream:
         while self.episode < self.episodes:
             if self.position + count <= len(self.rows):
                 return True
-            self.episode += 1
-            self.position = 0
-            self._order = self._order_of(self.episode)
+            self.next_episode()
         return False
+
+    def next_episode(self) -> bool:
+        """Move on to the next episode, whatever is left of this one; say whether there is one."""
+        self.episode, self.position = self.episode + 1, 0
+        self._order = self._order_of(self.episode)
+        return self.episode < self.episodes
 
     def state_dict(self) -> dict[str, int]:
         return {"episode": self.episode, "position": self.position}

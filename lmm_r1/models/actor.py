@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.banned_tokens import ban
 from lmm_r1.models.kit_module import KitModule
+from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
 from lmm_r1.models.packing import Targets
 from lmm_r1.models.sequence_parallel import running
@@ -52,6 +54,12 @@ class KitActor(KitModule, Actor):
             processor = self.kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
             banned = self.kit.banned_token_ids(self.model_config, self.kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
+        self.routers: Routers | None = None
+
+    def balance_experts(self) -> None:
+        """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""
+        self.routers = routers_of(self.model_config)
+        assert self.routers is not None, "refused by check_balanced"
 
     def forward(
         self,
@@ -73,24 +81,43 @@ class KitActor(KitModule, Actor):
         `ring_attn_group` get the same batch and share its rows' tokens: the log-probs are all of them on every rank,
         the output's logits those of the rank's own tokens.
         """
+        routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
-            return self._run(sequences, attention_mask, media)
+            return self._run(sequences, attention_mask, media, routers=routers)
         targets = wanted_targets(attention_mask, action_mask)
         if self.packing_samples:
             log_probs, output = self._run_packed(
-                sequences, attention_mask, media, targets=targets, return_entropy=return_entropy, group=ring_attn_group
+                sequences,
+                attention_mask,
+                media,
+                targets=targets,
+                return_entropy=return_entropy,
+                group=ring_attn_group,
+                routers=routers,
             )
         else:
             self._check_padded(ring_attn_group)
-            log_probs, output = self._run_padded(sequences, attention_mask, media, return_entropy=return_entropy)
+            log_probs, output = self._run_padded(
+                sequences, attention_mask, media, return_entropy=return_entropy, routers=routers
+            )
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
-    def _run(self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]) -> Any:
+    def _run(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[Media | None],
+        *,
+        routers: Routers | None,
+    ) -> Any:
         rows, width = sequences.shape
         inputs = self._padded_inputs(sequences, attention_mask, media)
-        output = self.model(**inputs, use_cache=False)
+        counted = inputs["attention_mask"].clone()
+        counted[rows:] = 0
+        with self._balanced(routers, counted) as add_loss:
+            output = add_loss(self.model(**inputs, use_cache=False))
         output["logits"] = self._sampled_from(output["logits"][:rows, :width])
         return output
 
@@ -101,9 +128,10 @@ class KitActor(KitModule, Actor):
         media: Sequence[Media | None],
         *,
         return_entropy: bool,
+        routers: Routers | None,
     ) -> tuple[torch.Tensor, Any]:
         """Return the log-probs of all next tokens (B, T - 1) and the output, with their entropy where asked for."""
-        output = self._run(sequences, attention_mask, media)
+        output = self._run(sequences, attention_mask, media, routers=routers)
         if return_entropy:
             output.entropy = compute_entropy(output["logits"])[:, :-1]
         return log_probs_from_logits(output["logits"], torch.roll(sequences, shifts=-1, dims=1))[:, :-1], output
@@ -117,17 +145,37 @@ class KitActor(KitModule, Actor):
         targets: Targets,
         return_entropy: bool,
         group: dist.ProcessGroup | None,
+        routers: Routers | None,
     ) -> tuple[torch.Tensor, Any]:
         """As `_run_padded`, over a packed row: logits are computed for the targets only, all others get 0."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
-        with running(share, model=self.model, kit=self.kit):
-            output = self.model(**inputs, use_cache=False, logits_to_keep=share.sources)
+        counted = torch.ones_like(share.row.token_ids[0])
+        counted[len(counted) - share.row.filler :] = 0
+        with (
+            running(share, model=self.model, kit=self.kit),
+            self._balanced(routers, counted[share.tokens]) as add_loss,
+        ):
+            output = add_loss(self.model(**inputs, use_cache=False, logits_to_keep=share.sources))
         logits = self._sampled_from(output["logits"])  # (1, k, V)
         output["logits"] = logits
         if return_entropy:
             output.entropy = share.row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
         log_probs = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
         return share.row.scatter(log_probs, like=targets.wanted), output
+
+    @contextmanager
+    def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:
+        """Yield what adds the load-balancing loss of the counted tokens to the output of a forward pass within."""
+        if routers is None:
+            yield lambda output: output
+            return
+        with routers.recorded(self.model) as logits:
+
+            def add_loss(output: Any) -> Any:
+                output.aux_loss = routers.loss(logits, counted)
+                return output
+
+            yield add_loss
 
     def _sampled_from(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., V) of the distribution that the rollout sampled from, in single precision."""

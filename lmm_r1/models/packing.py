@@ -40,6 +40,8 @@ class PackedRow:
     """Whether each token is of a sample that is turned by the factors for long ones, (T,), bool; None where none is."""
     filled: bool
     """Whether its last segment is an image that only keeps the vision tower running."""
+    filler: int
+    """How many tokens at its end belong to no sample."""
 
     def scatter(self, values: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
         """Return values (K,) at their places in zeros of the shape of `like` (B, T - 1)."""
@@ -83,6 +85,7 @@ def pack_row(
     parts = _Parts(kit=kit, config=config)
     for group in _groups(samples, share=share_prefix and targets.shared, limit=parts.limit):
         parts.add_group(group, targets.wanted.cpu())
+    real = parts.length
     filled = fill and not parts.media and kit.filler_media is not None
     if filled:
         ids, filler = kit.filler_media(config)
@@ -94,7 +97,7 @@ def pack_row(
         ids = parts.token_ids[0][:1].repeat(missing)
         parts.add_segment(ids)
         parts.add_inputs([missing], ids, None)
-    return parts.row(filled=filled, device=sequences.device)
+    return parts.row(filled=filled, filler=parts.length - real, device=sequences.device)
 
 
 def _samples(
@@ -210,7 +213,7 @@ class _Parts:
         self.target_ids.append(sample.token_ids.roll(-1)[before])
         self.places.append((torch.full_like(columns, sample.row), columns))
 
-    def row(self, *, filled: bool, device: torch.device) -> PackedRow:
+    def row(self, *, filled: bool, filler: int, device: torch.device) -> PackedRow:
         token_ids = torch.cat(self.token_ids)
         layout = RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
         is_long = torch.tensor(self.is_long).repeat_interleave(torch.tensor(layout.lengths)).to(device)
@@ -227,6 +230,7 @@ class _Parts:
             target_ids=torch.cat(self.target_ids).to(device),
             places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),
             filled=filled,
+            filler=filler,
         )
 
     def _joined(self, name: str) -> torch.Tensor:

@@ -39,6 +39,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self model optim weight_decay",
     ),
     Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.backward",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.backward",
+        reason="the losses of an optimizer step's passes must be finite",
+        signature="self loss model _optimizer kwargs",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.optimizer_step",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy.optimizer_step",
+        reason="DeepSpeed makes weights NaN, or skips the step without a word, where gradients are not finite",
+        signature="self _optimizer model _scheduler name kwargs",
+    ),
+    Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy.save_model",
         how="subclassed",
         ours="lmm_r1.trainer.strategy:KitStrategy.save_model",

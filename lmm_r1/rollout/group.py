@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +19,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.rollout.sampling import sampling_params
 from lmm_r1.rollout.scoring import Scorer
+from remote_rm.client import ItemReward, RewardUnavailable
+
+# How vLLM says that a response is whole; it also knows abort, error and repetition.
+WHOLE = ("stop", "length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,8 @@ class GroupRollout:
         """Return the group's samples as OpenRLHF's executors do, with one shared media object.
 
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
-        Raises RewardUnavailable when a sample's reward cannot be had.
+        Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
+        response has not come whole: a group that is short is none.
         """
         encode = partial(encode_row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
         prompt = await self.in_thread(encode, row)
@@ -85,16 +92,30 @@ class GroupRollout:
                 f"--rollout.max_new_tokens {settings.max_new_tokens or 1} is more than --data.max_len "
                 f"{settings.max_len}; raise it, or leave such rows out with --data.overlong_prompts skip"
             )
-        tasks = [
-            asyncio.create_task(self._score(row, prompt, sample))
-            async for sample in self._samples(engine, prompt, settings, max_tokens=settings.max_new_tokens or room)
-        ]
-        return list(await asyncio.gather(*tasks))
+        samples = [_Sample() for _ in range(settings.n_samples)]
+        tasks = []
+        try:
+            async for sample in self._finished(
+                engine, prompt, settings, samples=samples, max_tokens=settings.max_new_tokens or room
+            ):
+                if sample.finish_reason in WHOLE:
+                    tasks.append(asyncio.create_task(self._score(row, prompt, sample)))
+            _check_whole(samples, row)
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
-    async def _samples(
-        self, engine: Any, prompt: EncodedPrompt, settings: GroupSettings, *, max_tokens: int
+    async def _finished(
+        self,
+        engine: Any,
+        prompt: EncodedPrompt,
+        settings: GroupSettings,
+        *,
+        samples: Sequence[_Sample],
+        max_tokens: int,
     ) -> AsyncIterator[_Sample]:
-        """Yield each sample of the group when it is finished."""
+        """Fill in the samples of a group, and yield each when it has ended, in whatever way."""
         request = TokensPrompt(prompt_token_ids=prompt.engine_token_ids)
         media = self.kit.engine_media(prompt)
         if media:
@@ -109,7 +130,6 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
         )
-        samples = [_Sample() for _ in range(settings.n_samples)]
         async for output in engine.generate(request, parameters, request_id=uuid.uuid4().hex):
             for part in output.outputs:
                 sample = samples[part.index]
@@ -129,12 +149,16 @@ class GroupRollout:
         prompt_json = to_json(row.messages)
         scored = None
         if self.scorer is not None:
-            scored = await self.scorer.reward(
-                query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
-                prompt=prompt_json,
-                label=row.answer,
-                response=response,
-            )
+            try:
+                scored = await self.scorer.reward(
+                    query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
+                    prompt=prompt_json,
+                    label=row.answer,
+                    response=response,
+                )
+            except (RewardUnavailable, UserError) as error:
+                raise type(error)(f"{row.location}: {error}") from error
+            _check_finite(scored, row)
         length = len(prompt.token_ids)
         return {
             "row": row,
@@ -151,3 +175,28 @@ class GroupRollout:
             "scores": None if scored is None else scored.score,
             "extra_logs": {} if scored is None else scored.extra_logs,
         }
+
+
+def _check_whole(samples: Sequence[_Sample], row: Row) -> None:
+    """Raise UserError where a sample of a group did not end as responses do."""
+    broken = Counter(sample.finish_reason for sample in samples if sample.finish_reason not in WHOLE)
+    if broken:
+        ends = ", ".join(
+            f"{count} never ended" if reason is None else f"{count} ended in {reason}"
+            for reason, count in broken.items()
+        )
+        raise UserError(
+            f"{row.location}: the engine gave {len(samples) - broken.total()} of {len(samples)} responses whole ({ends}), "
+            "and a group is not learnt from in part; look at the engine's output with --logger.worker_logs"
+        )
+
+
+def _check_finite(scored: ItemReward, row: Row) -> None:
+    """Raise UserError where a reward, a score or a part of it is no finite number."""
+    values = {"reward": scored.reward, "score": scored.score, **scored.extra_logs}
+    wrong = ", ".join(f"{name} {value}" for name, value in values.items() if not math.isfinite(value))
+    if wrong:
+        raise UserError(
+            f"{row.location}: --reward.remote_url gives {wrong} for a response; correct it so that it gives finite "
+            "numbers for every response"
+        )

@@ -32,9 +32,15 @@ class FunctionScorer:
     async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward:
         """Return what the function says of one sample; its errors are not caught."""
         reply = await asyncio.to_thread(self.function, [query], [prompt], [label])
-        reward = _scalar(reply["rewards"])
-        parts = {name: _scalar(value) for name, value in (reply.get("extra_logs") or {}).items()}
-        return ItemReward(reward=reward, score=_scalar(reply.get("scores", reward)), extra_logs=parts)
+        try:
+            reward = _scalar(reply["rewards"])
+            parts = {name: _scalar(value) for name, value in (reply.get("extra_logs") or {}).items()}
+            return ItemReward(reward=reward, score=_scalar(reply.get("scores", reward)), extra_logs=parts)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"--reward.remote_url {self.path}: reward_func gave no usable reward ({type(error).__name__}: {error}) in "
+                f"{str(reply)[:200]}; for one response return {{'rewards': [1.0]}}, and scores and extra_logs alike"
+            ) from error
 
     async def check_health(self) -> None:
         """Nothing can be down: the file was loaded."""
@@ -74,7 +80,11 @@ def _load_function(path: str) -> Callable[..., Any]:
 
 
 def _scalar(value: Any) -> float:
-    """Return a number from a number, a list of one, or a tensor of one."""
+    """Return a number from a number, a list of one, or a tensor of one; raises ValueError for several."""
     if hasattr(value, "flatten"):
         value = value.flatten().tolist()
-    return float(value[0] if isinstance(value, list | tuple) else value)
+    if isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise ValueError(f"{len(value)} values for one response")
+        (value,) = value
+    return float(value)

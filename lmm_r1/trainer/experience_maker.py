@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 import torch
+from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -16,15 +17,25 @@ from openrlhf.trainer.ppo_utils.experience import (
     split_experience_batch,
 )
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.advantages import group_deviations, shaped_rewards, whitened
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
 from lmm_r1.trainer.workers import PassMedia
 
 # What a rollout takes at least: every prompt once.
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
+# Their advantages are whitened over all tokens of a rollout.
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
+ADVANTAGE_SOURCES = (
+    "its reward is finite, so look at the log-probs of policy and reference model, of which the KL in the reward is "
+    "made, and at the critic's values"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
         # Whether the models compute a group's prompt once: they say so when they are loaded.
         self.share_prefix = False
         self.learns_once = learns_once(config)
+        # Where the prompt of each sample of the rollout at hand stands, for errors.
+        self.locations: Sequence[str] = ()
         self._media: list[PassMedia] = []
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -93,6 +106,71 @@ class KitExperienceMaker(RemoteExperienceMaker):
                 experience.action_log_probs = None
         return experiences
 
+    @torch.no_grad()
+    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
+        """Add penalties to the rewards, and advantages and returns: OpenRLHF's, with the statistics of `advantages`.
+
+        Raises UserError, before anything is learnt, where a reward or an advantage is no finite number.
+        """
+        settings = self.config.algo.advantage
+        for experience in experiences:
+            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float))
+            self._check_finite(experience, experience.rewards, what="reward")
+        apply_length_penalties(experiences, self.args)
+        for experience, shaped in zip(experiences, self._shaped_rewards(experiences), strict=True):
+            reward = compute_reward(
+                shaped,
+                self.kl_ctl.value,
+                experience.kl,
+                action_mask=experience.action_mask,
+                reward_clip_range=self.config.reward.clip_range,
+            )  # (B, A)
+            experience.advantages, experience.returns = self._advantages(experience, reward)
+            experience.info["return"] = reward.sum(dim=-1)
+            experience.kl = None
+            learnt = torch.where(experience.action_mask.bool(), experience.advantages, 0.0)
+            self._check_finite(experience, learnt.sum(dim=-1), what="advantage")
+        if settings.estimator in WHITENED:
+            parts = [experience.advantages for experience in experiences]
+            masks = [experience.action_mask for experience in experiences]
+            for experience, part in zip(
+                experiences, whitened(parts, masks, divide=not settings.no_std_norm), strict=True
+            ):
+                experience.advantages = part
+        return experiences
+
+    def _shaped_rewards(self, experiences: Sequence[Experience]) -> list[torch.Tensor]:
+        """Return each sample's reward against its group's, (B,) for each pass, in double precision."""
+        size = self.config.rollout.n_samples_per_prompt
+        places = torch.tensor([place for experience in experiences for place in experience.index])
+        check_groups(experiences, size=size)
+        rewards = torch.cat([experience.rewards for experience in experiences]).double()
+        in_groups = torch.empty_like(rewards).index_put((places,), rewards).view(-1, size)  # (G, n)
+        passes = [len(experience.index) for experience in experiences]
+        if size > 1:
+            deviations = group_deviations(in_groups).expand_as(in_groups).flatten()[places].float()
+            for experience, part in zip(experiences, deviations.split(passes), strict=True):
+                experience.info["group_reward_std"] = part
+        shaped = shaped_rewards(in_groups, estimator=self.config.algo.advantage.estimator)
+        return list(shaped.flatten()[places].split(passes))
+
+    def _advantages(self, experience: Experience, reward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return advantages and returns (B, A) from the rewards of tokens (B, A)."""
+        settings = self.config.algo.advantage
+        if settings.estimator == "gae":
+            values, mask = experience.values, experience.action_mask
+            return self.get_advantages_and_returns(values, reward, mask, settings.gamma, settings.lambd)
+        returns = self.get_cumulative_returns(reward, experience.action_mask, settings.gamma)
+        return returns.clone(), returns
+
+    def _check_finite(self, experience: Experience, values: torch.Tensor, *, what: str) -> None:
+        """Raise UserError where one of the values (B,) of a pass's samples is not finite."""
+        for place, value in zip(experience.index, values.tolist(), strict=True):
+            if not math.isfinite(value):
+                where = f"{self.locations[place]}: " if self.locations else f"sample {place} of the rollout: "
+                source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
+                raise UserError(f"{where}the {what} of a response is {value}, and no number to learn from; {source}")
+
     def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
         """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
         if group is self.actor_model_group and self.learns_once:
@@ -108,6 +186,24 @@ class KitExperienceMaker(RemoteExperienceMaker):
         """Return into how many shares the samples are cut, so that each group of workers can take equal numbers."""
         groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group, self.reward_model_group)
         return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
+
+
+def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
+    """Assert that the samples of a rollout are whole groups in order: `size` of one prompt behind one another."""
+    places = [place for experience in experiences for place in experience.index]
+    assert sorted(places) == list(range(len(places))), "every sample of the rollout is there once"
+    assert len(places) % size == 0, f"{len(places)} samples are no groups of {size}"
+    if size == 1:
+        return
+    identities = [
+        (prompt, label, id(media))
+        for experience in experiences
+        for prompt, label, media in zip(experience.prompts, experience.labels, experience.mm_train_inputs, strict=True)
+    ]
+    by_place = dict(zip(places, identities, strict=True))
+    for start in range(0, len(places), size):
+        count = len({by_place[place] for place in range(start, start + size)})
+        assert count == 1, f"samples {start} to {start + size - 1} of a rollout are of {count} prompts"
 
 
 def learns_once(config: PPOConfig) -> bool:

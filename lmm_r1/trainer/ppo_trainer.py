@@ -18,12 +18,13 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.resume_point import resume_point
 from lmm_r1.trainer.run_folder import RunFolder
-from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
+from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.trackers import Generation, Trackers
@@ -105,7 +106,8 @@ class KitPPOTrainer(BasePPOTrainer):
                 self.stops.check()
                 rollout = self.generator.rollout(self.prompts, count=batch)
                 if len(rollout.groups) < batch:
-                    continue
+                    self._tell_of_the_end(rollout)
+                    break
                 with self.stops.held():
                     states = self._learn(rollout, began=began, generated=time.perf_counter())
                 if self.eval_rows and self.step % self.args.eval.steps == 0:
@@ -121,6 +123,7 @@ class KitPPOTrainer(BasePPOTrainer):
         Args:
             began, generated: when the rollout was begun, and when it was there.
         """
+        self.experience_maker.locations = rollout.locations
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None
@@ -145,7 +148,8 @@ class KitPPOTrainer(BasePPOTrainer):
         self._hand_out(passes.steps)
         handed_out = time.perf_counter()
         self._computed_tokens()
-        status = self.ppo_train(global_step)
+        with told_by_workers(before=f"step {global_step + 1}: "):
+            status = self.ppo_train(global_step)
         trained = time.perf_counter()
         tokens = {
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
@@ -252,6 +256,17 @@ class KitPPOTrainer(BasePPOTrainer):
         logs = self.folder.logged(self.step, prefix="eval_") or self._evaluate(self.step)
         self.save_best_checkpoint(logs, self.step, self._states())
 
+    def _tell_of_the_end(self, rollout: Rollout) -> None:
+        """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
+        why = self.generator.why_dropped(filtered=rollout.filtered, overlong=rollout.overlong)
+        batch = self.config.rollout.batch_size
+        said = (
+            f"the prompts are used up with {len(rollout.groups)} of the {batch} groups of step {self.step + 1}: {why}"
+        )
+        if self.step == 0:
+            raise UserError(f"no step could be made: {said}")
+        self.console.print(f"{self.folder.name} ends with step {self.step}: {said}")
+
     def _states(self) -> dict[str, Any]:
         return {
             "global_step": self.step,
@@ -327,6 +342,7 @@ class KitPPOTrainer(BasePPOTrainer):
             f"{self.folder.name} step {step}/{self.total_steps}  reward {metrics['reward']:.3f}  {shown}  "
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
+            + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
         )
 
     def _record_rollouts(self, step: int, rollout: Rollout) -> list[Generation]:

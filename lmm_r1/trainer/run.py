@@ -23,6 +23,7 @@ from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
 from lmm_r1.rollout.agreement import check_engine, with_correction
@@ -62,6 +63,12 @@ def train(config: PPOConfig) -> None:
         _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
         _check_ulysses(config, flag, kit=kit)
+    check_balanced(
+        kit.load_config(path, trust_remote_code=trust_remote_code),
+        coef=config.actor.aux_loss_coef,
+        flag="actor.aux_loss_coef",
+        model=f"--actor.model_name_or_path {path}",
+    )
     config = with_correction(config, kit=kit, rows=rows)
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)

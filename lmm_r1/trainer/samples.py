@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,11 @@ class Rollout:
     filtered: int
     """Groups dropped by dynamic filtering."""
 
+    @property
+    def locations(self) -> list[str]:
+        """Where the prompt of each experience stands."""
+        return [sample["row"].location for group in self.groups for sample in group]
+
 
 class KitSamplesGenerator(SamplesGenerator):
     """Generates groups on all engines, the least busy first, and replaces the groups that are dropped."""
@@ -42,26 +48,56 @@ class KitSamplesGenerator(SamplesGenerator):
         self.settings = settings
 
     def rollout(self, prompts: PromptStream, *, count: int) -> Rollout:
-        """Return `count` groups of the stream's next prompts (fewer where the stream ends)."""
+        """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
+
+        Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
+        never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
+        """
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
         groups: list[list[dict[str, Any]]] = []
-        overlong = filtered = 0
-        wanted = count
-        while wanted and (rows := prompts.take(wanted)):
-            wanted = 0
+        overlong = filtered = in_vain = 0
+        while len(groups) < count:
+            rows = prompts.take(count - len(groups))
+            if not rows:
+                if prompts.next_episode():
+                    continue
+                break
             for group in self.generate(rows, self.settings):
+                in_vain += 1
                 if not group:
                     overlong += 1
                 elif self.args.algo.dynamic_filtering_enable and not low < _mean_score(group) < high:
                     filtered += 1
                 else:
                     groups.append(group)
-                    continue
-                wanted += 1
+                    in_vain = 0
+            if in_vain >= len(prompts.rows):
+                why = self.why_dropped(filtered=filtered, overlong=overlong)
+                raise UserError(
+                    f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
+                )
         sleep(self.args, self.vllm_engines)
         experiences = [self._experience(sample) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
+
+    def why_dropped(self, *, filtered: int, overlong: int) -> str:
+        """Return why a step's groups were dropped, and what can be done about it."""
+        low, high = self.args.algo.dynamic_filtering_range
+        reasons, advice = [], []
+        if filtered:
+            reasons.append(
+                f"{filtered} groups had a mean score that was not strictly between {low:g} and {high:g}, as "
+                "--algo.dynamic_filtering_range asks"
+            )
+            advice.append(
+                "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
+                "--algo.dynamic_filtering_enable out"
+            )
+        if overlong:
+            reasons.append(f"{overlong} prompts left no room for a response")
+            advice.append(f"raise --data.max_len {self.settings.max_len}")
+        return "; ".join([", and ".join(reasons), *advice])
 
     def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[dict[str, Any]]]:
         """Return the groups of held-out rows, sampled as asked for."""
@@ -83,15 +119,28 @@ class KitSamplesGenerator(SamplesGenerator):
             count, index = heapq.heappop(load)
             heapq.heappush(load, (count + settings.n_samples, index))
             refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
-        try:
-            return [group.samples for group in ray.get(refs)]
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, RewardUnavailable | UserError):
-                raise UserError(str(error.cause)) from error
-            raise
+        with told_by_workers():
+            groups = [group.samples for group in ray.get(refs)]
+        assert all(len(group) in (0, settings.n_samples) for group in groups), "engines give whole groups"
+        return groups
 
     def _experience(self, sample: dict[str, Any]) -> Experience:
         return self._process_response_into_experience(sample, max_len=self.settings.max_len)
+
+
+@contextmanager
+def told_by_workers(*, before: str = "") -> Iterator[None]:
+    """Raise what a worker or an engine has to say to the user as a UserError of this process.
+
+    Args:
+        before: what stands in front of its message.
+    """
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RewardUnavailable | UserError):
+            raise UserError(f"{before}{error.cause}") from error
+        raise
 
 
 def wake(args: SimpleNamespace, engines: Sequence[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from dataclasses import replace
@@ -26,6 +25,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.fingerprint import Fingerprint
@@ -47,6 +47,12 @@ def train(config: SFTConfig) -> None:
     check_weights(path)
     model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     check_heads(model_config, size=config.ds.ulysses_size, model=f"--model.model_name_or_path {path}")
+    check_balanced(
+        model_config,
+        coef=config.model.aux_loss_coef,
+        flag="model.aux_loss_coef",
+        model=f"--model.model_name_or_path {path}",
+    )
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
@@ -173,6 +179,8 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
     }
     actor, _, _ = strategy.prepare((actor, settings))
     check_packing(actor, group=strategy.ring_attn_group)
+    if config.model.aux_loss_coef:
+        actor.balance_experts()
     return actor
 
 
@@ -229,19 +237,32 @@ class _SFTRun:
             self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
         for step in range(start, steps):
             with self.stops.held():
-                began = time.perf_counter()
-                batches = self._micro_batches(step)
-                loss, tokens = self._update(batches)
-                seconds = time.perf_counter() - began
-                self.step = step + 1
-                self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
-                stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
-                if (stop or due) and not self.config.ckpt.disable_ds:
-                    self._save(step + 1)
+                stop = self._make_step(step, steps=steps)
             if stop:
                 raise KeyboardInterrupt
         if self.skipped:
             self.console.print(f"{self.skipped} rows longer than {_max_len(self.config)} were skipped")
+
+    def _make_step(self, step: int, *, steps: int) -> bool:
+        """Make one update, log it, save it where that is due, and return whether the run is to end with it.
+
+        Raises UserError on every rank where it cannot be made; the updates before it are saved then.
+        """
+        began = time.perf_counter()
+        batches = self._micro_batches(step)
+        try:
+            loss, tokens = self._update(batches)
+        except UserError as error:
+            if step != self.saved_step and not self.config.ckpt.disable_ds:
+                self._save(step)
+            raise UserError(f"step {step + 1}: {error}") from error
+        seconds = time.perf_counter() - began
+        self.step = step + 1
+        self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+        stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
+        if (stop or due) and not self.config.ckpt.disable_ds:
+            self._save(step + 1)
+        return stop
 
     def _any_rank(self, *answers: bool) -> list[bool]:
         """Return for each question whether any rank says yes: a signal, and the time, reach ranks at different steps."""
@@ -281,7 +302,10 @@ class _SFTRun:
         return [collate(part, pad_token_id=pad_token_id) for part in kept]
 
     def _update(self, batches: list[SFTBatch]) -> tuple[float, int]:
-        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number."""
+        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number.
+
+        Raises UserError on every rank, before the step, where loss or gradients are not finite.
+        """
         device = torch.cuda.current_device()
         tokens = torch.tensor(float(sum(int(batch.learnt.sum()) for batch in batches)), device=device)
         # Ranks that share rows have the same samples, and the same loss.
@@ -289,26 +313,36 @@ class _SFTRun:
         dist.all_reduce(tokens, group=data_parallel.get_group())
         total = torch.zeros((), device=device)
         for batch in batches:
-            log_probs = self.actor(
-                batch.sequences.to(device),
-                batch.learnt.to(device),
-                attention_mask=batch.attention_mask.to(device),
-                ring_attn_group=self.strategy.ring_attn_group,
-                media=batch.media,
-            )
+            log_probs, aux_loss = self._log_probs(batch, device)
             loss = -log_probs.sum() / tokens.clamp(min=1)
-            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum.
-            self.strategy.backward(loss * len(batches) * data_parallel.size(), self.actor, None)
+            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum, and
+            # that of the experts' load a mean.
+            whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * aux_loss
+            self.strategy.backward(whole, self.actor, None)
             self.strategy.optimizer_step(None, self.actor, None)
             total += loss.detach()
         dist.all_reduce(total, group=data_parallel.get_group())
         return total.item(), int(tokens.item())
 
+    def _log_probs(self, batch: SFTBatch, device: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the log-probs of learnt tokens, and the load-balancing loss of experts where it is asked for, else 0."""
+        balanced = self.config.model.aux_loss_coef > 0
+        returned = self.actor(
+            batch.sequences.to(device),
+            batch.learnt.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            return_output=balanced,
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=batch.media,
+        )
+        if not balanced:
+            return returned, 0.0
+        log_probs, output = returned
+        return log_probs, output.aux_loss
+
     def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
         if not self.strategy.is_rank_0():
             return
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {step}; lower --adam.lr or check the rows")
         engine = self.actor.model
         values = {
             "loss": loss,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,12 +21,15 @@ from lmm_r1.errors import UserError
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
+from lmm_r1.trainer.finite_steps import check_finite
 
 
 class KitStrategy(CheckpointStrategy):
     """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
 
     _vision_lr: float | None = None
+    _losses: tuple[torch.Tensor, ...] = ()
+    """Of this rank's passes since the last optimizer step."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
         cpu.prepare_training()
@@ -69,6 +73,18 @@ class KitStrategy(CheckpointStrategy):
                 "tower; leave one out"
             )
         return raw_model, split_groups(groups, members=trained, lr=self._vision_lr)
+
+    def backward(self, loss: torch.Tensor, model: Any, _optimizer: Any, **kwargs: Any) -> None:
+        self._losses = (*self._losses, loss.detach())
+        super().backward(loss, model, _optimizer, **kwargs)
+
+    def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model", **kwargs: Any) -> None:
+        """Make an optimizer step where one is due; raises UserError on all ranks, before it, where it is not finite."""
+        engine = model.model if isinstance(model, Actor) else model
+        if engine.is_gradient_accumulation_boundary():
+            losses, self._losses = self._losses, ()
+            check_finite(engine, losses, name=name)
+        super().optimizer_step(_optimizer, model, _scheduler, name=name, **kwargs)
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well.

@@ -163,6 +163,8 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
         check_packing(self.actor, group=strategy.ring_attn_group)
+        if strategy.args.actor.aux_loss_coef:
+            self.actor.balance_experts()
 
     def save_checkpoint(
         self,

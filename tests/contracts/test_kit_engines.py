@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
-from helpers.tiny_models import CORPUS, encode, make_actor
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from helpers.tiny_models import CORPUS, build_experts, encode, make_actor
 
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 
@@ -92,24 +91,9 @@ def test_an_untrained_policy_samples_no_banned_token(name, tmp_path):
 
 
 def test_a_mixture_of_experts_follows_weight_updates(tiny_checkpoint, tmp_path):
-    kit = get_kit("llm")
+    kit, folder = get_kit("llm"), tmp_path / "experts"
     processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
-    config = Qwen3MoeConfig(
-        vocab_size=len(processor),
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=False,
-    )
-    folder = tmp_path / "experts"
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    kit.save_processor(processor, folder)
+    build_experts(tiny_checkpoint("llm"), folder)
     actor = make_actor(folder)
     prompts = prompts_of(kit, processor, with_images=False)
     with running_engine(kit, folder, max_images=0) as llm:

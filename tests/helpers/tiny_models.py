@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
 
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import load_video
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 
 CORPUS = (
@@ -22,6 +23,29 @@ def build_checkpoint(kit: LmmKit, folder: Path) -> None:
     folder.mkdir()
     spec = TinyModelSpec(hidden_size=64, layers=2, seed=0, tie_embeddings=False)
     kit.build_tiny(spec, CORPUS, folder)
+
+
+def build_experts(language_model: Path, folder: Path, *, architecture: str = "Qwen3Moe", **sizes: object) -> None:
+    """Write a tiny mixture of experts with the tokenizer of the language model kit's tiny checkpoint."""
+    kit = get_kit("llm")
+    processor = kit.load_processor(str(language_model), trust_remote_code=False)
+    settings = {
+        "vocab_size": len(processor),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**settings | sizes)
+    getattr(transformers, f"{architecture}ForCausalLM")(config).save_pretrained(folder)
+    kit.save_processor(processor, folder)
 
 
 def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> EncodedPrompt:

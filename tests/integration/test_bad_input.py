@@ -347,6 +347,19 @@ def test_the_port_of_another_server_is_told_before_ray_starts(tiny_models, work,
     assert f"{url} is no reward server: something else listens there and answered 501; check the port" in sentence
 
 
+@pytest.mark.parametrize(("command", "argv", "name"), [("train_ppo_ray", ppo, "actor"), ("train_sft", sft, "model")])
+def test_a_load_balancing_loss_without_experts_is_told_before_training_starts(
+    command, argv, name, tiny_models, work, capfd
+):
+    before = tree(work)
+    write_rows(work, *[ANSWERED if command == "train_sft" else QUESTION] * 2)
+    given = argv(tiny_models["text"], **{f"{name}__aux_loss_coef": 0.01})
+    sentence = error_of(command, given, capfd=capfd)
+    assert sentence.startswith(f"--{name}.aux_loss_coef 0.01: --{name}.model_name_or_path {tiny_models['text']} has ")
+    assert "no load-balancing loss of a mixture of experts; leave the flag out" in sentence
+    assert tree(work).keys() == before.keys()
+
+
 @pytest.mark.parametrize(("command", "argv"), [("train_ppo_ray", ppo), ("train_sft", sft)])
 def test_a_finished_stage_is_never_overwritten(command, argv, tiny_models, work, capfd):
     write_rows(work, *[QUESTION if command == "train_ppo_ray" else ANSWERED] * 2)

@@ -23,16 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 KIT = "qwen2_5_vl"
 PROMPTS, SAMPLES, STEPS = 4, 2, 6
 PER_STEP = PROMPTS * SAMPLES
-# 2 for every response to an image, 0 for one to a text alone; after as many samples as the file `limit` says, none.
+# 2 for every response to an image, 0 for one to a text alone; after as many samples as the file `limit` says, no number.
 REWARD = """
 from pathlib import Path
-from lmm_r1.errors import UserError
 given = 0
 limit = Path(__file__).with_name("limit")
 def reward_func(queries, prompts, labels):
     global given
     if limit.exists() and given >= int(limit.read_text()):
-        raise UserError("no more rewards")
+        return {"rewards": [float("nan")]}
     given += len(queries)
     return {"rewards": [2.0 * ("image" in prompt) for prompt in prompts]}
 """
@@ -101,7 +100,8 @@ def finished(runs: Runs) -> Runs:
     (runs.folder / "limit").write_text(str(3 * PER_STEP))
     stopped = runs.start("ppo", "--critic.save_value_network", reward__remote_url="reward.py")
     assert stopped.returncode == 1, stopped.stdout + stopped.stderr
-    assert "no more rewards" in stopped.stderr
+    assert "rows.jsonl, line " in stopped.stderr
+    assert "--reward.remote_url gives reward nan, score nan for a response" in stopped.stderr
     assert (
         f"rl stopped at step 3/{STEPS}; step 3 is saved in ppo/checkpoints, the same command goes on" in stopped.stderr
     )

@@ -46,6 +46,25 @@ def test_one_correction_threshold_is_an_upper_bound():
     )
 
 
+def test_responses_that_are_compared_as_wholes_are_not_discounted(caplog):
+    with caplog.at_level(logging.WARNING):
+        for estimator, gamma in (("group_norm", 1.0), ("flash_reinforce", 1.0), ("reinforce", 0.5), ("gae", 0.5)):
+            changes = {"algo__advantage__estimator": estimator, "algo__advantage__gamma": 0.5}
+            resolved = resolve(ppo(**changes, critic__num_gpus_per_node=1))
+            assert resolved.algo.advantage.gamma == gamma
+    assert caplog.text.count("--algo.advantage.gamma 0.5 is not used") == 2
+
+
+def test_a_load_balancing_loss_is_refused_where_its_gradient_would_be_lost():
+    for make, prefix in ((ppo, "actor"), (sft, "model")):
+        resolve(make(**{f"{prefix}__aux_loss_coef": 0.01, f"{prefix}__gradient_checkpointing_enable": True}))
+        with pytest.raises(UserError, match=f"--{prefix}.aux_loss_coef -0.01 must not be negative"):
+            resolve(make(**{f"{prefix}__aux_loss_coef": -0.01}))
+        reentrant = {f"{prefix}__gradient_checkpointing_{name}": True for name in ("enable", "reentrant")}
+        with pytest.raises(UserError, match=f"--{prefix}.aux_loss_coef 0.01: with --{prefix}.gradient_.*reentrant"):
+            resolve(make(**reentrant, **{f"{prefix}__aux_loss_coef": 0.01}))
+
+
 def test_an_estimator_without_a_critic_has_no_critic_model():
     assert resolve(ppo(critic__model_name_or_path="critic")).critic.model_name_or_path is None
 

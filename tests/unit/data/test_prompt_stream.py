@@ -22,6 +22,19 @@ def test_an_episode_gives_every_row_once_and_the_next_one_another_order():
     assert not prompts.has(1)
 
 
+def test_the_next_episode_begins_whatever_is_left_and_behind_the_last_there_is_nothing():
+    prompts, whole = stream(), stream()
+    whole.take(10)
+    whole.has(10)
+    prompts.take(3)
+    assert prompts.next_episode()
+    assert prompts.take(20) == whole.take(10)
+    assert prompts.take(1) == []
+    assert not prompts.next_episode()
+    assert prompts.take(1) == []
+    assert not prompts.has(1)
+
+
 def test_the_order_depends_on_the_seed_alone():
     assert stream().take(10) == stream().take(10)
     assert stream().take(10) != stream(seed=4).take(10)

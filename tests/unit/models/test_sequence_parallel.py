@@ -27,6 +27,7 @@ def row(*, length: int, sources: list[int]) -> PackedRow:
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
         is_long=None,
         filled=False,
+        filler=0,
     )
 
 

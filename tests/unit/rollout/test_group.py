@@ -1,6 +1,7 @@
 """A group on a hand-written engine that streams as vLLM does."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -162,8 +163,55 @@ def test_a_finished_sample_is_scored_while_the_others_are_generated():
 
 
 def test_a_reward_that_cannot_be_had_stops_the_group():
-    with pytest.raises(RewardUnavailable, match="does not answer"):
+    with pytest.raises(RewardUnavailable, match="^rows.jsonl, line 1: http://127.0.0.1:1/get_reward does not answer"):
         run(scorer=FailingScorer())
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("abort", "1 ended in abort"),
+        ("error", "1 ended in error"),
+        ("repetition", "1 ended in repetition"),
+        (None, "1 never ended"),
+    ],
+)
+def test_a_group_of_which_a_response_is_broken_off_is_none(end, said):
+    pieces = [delta(0, [*b"2", END], finish="stop"), delta(1, b"345", finish=end)]
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine gave 1 of 2 responses whole \({said}\)"):
+        run(pieces=pieces)
+
+
+def test_a_group_without_one_of_its_responses_is_none():
+    with pytest.raises(UserError, match=r"line 1: the engine gave 0 of 2 responses whole \(2 never ended\)"):
+        run(pieces=[])
+
+
+class GivingScorer(RecordingScorer):
+    """Gives the first response what it is told to, and all others 1."""
+
+    def __init__(self, given: ItemReward) -> None:
+        super().__init__()
+        self.given = given
+
+    async def reward(self, **request: Any) -> ItemReward:
+        return self.given if request["response"] == "2" else ItemReward(reward=1.0, score=1.0, extra_logs={})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((math.nan, 1.0, 1.0), "reward nan"),
+        ((-math.inf, 1.0, 1.0), "reward -inf"),
+        ((1.0, math.nan, 1.0), "score nan"),
+        ((math.inf, 1.0, math.nan), "reward inf, accuracy nan"),
+    ],
+)
+def test_a_reward_that_is_no_finite_number_stops_with_its_row(values, said):
+    reward, score, accuracy = values
+    scorer = GivingScorer(ItemReward(reward=reward, score=score, extra_logs={"accuracy": accuracy}))
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: --reward.remote_url gives {said} for a response"):
+        run(scorer=scorer)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():

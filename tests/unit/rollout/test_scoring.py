@@ -51,6 +51,25 @@ def test_an_error_of_the_function_is_not_swallowed(tmp_path):
         score(reward_file(tmp_path, "1 / 0"))
 
 
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("{}", "KeyError: 'rewards'"),
+        ("None", "TypeError"),
+        ("{'rewards': []}", "0 values for one response"),
+        ("{'rewards': [1.0, 2.0]}", "2 values for one response"),
+        ("{'rewards': torch.ones(2)}", "2 values for one response"),
+        ("{'rewards': [None]}", "TypeError"),
+        ("{'rewards': 'much'}", "could not convert string to float: 'much'"),
+        ("{'rewards': 1, 'scores': {}}", "TypeError"),
+        ("{'rewards': 1, 'extra_logs': {'accuracy': []}}", "0 values for one response"),
+    ],
+)
+def test_what_is_no_reward_of_one_response_is_told_with_the_file(tmp_path, reply, said):
+    with pytest.raises(UserError, match=f"reward.py: reward_func gave no usable reward .*{said}"):
+        score(reward_file(tmp_path, reply))
+
+
 def test_a_file_that_gives_no_rewards_is_a_user_error(tmp_path):
     (tmp_path / "empty.py").write_text("")
     for path, sentence in ((tmp_path / "none.py", "no such file"), (tmp_path / "empty.py", "defines no reward_func")):

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, row
+from ray.exceptions import RayTaskError
 
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.samples import KitSamplesGenerator, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
+from remote_rm.client import RewardUnavailable
 
 pytestmark = pytest.mark.unit
 
@@ -48,10 +51,10 @@ class ScriptedGenerator(KitSamplesGenerator):
         return [[sample(item.answer, score=score) for score in scores.get(item.answer, (0.0, 1.0))] for item in rows]
 
 
-def rollout(answers: list[str], *, count: int, filtering: bool):
+def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 1):
     algo = SimpleNamespace(dynamic_filtering_enable=filtering, dynamic_filtering_range=(0.0, 1.0))
     args = SimpleNamespace(algo=algo, vllm=SimpleNamespace(enable_sleep=False))
-    prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in answers], seed=0, episodes=1)
+    prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in answers], seed=0, episodes=episodes)
     return ScriptedGenerator(args, [], SETTINGS).rollout(prompts, count=count)
 
 
@@ -74,6 +77,43 @@ def test_a_stream_that_ends_gives_fewer_groups():
     result = rollout(["a", "overlong", "overlong"], count=3, filtering=False)
     assert len(result.groups) == 1
     assert result.overlong == 2
+
+
+def test_what_was_gathered_at_the_end_of_an_episode_is_filled_up_from_the_next():
+    answers = ["a", "b", "wrong", "right", "wrong", "overlong"]
+    result = rollout(answers, count=3, filtering=True, episodes=2)
+    # Both of the first episode, in its order, and one of them again.
+    assert sorted(group[0]["label"] for group in result.groups[:2]) == ["a", "b"]
+    assert result.groups[2][0]["label"] in ("a", "b")
+    assert result.overlong >= 1
+    assert result.filtered >= 3
+    assert len(result.experiences) == 6
+    # The last episode's end is the end.
+    assert len(rollout(answers, count=5, filtering=True, episodes=2).groups) == 4
+
+
+@pytest.mark.parametrize("episodes", [1, 50])
+def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
+    said = (
+        r"^none of the last 4 prompts, a whole episode, gave a group to learn from: 3 groups had a mean score that was not "
+        r"strictly between 0 and 1, as --algo.dynamic_filtering_range asks, and 1 prompts left no room for a response; "
+        r"take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
+        r"--algo.dynamic_filtering_enable out; raise --data.max_len 16$"
+    )
+    with pytest.raises(UserError, match=said):
+        rollout(["right", "wrong", "wrong", "overlong"], count=2, filtering=True, episodes=episodes)
+
+
+@pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
+def test_what_a_worker_has_to_say_is_said_without_its_traceback(kind):
+    error = RayTaskError("fit", "the traceback", kind("the actor's loss is nan")).as_instanceof_cause()
+    with pytest.raises(UserError, match="^step 3: the actor's loss is nan$"), told_by_workers(before="step 3: "):
+        raise error
+
+
+def test_other_errors_of_a_worker_stay_what_they_are():
+    with pytest.raises(ZeroDivisionError), told_by_workers():
+        raise RayTaskError("fit", "the traceback", ZeroDivisionError()).as_instanceof_cause()
 
 
 def test_an_experience_marks_the_response_among_the_next_tokens():

@@ -1,6 +1,7 @@
 """One supervised update: the loss is the mean over all learnt tokens, however they fall into micro-batches."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
     return collate(samples, pad_token_id=0)
 
 
-def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: int) -> _SFTRun:
+def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> _SFTRun:
     config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
     fitting = SFTSample(token_ids=[1, 1], learnt=[False, True], media=None)
     return _SFTRun(
@@ -75,6 +76,24 @@ def test_the_loss_is_the_mean_over_all_learnt_tokens_of_the_update():
     assert strategy.steps == 2
     # The gradient of a token mean: each learnt token counts a quarter, in whichever micro-batch it stands.
     assert actor.table.grad.tolist() == pytest.approx([0, -1 / 4, -2 / 4, -1 / 4])
+
+
+class BalancedActor(TableActor):
+    """Its load-balancing loss is the sum of the table, whatever the batch."""
+
+    def __call__(self, *arguments: torch.Tensor, return_output: bool, **settings: object) -> object:
+        log_probs = super().__call__(*arguments, **settings)
+        return (log_probs, SimpleNamespace(aux_loss=self.table.sum())) if return_output else log_probs
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("coef", [0.0, 0.5])
+def test_the_loss_of_the_experts_load_is_a_mean_over_micro_batches(coef):
+    batches = [batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])), batch(([3, 3, 3, 2], [0, 0, 0, 1]))]
+    actor = BalancedActor()
+    loss, _ = sft_run(AccumulatingStrategy(micro_batches=2), actor, model__aux_loss_coef=coef)._update(batches)
+    assert loss == pytest.approx((2 + 4 + 1 + 2) / 4), "what is logged is that of the tokens"
+    assert actor.table.grad.tolist() == pytest.approx([coef + value for value in (0, -1 / 4, -2 / 4, -1 / 4)])
 
 
 @pytest.mark.usefixtures("one_process")

@@ -1,0 +1,139 @@
+"""Optimizer steps with a gradient, a loss or an advantage that is no number, by processes over gloo."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def _with_a_wrong_advantage(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """OpenRLHF's loss of twelve tokens, of which one has no number for an advantage."""
+    from openrlhf.models.loss import PolicyLoss
+
+    advantages = torch.ones(3, 4)
+    advantages[1, 2] = torch.nan
+    log_probs = -weight.square().expand(3, 4)
+    return loss + PolicyLoss()(log_probs, log_probs.detach(), advantages, action_mask=torch.ones(3, 4))[0]
+
+
+# What one rank's loss is made to be; of "gradient", the loss itself is finite.
+PLANTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "nothing": lambda loss, weight: loss,
+    "nan advantage": _with_a_wrong_advantage,
+    "inf loss": lambda loss, weight: loss + torch.inf,
+    # The derivative of a root at 0 is infinite, and times 0 no number.
+    "nan gradient": lambda loss, weight: loss + (0 * weight).sum().sqrt(),
+    # Its square is too large for single precision.
+    "large gradient": lambda loss, weight: loss + 1e25 * weight.sum() / 1e3,
+}
+# As with --ds.adam_offload, without DeepSpeed's own optimizer, which it would have to compile.
+OFFLOADED = "bf16, optimizer in CPU memory"
+# By the number of ranks: stage, dtype and what is planted.
+CASES: dict[int, list[tuple[int, str, str]]] = {
+    1: [
+        (stage, dtype, planted)
+        for stage, dtype in ((0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16"), (2, OFFLOADED), (3, OFFLOADED))
+        for planted in ("nothing", "nan gradient")
+    ],
+    2: [
+        *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
+        *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
+        *[
+            (stage, "fp16", planted)
+            for stage in (1, 2, 3)
+            for planted in ("nothing", "nan advantage", "large gradient")
+        ],
+    ],
+}
+Outcome = dict[str, Any]
+
+
+def outcome_of(stage: int, dtype: str, planted: str) -> Outcome:
+    """Make a good step, then two passes of a step of which the last rank's first is planted with something."""
+    import deepspeed
+
+    strategy, engine = _prepared(stage, dtype)
+    _backward(strategy, engine, "nothing")
+    strategy.optimizer_step(None, engine, None, name="actor")
+    before = _weights(engine)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    error = None
+    engine.set_gradient_accumulation_boundary(False)
+    _backward(strategy, engine, planted if last else "nothing")
+    engine.set_gradient_accumulation_boundary(True)
+    _backward(strategy, engine, "nothing")
+    try:
+        strategy.optimizer_step(None, engine, None, name="actor")
+    except ValueError as raised:
+        error = str(raised)
+    after = _weights(engine)
+    deepspeed.comm.barrier()
+    scale = engine.optimizer.loss_scaler.cur_scale if dtype == "fp16" and stage else None
+    return {"error": error, "same": torch.equal(before, after), "scale": scale}
+
+
+def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
+    import deepspeed
+
+    from lmm_r1 import dotted
+    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.trainer.strategy import make_strategy
+
+    settings = {
+        "train.batch_size": int(os.environ["WORLD_SIZE"]),
+        "train.micro_batch_size": 1,
+        "ds.param_dtype": dtype[:4],
+    }
+    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage})))
+    strategy.setup_distributed()
+    torch.manual_seed(0)
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
+    config = strategy.get_ds_train_config(optimizer, max_norm=1.0)
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    if dtype == OFFLOADED:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+        config["zero_force_ds_cpu_optimizer"] = False
+    if dtype == "fp16":
+        config["fp16"] |= {"initial_scale_power": 4, "hysteresis": 1}
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    return strategy, engine
+
+
+def _backward(strategy: Any, engine: Any, planted: str) -> None:
+    given = torch.arange(8.0).sin().to(next(engine.module.parameters()).dtype)
+    output = engine(given[None])
+    strategy.backward(PLANTED[planted](output.float().square().sum(), engine.module[1].bias.float()), engine, None)
+
+
+def _weights(engine: Any) -> torch.Tensor:
+    """All weights and, in mixed precision, the optimizer's own of them."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    parameters = list(engine.module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):
+        own = [weight.detach().flatten().float().clone() for weight in parameters]
+    masters = [safe_get_full_fp32_param(weight) for weight in parameters]
+    return torch.cat([*own, *(master.detach().flatten().clone() for master in masters if master is not None)])
+
+
+def main(folder: Path) -> None:
+    from lmm_r1 import cpu
+
+    cpu.prepare_process()
+    # DeepSpeed asks for instructions that make half precision quick.
+    importlib.import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported = lambda: True
+    outcomes = [outcome_of(*case) for case in CASES[int(os.environ["WORLD_SIZE"])]]
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    importlib.import_module("helpers.finite_ranks").main(Path(sys.argv[1]))

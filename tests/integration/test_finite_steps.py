@@ -1,0 +1,59 @@
+"""A loss or a gradient that is no number, on one rank: no rank makes the step, all say so, and no weight is changed."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from helpers.finite_ranks import CASES, Outcome
+from helpers.launched_ranks import launch
+
+pytestmark = pytest.mark.integration
+
+NAMES = [(ranks, *case) for ranks, cases in CASES.items() for case in cases]
+SAID = {
+    "nan advantage": "the actor's loss is nan",
+    "inf loss": "the actor's loss is inf",
+    "nan gradient": "the actor's gradients are not finite",
+    "large gradient": "the actor's gradients are not finite, or too large",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Outcome]]:
+    """A function from a case to what became of it on each rank."""
+    folder = tmp_path_factory.mktemp("finite")
+    launched = []
+    for ranks in CASES:
+        own = folder / str(ranks)
+        own.mkdir()
+        launched.append(launch("helpers.finite_ranks", str(own), count=ranks, folder=own / "logs"))
+    for processes in launched:
+        processes.wait(seconds=240)
+
+    def read(ranks: int, *case: object) -> list[Outcome]:
+        index = CASES[ranks].index(case)
+        return [json.loads((folder / f"{ranks}" / f"rank{rank}.json").read_text())[index] for rank in range(ranks)]
+
+    return read
+
+
+@pytest.mark.parametrize(("ranks", "stage", "dtype", "planted"), [name for name in NAMES if "fp16" not in name])
+def test_a_step_that_is_not_finite_is_not_made(ranks, stage, dtype, planted, outcomes):
+    for rank in outcomes(ranks, stage, dtype, planted):
+        if planted == "nothing":
+            assert (rank["error"], rank["same"]) == (None, False)
+        else:
+            assert rank["error"].startswith(SAID[planted])
+            assert rank["same"], "no weight is changed, bit by bit"
+
+
+@pytest.mark.parametrize(("ranks", "stage", "dtype", "planted"), [name for name in NAMES if "fp16" in name])
+def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(ranks, stage, dtype, planted, outcomes):
+    for rank in outcomes(ranks, stage, dtype, planted):
+        if planted == "nan advantage":
+            assert rank["error"].startswith(SAID[planted])
+            assert rank["same"]
+        else:
+            assert rank["error"] is None
+            assert rank["same"] == (planted != "nothing")
+            assert rank["scale"] == (16 if planted == "nothing" else 8)

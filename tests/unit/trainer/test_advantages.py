@@ -1,0 +1,224 @@
+"""Advantages of every estimator: hand-computed, none where rewards are equal, and OpenRLHF's on all others."""
+
+import copy
+import math
+import typing
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.experiences import sample
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config.ppo import AdvantageConfig
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.advantages import group_deviations, shaped_rewards, whitened
+from lmm_r1.trainer.experience_maker import KitExperienceMaker, check_groups
+
+pytestmark = pytest.mark.unit
+
+ESTIMATORS = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
+# Of the rewards 0.1 and 0.9 of one group, and 1/3, 1/3 and 1 of another: against their group's.
+PAIR, THREE = [0.1, 0.9], [1 / 3, 1 / 3, 1.0]
+HALF_ROOT, THIRD_ROOT = 1 / math.sqrt(2), 1 / math.sqrt(3)
+BY_HAND = {
+    "gae": (PAIR, THREE),
+    "reinforce": (PAIR, THREE),
+    # Each against the mean of the others: 0.9; 2/3 and 1/3.
+    "rloo": ([-0.8, 0.8], [-1 / 3, -1 / 3, 2 / 3]),
+    # Against the mean: 0.5; 5/9.
+    "reinforce_baseline": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
+    "dr_grpo": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
+    # Deviations: 0.8 / sqrt(2); sqrt((4 + 4 + 16) / 81 / 2) = 2 sqrt(3) / 9.
+    "group_norm": ([-HALF_ROOT, HALF_ROOT], [-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT]),
+    # The batch's mean: here the one group is the batch.
+    "flash_reinforce": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
+}
+
+
+def single(*rewards: float) -> torch.Tensor:
+    """One group's rewards as they come: in single precision."""
+    return torch.tensor([rewards], dtype=torch.float)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_rewards_are_shaped_as_by_hand(estimator):
+    for rewards, expected in zip((PAIR, THREE), BY_HAND[estimator], strict=True):
+        (shaped,) = shaped_rewards(single(*rewards), estimator=estimator).tolist()
+        assert shaped == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_baseline_of_flash_reinforce_is_the_batchs_mean():
+    shaped = shaped_rewards(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), estimator="flash_reinforce")
+    assert shaped.tolist() == [[-0.75, 0.25], [0.25, 0.25]]
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae", "reinforce"}))
+@pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 0.0, -7.7, 1e-3, 9.9e5])
+def test_equal_rewards_have_no_advantage(estimator, reward):
+    for size in range(2, 17):
+        rewards = single(*[reward] * size)
+        assert shaped_rewards(rewards, estimator=estimator).tolist() == [[0.0] * size]
+        assert group_deviations(rewards).item() == 0.0
+        # Beside a group that does differ; one batch is compared with itself.
+        if estimator != "flash_reinforce":
+            other = single(*[reward] * (size - 1), reward + 1)
+            equal, different = shaped_rewards(torch.cat([rewards, other]), estimator=estimator).tolist()
+            assert equal == [0.0] * size
+            assert all(different)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae", "reinforce"}))
+def test_rewards_that_differ_by_rounding_are_equal(estimator):
+    summed = torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)
+    rewards = torch.stack([summed, torch.tensor(0.9), summed, torch.tensor(0.9)])[None]
+    assert len(set(rewards.flatten().tolist())) == 2, "they do differ"
+    assert shaped_rewards(rewards, estimator=estimator).tolist() == [[0.0] * 4]
+    # Around 0, rounding is that of the parts, which were about 1.
+    around = single(0.0, torch.finfo(torch.float).eps)
+    assert shaped_rewards(around, estimator=estimator).tolist() == [[0.0] * 2]
+
+
+def test_small_rewards_that_differ_still_count():
+    shaped = shaped_rewards(single(1e-4, 2e-4), estimator="group_norm")
+    assert shaped.flatten().tolist() == pytest.approx([-HALF_ROOT, HALF_ROOT], rel=2e-5)  # + 1e-9 below
+    shaped = shaped_rewards(single(1000.0, 1000.5), estimator="group_norm")
+    assert shaped.flatten().tolist() == pytest.approx([-HALF_ROOT, HALF_ROOT])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_sample_alone_is_compared_with_nothing(estimator):
+    (shaped,) = shaped_rewards(single(0.9), estimator=estimator).flatten().tolist()
+    assert shaped == (pytest.approx(0.9) if estimator in ("gae", "reinforce") else 0.0)
+
+
+def test_a_batch_is_whitened_over_its_tokens():
+    # 1, 3 and 5 count: mean 3, variance 8/3.
+    parts, masks = [torch.tensor([[1.0, 3.0], [50.0, 5.0]])], [torch.tensor([[1, 1], [0, 1]])]
+    (white,) = whitened(parts, masks, divide=True)
+    assert white[masks[0].bool()].tolist() == pytest.approx([-2 / math.sqrt(8 / 3), 0.0, 2 / math.sqrt(8 / 3)])
+    (white,) = whitened(parts, masks, divide=False)
+    assert white[masks[0].bool()].tolist() == [-2.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("divide", [True, False])
+@pytest.mark.parametrize("value", [0.9, 1 / 3, -7.7, 0.0])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 1000])
+def test_a_batch_of_equal_advantages_or_of_none_has_none(divide, value, tokens):
+    mask = torch.arange(1200).view(2, 600) < tokens
+    (white,) = whitened([torch.full((2, 600), value)], [mask], divide=divide)
+    assert not white.any()
+
+
+def config(estimator: str, **changes: object) -> PPOConfig:
+    settings = {
+        "actor.model_name_or_path": "model",
+        "actor.num_gpus_per_node": 1,
+        "critic.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+        "rollout.batch_size": 4,
+        "rollout.n_samples_per_prompt": 3,
+        "train.batch_size": 12,
+        "algo.advantage.estimator": estimator,
+    }
+    return resolve(dotted.replace(PPOConfig(), settings | {k.replace("__", "."): v for k, v in changes.items()}))
+
+
+def makers(settings: PPOConfig) -> tuple[RemoteExperienceMaker, KitExperienceMaker]:
+    strategy = SimpleNamespace(args=to_openrlhf_args(settings))
+    arguments = (None, None, None, None, SimpleNamespace(value=0.1), strategy, SimpleNamespace(pad_token_id=0))
+    return RemoteExperienceMaker(*arguments), KitExperienceMaker(settings, *arguments)
+
+
+def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
+    """Passes of samples in another order than the groups', with responses of other lengths, values and KL."""
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for place, reward in enumerate(rewards):
+        experience = sample([place // 3], [5] * (2 + place % 4), reward=reward)
+        experience.index = [place]
+        experience.prompts = [str(place // 3)]
+        experience.rewards = torch.tensor([reward])
+        samples.append(experience)
+    order = [place for place in (4, 2, 0, 11, 3, 7, 1, 5, 6, 10, 9, 8) if place < len(rewards)]
+    batches = []
+    for start in range(0, len(rewards), 4):
+        batch = Experience.concat_experiences([samples[place] for place in order[start : start + 4]], 0)
+        shape = batch.action_mask.shape
+        batch.kl = kl * torch.rand(shape, generator=generator) * batch.action_mask
+        batch.values = torch.rand(shape, generator=generator)
+        batches.append(batch)
+    return batches
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+@pytest.mark.parametrize("no_std_norm", [False, True])
+@pytest.mark.parametrize("penalty", [None, 2.0])
+def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, penalty):
+    changes = {"rollout__max_new_tokens": 4, "reward__overlong_buffer_len": penalty}
+    settings = config(estimator, algo__advantage__no_std_norm=no_std_norm, **changes)
+    rewards = torch.rand(12, generator=torch.Generator().manual_seed(1)).tolist()
+    theirs, ours = makers(settings)
+    given = passes(rewards, kl=kl)
+    expected = theirs.compute_advantages_and_returns(copy.deepcopy(given))
+    for found, other in zip(ours.compute_advantages_and_returns(given), expected, strict=True):
+        # Theirs is in single precision, of values around 1 that are divided by deviations of 0.1 and more.
+        close = {"atol": 1e-5, "rtol": 0}
+        torch.testing.assert_close(found.advantages * found.action_mask, other.advantages * other.action_mask, **close)
+        torch.testing.assert_close(found.returns * found.action_mask, other.returns * other.action_mask, **close)
+        torch.testing.assert_close(found.rewards, other.rewards)
+        assert found.info.keys() == other.info.keys()
+        for name, value in other.info.items():
+            torch.testing.assert_close(found.info[name], value, **close)
+        assert (found.kl, other.kl) == (None, None)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae"}))
+@pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3])
+def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
+    theirs, ours = makers(config(estimator))
+    for experience in ours.compute_advantages_and_returns(passes([reward] * 12)):
+        assert not (experience.advantages * experience.action_mask).any()
+        assert not experience.info["group_reward_std"].any()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
+    rewards = [1.0, 0.0] * 6
+    rewards[7] = wrong
+    _, ours = makers(config(estimator))
+    ours.locations = [f"rows.jsonl, line {place // 3 + 1}" for place in range(12)]
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 3: the reward of a response is {wrong}, .*remote_url"):
+        ours.compute_advantages_and_returns(passes(rewards))
+
+
+@pytest.mark.parametrize("source", ["kl", "values"])
+def test_an_advantage_that_is_no_number_stops_with_its_row(source):
+    _, ours = makers(config("gae"))
+    ours.locations = [f"rows.jsonl, line {place // 3 + 1}" for place in range(12)]
+    batches = passes([1.0, 0.0] * 6)
+    # The second sample of the second pass is 7, of which all tokens but the padding are learnt.
+    getattr(batches[1], source)[1, 0] = math.nan
+    with pytest.raises(UserError, match=r"^rows.jsonl, line 3: the advantage of a response is nan.*reference model"):
+        ours.compute_advantages_and_returns(batches)
+
+
+def test_what_is_compared_is_whole_groups_of_one_prompt():
+    check_groups(passes([0.0] * 12), size=3)
+    with pytest.raises(AssertionError, match="12 samples are no groups of 5"):
+        check_groups(passes([0.0] * 12), size=5)
+    # Two prompts of which one sample each has come are no group of two.
+    with pytest.raises(AssertionError, match="samples 0 to 5 of a rollout are of 2 prompts"):
+        check_groups(passes([0.0] * 12), size=6)
+    missing = passes([0.0] * 12)
+    missing[0].index[0] = 5
+    with pytest.raises(AssertionError):
+        check_groups(missing, size=3)

@@ -1,0 +1,160 @@
+"""The RL loop over prompts that are filtered: what is gathered is learnt from, and what is left out is told."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from helpers.conversations import message, row
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.messages import Row
+from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
+from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
+from lmm_r1.trainer.strategy import make_strategy
+
+pytestmark = pytest.mark.unit
+
+BATCH = 3
+# Of the policy's workers.
+ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0}
+
+
+class PlayedGenerator(KitSamplesGenerator):
+    """Gives groups whose scores are their prompt's answer, up to a number of prompts, behind which it fails."""
+
+    def __init__(self, *arguments: Any, limit: int | None = None) -> None:
+        super().__init__(*arguments)
+        self.limit = limit
+        self.asked = self.different = 0
+
+    def generate(self, rows: Sequence[Row], settings: object) -> list[list[dict[str, Any]]]:
+        self.asked += len(rows)
+        if self.limit is not None and self.asked > self.limit:
+            raise UserError("the reward server is gone")
+        self.different += sum(_scores(item) == (0.0, 1.0) for item in rows)
+        return [[{"row": item, "label": item.answer, "scores": score} for score in _scores(item)] for item in rows]
+
+    def _experience(self, sample: dict[str, Any]) -> object:
+        return SimpleNamespace(label=sample["row"].location)
+
+
+def _scores(item: Row) -> tuple[float, float]:
+    return {"right": (1.0, 1.0), "wrong": (0.0, 0.0)}.get(item.answer, (0.0, 1.0))
+
+
+class PlayedTrainer(KitPPOTrainer):
+    """Keeps what it would learn from in each step, and the states that it would save."""
+
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
+        self.learnt.append([experience.label for experience in rollout_samples])
+        return {}, global_step + 1
+
+    def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
+        self.filtered.append(rollout.filtered)
+
+    def save_logs_and_checkpoints(self, step: int, status: dict[str, Any], states: dict[str, Any]) -> None:
+        """Nothing is saved."""
+
+    def _save_before_stop(self, states: dict[str, Any]) -> None:
+        self.saved = states
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function from the answers of a run's prompts to its trainer."""
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+
+    def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None) -> PlayedTrainer:
+        flags = {
+            "actor.model_name_or_path": "model",
+            "actor.num_gpus_per_node": 1,
+            "ref.num_gpus_per_node": 1,
+            "data.prompt_dataset": "rows.jsonl",
+            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+            "rollout.batch_size": BATCH,
+            "rollout.n_samples_per_prompt": 2,
+            "train.batch_size": 2 * BATCH,
+            "train.num_episodes": episodes,
+            "algo.dynamic_filtering_enable": True,
+            "ckpt.output_dir": str(tmp_path),
+        }
+        config = resolve(dotted.replace(PPOConfig(), flags))
+        rows = [
+            replace(row(message("user", "?"), answer=answer), location=f"line {line}")
+            for line, answer in enumerate(answers, start=1)
+        ]
+        played = PlayedTrainer(
+            config,
+            make_strategy(to_openrlhf_args(config)),
+            actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
+            critic_group=None,
+            reward_group=None,
+            reference_group=None,
+            engines=[],
+            tokenizer=None,
+            prompts=PromptStream(rows, seed=1, episodes=episodes),
+            eval_rows=[],
+            folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
+        )
+        played.generator = PlayedGenerator(played.args, [], group_settings(config), limit=limit)
+        played.learnt, played.filtered, played.saved = [], [], None
+        return played
+
+    return made
+
+
+MIXED = ["a", "wrong", "b", "right", "c", "d", "right", "e"]
+
+
+def test_every_group_that_differs_is_learnt_from_and_the_others_are_counted(trainer):
+    run = trainer(MIXED, episodes=3)
+    steps = run.fit()
+    # Without the prompts at the ends of episodes that are too few for a step, five of eight are learnt from.
+    assert steps >= 4
+    assert [len(labels) for labels in run.learnt] == [2 * BATCH] * steps
+    learnt = {label for labels in run.learnt for label in labels}
+    assert learnt == {f"line {line}" for line, answer in enumerate(MIXED, start=1) if answer in "abcde"}
+    assert run.generator.different == BATCH * steps, "none that was generated is lost"
+    assert sum(run.filtered) == run.generator.asked - run.generator.different
+
+
+def test_a_run_whose_prompts_are_used_up_ends_with_its_last_full_step_and_says_so(trainer, capsys):
+    run = trainer(MIXED)
+    assert run.fit() == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("rl ends with step 1: the prompts are used up with 2 of the 3 groups of step 2: ")
+    assert "--algo.dynamic_filtering_range" in said
+
+
+def test_a_run_that_can_make_no_step_is_an_error(trainer):
+    with pytest.raises(
+        UserError, match="^no step could be made: the prompts are used up with 2 of the 3 groups of step 1"
+    ):
+        trainer(["a", "wrong", "b", "right"]).fit()
+    with pytest.raises(
+        UserError, match="^none of the last 4 prompts, a whole episode, gave a group to learn from: 4 groups"
+    ):
+        trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
+
+
+@pytest.mark.parametrize("limit", range(3, 23))
+def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, trainer):
+    whole = trainer(MIXED, episodes=3)
+    steps = whole.fit()
+    stopped = trainer(MIXED, episodes=3, limit=limit)
+    with pytest.raises(UserError, match="the reward server is gone"):
+        stopped.fit()
+    taken_up = trainer(MIXED, episodes=3)
+    taken_up.step = stopped.saved["global_step"]
+    taken_up.prompts.load_state_dict(stopped.saved["data_loader_state_dict"])
+    # What was gathered for the step that was not made is generated again.
+    assert taken_up.fit() == steps
+    assert stopped.learnt + taken_up.learnt == whole.learnt
