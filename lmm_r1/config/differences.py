@@ -20,6 +20,8 @@ class Difference:
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 
+_ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
+
 DIFFERENCES = (
     Difference(
         command="train_ppo_ray",
@@ -35,6 +37,7 @@ DIFFERENCES = (
         reason="a rule-based reward needs the answer, and without one every response would be scored against nothing",
     ),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(
         command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
     ),
@@ -46,6 +49,7 @@ DIFFERENCES = (
         reason="rows are conversations, and the loss covers every assistant turn",
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
 )
 
 NOT_YET: dict[str, Container[object]] = {
