@@ -103,21 +103,24 @@ def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoi
 
 @pytest.mark.parametrize("kind", ["reference", "critic", "reward"])
 @pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
-def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_checkpoint, one_rank):
+def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_checkpoint, tmp_path, one_rank):
+    from helpers.value_models import save_reward_model
+
     from lmm_r1.models.actor import KitActor
     from lmm_r1.models.value_model import KitValueModel
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=3, precision="bf16")
-    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16"}
+    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "value_head_prefix": "score"}
     plain = plain_model(name, folder, torch.bfloat16)
     if kind == "critic":
-        model = KitValueModel(
-            str(folder), kind, ds_config=strategy.get_ds_train_config(), value_head_prefix="score", **settings
-        )
+        model = KitValueModel(str(folder), kind, ds_config=strategy.get_ds_train_config(), **settings)
         inner = strategy.prepare((model, OPTIMIZER))[0].module.model
+    elif kind == "reward":
+        path = save_reward_model(folder, tmp_path / "reward")
+        model = KitValueModel(str(path), kind, ds_config=strategy.get_ds_eval_config(), **settings)
+        inner = strategy.prepare(model).module.model
     else:
-        # A reward model's way, with a head of its own, is that of a critic up to here.
         model = KitActor(str(folder), ds_config=strategy.get_ds_eval_config(), **settings)
         inner = strategy.prepare(model).model.module
     assert_same_buffers(inner, plain)
