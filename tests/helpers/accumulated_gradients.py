@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,9 +34,11 @@ class AccumulationCase:
     """Whether the optimizer's state is in CPU memory (`--ds.adam_offload`)."""
     zero_first: bool = False
     """Whether a step goes before whose gradients are all zero."""
+    bare: bool = False
+    """Whether DeepSpeed is left as it is."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("offload", "zero_first") if getattr(self, name)]
+        extras = [name for name in ("offload", "zero_first", "bare") if getattr(self, name)]
         return "-".join([f"ZeRO-{self.stage}", self.param_dtype, self.accum_dtype or "default", *extras])
 
 
@@ -47,15 +49,23 @@ def sum_of(case: AccumulationCase, *, ranks: int, kept: bool) -> float:
 
 
 def run_accumulation(cases: Sequence[AccumulationCase], folder: Path, *, ranks: int) -> Ranks:
-    """Start the processes that make the steps of all cases; `gradients_of` reads what they computed."""
+    """Start the processes that make the steps of all cases; `computed_by` reads what they computed."""
     folder.mkdir()
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     return launch("helpers.accumulated_gradients", str(folder), count=ranks, folder=folder / "logs")
 
 
-def gradients_of(folder: Path) -> list[list[list[float]]]:
-    """Return for each case, step and weight the gradient that the optimizer took, in the order of the weights."""
-    return json.loads((folder / "gradients.json").read_text())
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    optimizer: str
+    """The class of DeepSpeed's."""
+    gradients: list[list[float]]
+    """Of each step and weight, as the optimizer took it."""
+
+
+def computed_by(folder: Path) -> list[Computed]:
+    """Return what the processes computed for each case."""
+    return [Computed(**values) for values in json.loads((folder / "computed.json").read_text())]
 
 
 class Weights(torch.nn.Module):
@@ -70,13 +80,13 @@ class Weights(torch.nn.Module):
         return (self.first.float().sum() + self.second.float().sum()) * gradient
 
 
-def _steps(case: AccumulationCase) -> list[list[float]]:
+def _steps(case: AccumulationCase) -> Computed:
     from deepspeed.utils import safe_get_full_fp32_param
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
     from lmm_r1.models.loading import DTYPES
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.trainer.strategy import DeepspeedStrategy, make_strategy
 
     ranks = int(os.environ["WORLD_SIZE"])
     settings = {
@@ -100,6 +110,8 @@ def _steps(case: AccumulationCase) -> list[list[float]]:
         "max_norm": 0.0,
         "scheduler_steps": 100,
     }
+    if case.bare:
+        strategy._ds_init_train_model = partial(DeepspeedStrategy._ds_init_train_model, strategy)
     engine, _, _ = strategy.prepare((Weights(DTYPES[case.param_dtype]), optimizer))
     size = SMALL[case.param_dtype]
     passes = [1.0] + [size] * SMALL_PASSES + [0.0] * (PASSES - 1 - SMALL_PASSES)
@@ -115,7 +127,7 @@ def _steps(case: AccumulationCase) -> list[list[float]]:
         assert all(float(value.min()) == float(value.max()) for value in moved), moved
         steps.append([float(value[0] / (1 - value[0])) for value in moved])
         before = after
-    return steps
+    return Computed(optimizer=type(engine.optimizer).__name__, gradients=steps)
 
 
 def main(folder: Path) -> None:
@@ -127,11 +139,10 @@ def main(folder: Path) -> None:
     # DeepSpeed refuses fp16 on processors that are slow in it.
     type(get_accelerator()).supported_dtypes = lambda self: [torch.float32, torch.bfloat16, torch.float16]
     type(get_accelerator()).is_fp16_supported = lambda self: True
-    gradients: list[Any] = []
-    for values in json.loads((folder / "cases.json").read_text()):
-        gradients.append(_steps(AccumulationCase(**values)))
+    cases = [AccumulationCase(**values) for values in json.loads((folder / "cases.json").read_text())]
+    computed = [asdict(_steps(case)) for case in cases]
     if dist.get_rank() == 0:
-        (folder / "gradients.json").write_text(json.dumps(gradients))
+        (folder / "computed.json").write_text(json.dumps(computed))
     dist.destroy_process_group()
 
 
