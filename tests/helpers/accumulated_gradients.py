@@ -34,11 +34,13 @@ class AccumulationCase:
     """Whether the optimizer's state is in CPU memory (`--ds.adam_offload`)."""
     zero_first: bool = False
     """Whether a step goes before whose gradients are all zero."""
+    announced: bool = False
+    """Whether DeepSpeed is told pass by pass which one ends the step, as in RL, and does not count them."""
     bare: bool = False
     """Whether DeepSpeed is left as it is."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("offload", "zero_first", "bare") if getattr(self, name)]
+        extras = [name for name in ("offload", "zero_first", "announced", "bare") if getattr(self, name)]
         return "-".join([f"ZeRO-{self.stage}", self.param_dtype, self.accum_dtype or "default", *extras])
 
 
@@ -99,6 +101,7 @@ def _steps(case: AccumulationCase) -> Computed:
         **({} if case.accum_dtype is None else {"ds.grad_accum_dtype": case.accum_dtype}),
     }
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy.use_dynamic_batch = case.announced
     strategy.setup_distributed()
     optimizer = {
         "optim": "adam",
@@ -118,9 +121,12 @@ def _steps(case: AccumulationCase) -> Computed:
     before = [torch.zeros(size) for size in SIZES]
     steps = []
     for scale in ([0.0] if case.zero_first else []) + [FIRST, FIRST]:
-        for value in passes:
+        for number, value in enumerate(passes):
+            if case.announced:
+                engine.set_gradient_accumulation_boundary(number == PASSES - 1)
             loss = engine(torch.tensor(scale * value * (dist.get_rank() + 1)))
-            strategy.backward(loss * PASSES, engine, None)
+            # DeepSpeed takes the mean over the passes that it counts.
+            strategy.backward(loss * (1 if case.announced else PASSES), engine, None)
             strategy.optimizer_step(None, engine, None)
         after = [safe_get_full_fp32_param(weight).float().clone() for weight in engine.module.parameters()]
         moved = [old - new for old, new in zip(before, after, strict=True)]
