@@ -22,6 +22,8 @@ _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie
 _RESUMES = "the same command in the same folder goes on where it stopped"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 
+_ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
+
 DIFFERENCES = (
     Difference(
         command="train_ppo_ray",
@@ -37,6 +39,7 @@ DIFFERENCES = (
         reason="a rule-based reward needs the answer, and without one every response would be scored against nothing",
     ),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(
         command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
     ),
@@ -54,6 +57,7 @@ DIFFERENCES = (
         reason="rows are conversations, and the loss covers every assistant turn",
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
 )
 
 NOT_YET: dict[str, Container[object]] = {

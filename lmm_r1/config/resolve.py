@@ -42,6 +42,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings |= _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
+    _check_accumulation(resolved)
     check_value_models(resolved)
     _check_groups(resolved)
     _check_gpus(resolved)
@@ -69,6 +70,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
+    _check_accumulation(config)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     _check_aux_loss(config.model, prefix="model.")
     check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
@@ -108,6 +110,15 @@ def _gamma(config: PPOConfig) -> dict[str, object]:
         "--algo.advantage.gamma %g is not used: %s compares whole responses", advantage.gamma, advantage.estimator
     )
     return {"algo.advantage.gamma": 1.0}
+
+
+def _check_accumulation(config: PPOConfig | SFTConfig) -> None:
+    given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
+    if given not in ("fp32", weights):
+        raise UserError(
+            f"--ds.grad_accum_dtype {given} with --ds.param_dtype {weights}: gradients are added up in fp32 or in the "
+            "precision of the weights"
+        )
 
 
 def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:

@@ -76,8 +76,8 @@ class DeepSpeedConfig:
     """Keep the optimizer state in CPU memory."""
     zpg: int = 1
     """ZeRO++ secondary partition: how many GPUs share one copy of the weights."""
-    grad_accum_dtype: str | None = None
-    """Precision in which gradients are added up; None is DeepSpeed's choice."""
+    grad_accum_dtype: str = "fp32"
+    """Precision in which the gradients of an update's passes are added up: fp32, or what ds.param_dtype is."""
     overlap_comm: bool = False
     """Overlap gradient exchange with the backward pass."""
     deepcompile: bool = False

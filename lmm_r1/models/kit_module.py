@@ -28,6 +28,7 @@ class KitModule:
         self.packing_samples = loaded.packs_samples
         self.share_prefix = loaded.share_prefix
         self.trains_vision = loaded.trains_vision
+        self.plain_buffers = loaded.plain_buffers
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = loaded.model.config
         # Since someone set it to 0, padding and repeated prompts included.

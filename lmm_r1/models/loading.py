@@ -16,6 +16,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
+from lmm_r1.models.buffers import Buffers, check_buffers, plain_buffers, take_stored, weights_alone_cast
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
 from lmm_r1.models.patch_embedding import multiply_patches
 
@@ -82,6 +83,8 @@ class LoadedModel:
     """Whether a group's prompt is computed once in them."""
     trains_vision: bool
     """Whether gradients reach the vision tower."""
+    plain_buffers: Buffers
+    """What all of its buffers must be, whatever is done to it before training."""
 
 
 def load_model(path: str, settings: LoadSettings) -> LoadedModel:
@@ -90,14 +93,20 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     # While this object lives, transformers loads straight into ZeRO-3 shards.
     loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
     experts = settings.experts_implementation
-    model = kit.load_model(
-        path,
-        dtype=DTYPES[settings.param_dtype],
-        attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
-        trust_remote_code=settings.trust_remote_code,
-        **({} if experts is None else {"experts_implementation": experts}),
-    )
+    dtype = DTYPES[settings.param_dtype]
+    with weights_alone_cast():
+        model = kit.load_model(
+            path,
+            dtype=dtype,
+            attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
+            trust_remote_code=settings.trust_remote_code,
+            **({} if experts is None else {"experts_implementation": experts}),
+        )
     del loading
+    buffers = plain_buffers(model, path=path, dtype=dtype)
+    if is_sharded(settings.ds_config):
+        take_stored(model, buffers)
+    check_buffers(model, buffers, when="loaded")
     multiply_patches(model)
     packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
     if settings.freeze_visual_encoder:
@@ -110,7 +119,12 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
     trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None)
     return LoadedModel(
-        kit=kit, model=model, packs_samples=packs, share_prefix=settings.share_prefix, trains_vision=trains_vision
+        kit=kit,
+        model=model,
+        packs_samples=packs,
+        share_prefix=settings.share_prefix,
+        trains_vision=trains_vision,
+        plain_buffers=buffers,
     )
 
 

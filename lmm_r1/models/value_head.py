@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import deepspeed
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch.nn.functional import linear
 from transformers import PretrainedConfig
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    cached_file,
-)
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.loading import is_sharded
+from lmm_r1.models.stored_tensors import read_tensors
 
 
 class ValueHead(torch.nn.Linear):
@@ -65,7 +55,8 @@ def stored_weight(path: str, *, name: str, config: PretrainedConfig, required: b
 
     Raises UserError for a head that gives something else than one value per token, and where a required one is missing.
     """
-    weight = _stored(path, key=f"{name}.weight")
+    key = f"{name}.weight"
+    weight = read_tensors(path, lambda stored: stored == key).get(key)
     if weight is None and required:
         raise UserError(
             f"{path}: this checkpoint has no value head (no weight {name}.weight); give a trained reward model, or the "
@@ -78,28 +69,3 @@ def stored_weight(path: str, *, name: str, config: PretrainedConfig, required: b
             "name another layer with --ds.value_head_prefix or take another checkpoint"
         )
     return weight
-
-
-def _stored(path: str, *, key: str) -> torch.Tensor | None:
-    for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
-        file = _found(path, single)
-        if file is None and (listing := _found(path, index)) is not None:
-            part = json.loads(listing.read_text(encoding="utf-8"))["weight_map"].get(key)
-            if part is None:
-                return None
-            file = _found(path, part)
-        if file is not None:
-            return _read(file, key)
-    return None
-
-
-def _found(path: str, name: str) -> Path | None:
-    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    return None if file is None else Path(file)
-
-
-def _read(file: Path, key: str) -> torch.Tensor | None:
-    if file.suffix != ".safetensors":
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)
-    with safe_open(file, framework="pt") as weights:
-        return weights.get_tensor(key) if key in weights.keys() else None

@@ -28,8 +28,15 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._ds_init_train_model",
         how="subclassed",
         ours="lmm_r1.trainer.strategy:KitStrategy._ds_init_train_model",
-        reason="--adam.vision_lr is read where a model's settings come in",
+        reason="--adam.vision_lr is read where a model's settings come in; buffers stay; gradients add up in fp32",
         signature="self model cfg",
+    ),
+    Seam(
+        upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._ds_init_eval_model",
+        how="subclassed",
+        ours="lmm_r1.trainer.strategy:KitStrategy._ds_init_eval_model",
+        reason="a model that is only run keeps its buffers as well",
+        signature="self model",
     ),
     Seam(
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._get_model_parameters",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,9 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.models.buffers import check_buffers
+from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 from lmm_r1.trainer.finite_steps import check_finite
+from lmm_r1.trainer.gradient_accumulation import add_up_in_accumulation_dtype, passes_added_up
 
 
 class KitStrategy(CheckpointStrategy):
@@ -54,7 +59,17 @@ class KitStrategy(CheckpointStrategy):
 
     def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
         self._vision_lr = cfg["adam"].get("vision_lr")
-        return super()._ds_init_train_model(model, cfg)
+        with keeping_buffers(model), passes_added_up():
+            engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
+        add_up_in_accumulation_dtype(self._engine_of(engine).optimizer)
+        return engine, optimizer, scheduler
+
+    def _ds_init_eval_model(self, model: Any) -> Any:
+        with keeping_buffers(model):
+            return super()._ds_init_eval_model(model)
+
+    def _engine_of(self, prepared: Any) -> DeepSpeedEngine:
+        return prepared if isinstance(prepared, DeepSpeedEngine) else prepared.model
 
     def _get_model_parameters(self, model: Any, *, optim: str | None = None, weight_decay: float = 0.0) -> Any:
         raw_model, groups = super()._get_model_parameters(model, optim=optim, weight_decay=weight_decay)
@@ -107,6 +122,15 @@ class KitStrategy(CheckpointStrategy):
             save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
             tokenizer.save_pretrained(output_dir)
         dist.barrier()
+
+
+@contextmanager
+def keeping_buffers(model: Any) -> Iterator[None]:
+    """Raise UserError where a policy's or value model's buffers are other than those loaded when DeepSpeed has it."""
+    loaded = model.model if isinstance(model, KitModule) else None
+    yield
+    if loaded is not None:
+        check_buffers(loaded, model.plain_buffers, when="prepared by DeepSpeed")
 
 
 def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:

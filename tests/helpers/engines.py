@@ -17,8 +17,10 @@ MAX_MODEL_LEN = 4096
 
 
 @contextmanager
-def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0) -> Iterator[Any]:
-    """Yield a `vllm.LLM` in fp32 that takes new weights as a training run gives them."""
+def running_engine(
+    kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0, dtype: str = "float32"
+) -> Iterator[Any]:
+    """Yield a `vllm.LLM` that takes new weights as a training run gives them."""
     cpu.prepare_process()
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -26,7 +28,7 @@ def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: in
     config = kit.load_config(str(folder), trust_remote_code=False)
     llm = LLM(
         str(folder),
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=128,

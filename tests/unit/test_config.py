@@ -232,6 +232,10 @@ def test_resolving_twice_changes_nothing():
             "--actor.adam.vision_lr 1e-06 needs --actor.optim adam",
         ),
         ({"actor__adam__vision_lr": -1.0}, "--actor.adam.vision_lr -1 must not be negative"),
+        (
+            {"ds__grad_accum_dtype": "fp16", "ds__param_dtype": "bf16"},
+            "--ds.grad_accum_dtype fp16 with --ds.param_dtype bf16: gradients are added up in fp32 or in the precision",
+        ),
         ({"train__batch_size": 512}, "--train.batch_size 512 is more than the 256 samples of a rollout"),
     ],
 )

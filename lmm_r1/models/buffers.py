@@ -1,0 +1,150 @@
+"""Tensors of a model that are not trained (rotary frequencies, positions, scales): kept as a plain load makes them.
+
+Under `deepspeed.zero.Init`, in which ZeRO-3 loads a model, DeepSpeed 0.19.6 rounds whatever `torch.arange`, `torch.tensor`
+and their like make to the training's precision: rotary frequencies in bf16 are off by up to 0.4 %, and log-probs of long
+sequences by tenths. Of what a model makes there, its weights alone are cast here, and every load is checked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, build_glob_alternation, rename_source_key
+from transformers.utils.generic import ContextManagers
+
+from lmm_r1.errors import UserError
+from lmm_r1.models.stored_tensors import read_tensors
+
+Buffers = Mapping[str, torch.Tensor]
+"""A model's buffers by name, persistent or not, on the CPU."""
+
+
+class _WeightsOnlyInit(deepspeed.zero.Init):
+    """DeepSpeed's context, which shards weights as they are made; the precision of nothing else is changed."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # Buffers are made on the device all the same: DeepSpeed moves those of no model that is loaded in shards.
+        super().__init__(*args, **settings, tensor_overrides=[DeepSpeedTensorOverride.device])
+
+    def _post_init_method(self, module: torch.nn.Module) -> None:
+        for weight in module.parameters(recurse=False):
+            # A shard has its precision already.
+            if weight.is_floating_point() and not hasattr(weight, "ds_id"):
+                weight.data = weight.data.to(self.dtype)
+        super()._post_init_method(module)
+
+
+@contextmanager
+def weights_alone_cast() -> Iterator[None]:
+    """Let transformers load models into ZeRO-3 shards without changing the precision of their buffers."""
+    original = deepspeed.zero.Init
+    deepspeed.zero.Init = _WeightsOnlyInit  # where transformers looks it up
+    try:
+        yield
+    finally:
+        deepspeed.zero.Init = original
+
+
+def plain_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> Buffers:
+    """Return the buffers that a plain load of the checkpoint in `dtype` gives the model.
+
+    They are made as transformers makes them there: the model is built without memory for its weights; what the
+    checkpoint holds is read from it, and the rest initialized. No HfDeepSpeedConfig may be alive.
+    """
+    build = type(model)
+    context = build.get_init_context(dtype, is_quantized=False, _is_ds_init_called=False, allow_all_kernels=None)
+    with ContextManagers(context):
+        plain = build(copy.deepcopy(model.config))
+    stored = _stored_buffers(plain, path=path, dtype=dtype)
+    for name, buffer in list(plain.named_buffers()):
+        module, _, own_name = name.rpartition(".")
+        value = stored.get(name, torch.empty_like(buffer, device="cpu"))
+        # What has this mark gets no other value.
+        value._is_hf_initialized = name in stored
+        setattr(plain.get_submodule(module), own_name, value)
+    for weight in plain.parameters():
+        weight._is_hf_initialized = True
+    with torch.random.fork_rng(devices=()):
+        plain.initialize_weights()
+    return dict(plain.named_buffers())
+
+
+def _stored_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> Buffers:
+    """Return the buffers that the checkpoint holds, where they may have other names, in their plain load's precision."""
+    state = model.state_dict()
+    made = {name: buffer for name, buffer in model.named_buffers() if name in state}
+    if not made:
+        return {}
+    transforms = get_model_conversion_mapping(model)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+
+    def own_name(stored: str) -> str:
+        return rename_source_key(stored, renamings, converters, model.base_model_prefix, state)[0]
+
+    named = read_tensors(path, lambda stored: own_name(stored) in made)
+    tensors = {own_name(name): tensor for name, tensor in named.items()}
+    # Patterns of names, of what a half-precision load leaves in fp32.
+    plan = model._get_dtype_plan(dtype)
+    patterns, globs, _ = build_glob_alternation(list(plan)) if plan else (None, {}, {})
+    precisions = {}
+    for name in tensors:
+        kept = patterns.search(name) if patterns is not None else None
+        precisions[name] = made[name].dtype if kept is None else plan[globs[kept.lastgroup]]
+    return {name: tensor.to(precisions[name]) for name, tensor in tensors.items()}
+
+
+def take_stored(model: PreTrainedModel, plain: Buffers) -> None:
+    """Give a model that was loaded in shards those of its plain load's buffers that a checkpoint holds.
+
+    Transformers 5.15 reads them in the precision that they were built in there, and some stay in fp32 in a plain load.
+    """
+    for name in plain.keys() & model.state_dict().keys():
+        module, _, own_name = name.rpartition(".")
+        owner = model.get_submodule(module)
+        setattr(owner, own_name, plain[name].to(getattr(owner, own_name).device, copy=True))
+
+
+def check_buffers(model: torch.nn.Module, plain: Buffers, *, when: str) -> None:
+    """Raise UserError where a buffer of the model is not exactly that of a plain load, naming it.
+
+    Args:
+        when: what was done to the model last, for the message.
+    """
+    found = dict(model.named_buffers())
+    for name, expected in plain.items():
+        if name not in found:
+            raise UserError(_message(name, when, "is missing"))
+        buffer = found[name].detach().cpu()
+        if buffer.dtype != expected.dtype:
+            raise UserError(_message(name, when, f"is {_short(buffer.dtype)}, and {_short(expected.dtype)} there"))
+        if not torch.equal(buffer, expected):
+            raise UserError(_message(name, when, f"has other values: {_largest(buffer, expected)}"))
+
+
+def _message(name: str, when: str, what: str) -> str:
+    return (
+        f"after the model was {when}, its buffer {name} is not that of a plain load of the checkpoint: it {what}. "
+        "Training would compute another model than the engine; this is an error of the installed versions of DeepSpeed "
+        "and transformers together, so please report it with them; --ds.zero_stage 2 may run"
+    )
+
+
+def _largest(buffer: torch.Tensor, expected: torch.Tensor) -> str:
+    if buffer.shape != expected.shape:
+        return f"the shape {tuple(buffer.shape)} in the place of {tuple(expected.shape)}"
+    off = (buffer.double() - expected.double()).abs()
+    place = int(off.argmax())
+    return f"{buffer.flatten()[place]:.8g} in the place of {expected.flatten()[place]:.8g}, for example"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,156 @@
+"""One optimizer step over many passes, most of whose gradients vanish where they are added up in half precision."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from helpers.launched_ranks import Ranks, launch
+
+# Half the distance between 1 and the next number is 2 ** -8 in bf16 and 2 ** -11 in fp16: half of that vanishes.
+SMALL = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-9}
+FIRST = 2.0**-4
+PASSES = 16
+SMALL_PASSES = 8
+# Numbers in each of the two weights, which two ranks do not share evenly.
+SIZES = (5, 12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccumulationCase:
+    """One step under DeepSpeed."""
+
+    stage: int
+    param_dtype: str
+    accum_dtype: str | None = None
+    """As `--ds.grad_accum_dtype`; None gives no flag."""
+    offload: bool = False
+    """Whether the optimizer's state is in CPU memory (`--ds.adam_offload`)."""
+    zero_first: bool = False
+    """Whether a step goes before whose gradients are all zero."""
+    announced: bool = False
+    """Whether DeepSpeed is told pass by pass which one ends the step, as in RL, and does not count them."""
+    bare: bool = False
+    """Whether DeepSpeed is left as it is."""
+
+    def __str__(self) -> str:
+        extras = [name for name in ("offload", "zero_first", "announced", "bare") if getattr(self, name)]
+        return "-".join([f"ZeRO-{self.stage}", self.param_dtype, self.accum_dtype or "default", *extras])
+
+
+def sum_of(case: AccumulationCase, *, ranks: int, kept: bool) -> float:
+    """Return the mean over ranks of the sum over passes; rank r's gradients are r + 1 times those of rank 0."""
+    small = SMALL_PASSES * SMALL[case.param_dtype] if kept else 0.0
+    return FIRST * (1 + small) * (ranks + 1) / 2
+
+
+def run_accumulation(cases: Sequence[AccumulationCase], folder: Path, *, ranks: int) -> Ranks:
+    """Start the processes that make the steps of all cases; `computed_by` reads what they computed."""
+    folder.mkdir()
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    return launch("helpers.accumulated_gradients", str(folder), count=ranks, folder=folder / "logs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    optimizer: str
+    """The class of DeepSpeed's."""
+    gradients: list[list[float]]
+    """Of each step and weight, as the optimizer took it."""
+
+
+def computed_by(folder: Path) -> list[Computed]:
+    """Return what the processes computed for each case."""
+    return [Computed(**values) for values in json.loads((folder / "computed.json").read_text())]
+
+
+class Weights(torch.nn.Module):
+    """Weights whose gradient is what the model is called with."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.zeros(SIZES[0], dtype=dtype))
+        self.second = torch.nn.Parameter(torch.zeros(SIZES[1], dtype=dtype))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.first.float().sum() + self.second.float().sum()) * gradient
+
+
+def _steps(case: AccumulationCase) -> Computed:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    from lmm_r1 import dotted
+    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.models.loading import DTYPES
+    from lmm_r1.trainer.strategy import DeepspeedStrategy, make_strategy
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    settings = {
+        "train.batch_size": PASSES * ranks,
+        "train.micro_batch_size": 1,
+        "ds.zero_stage": case.stage,
+        "ds.param_dtype": case.param_dtype,
+        "ds.adam_offload": case.offload,
+        "max_norm": 0.0,
+        **({} if case.accum_dtype is None else {"ds.grad_accum_dtype": case.accum_dtype}),
+    }
+    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy.use_dynamic_batch = case.announced
+    strategy.setup_distributed()
+    optimizer = {
+        "optim": "adam",
+        "muon": {},
+        # A step of -gradient / (|gradient| + 1), without memory of the steps before.
+        "adam": {"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0},
+        "lr_scheduler": "constant",
+        "lr_warmup_ratio": 0.0,
+        "max_norm": 0.0,
+        "scheduler_steps": 100,
+    }
+    if case.bare:
+        strategy._ds_init_train_model = partial(DeepspeedStrategy._ds_init_train_model, strategy)
+    engine, _, _ = strategy.prepare((Weights(DTYPES[case.param_dtype]), optimizer))
+    size = SMALL[case.param_dtype]
+    passes = [1.0] + [size] * SMALL_PASSES + [0.0] * (PASSES - 1 - SMALL_PASSES)
+    before = [torch.zeros(size) for size in SIZES]
+    steps = []
+    for scale in ([0.0] if case.zero_first else []) + [FIRST, FIRST]:
+        for number, value in enumerate(passes):
+            if case.announced:
+                engine.set_gradient_accumulation_boundary(number == PASSES - 1)
+            loss = engine(torch.tensor(scale * value * (dist.get_rank() + 1)))
+            # DeepSpeed takes the mean over the passes that it counts.
+            strategy.backward(loss * (1 if case.announced else PASSES), engine, None)
+            strategy.optimizer_step(None, engine, None)
+        after = [safe_get_full_fp32_param(weight).float().clone() for weight in engine.module.parameters()]
+        moved = [old - new for old, new in zip(before, after, strict=True)]
+        assert all(float(value.min()) == float(value.max()) for value in moved), moved
+        steps.append([float(value[0] / (1 - value[0])) for value in moved])
+        before = after
+    return Computed(optimizer=type(engine.optimizer).__name__, gradients=steps)
+
+
+def main(folder: Path) -> None:
+    from lmm_r1 import cpu
+
+    cpu.prepare_process()
+    from deepspeed.accelerator import get_accelerator
+
+    # DeepSpeed refuses fp16 on processors that are slow in it.
+    type(get_accelerator()).supported_dtypes = lambda self: [torch.float32, torch.bfloat16, torch.float16]
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    cases = [AccumulationCase(**values) for values in json.loads((folder / "cases.json").read_text())]
+    computed = [asdict(_steps(case)) for case in cases]
+    if dist.get_rank() == 0:
+        (folder / "computed.json").write_text(json.dumps(computed))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    importlib.import_module("helpers.accumulated_gradients").main(Path(sys.argv[1]))

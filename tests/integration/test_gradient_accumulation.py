@@ -1,0 +1,57 @@
+"""The gradients of an optimizer step's passes are added up in fp32, under every ZeRO stage, on one rank and on two."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.accumulated_gradients import AccumulationCase, Computed, computed_by, run_accumulation, sum_of
+
+pytestmark = pytest.mark.integration
+
+CASES = [
+    AccumulationCase(stage=stage, param_dtype=precision, offload=offload)
+    for precision, offload in (("bf16", False), ("bf16", True), ("fp16", False))
+    for stage in (1, 2, 3)
+]
+CASES += [AccumulationCase(stage=stage, param_dtype="bf16", accum_dtype="bf16") for stage in (1, 2, 3)]
+CASES += [AccumulationCase(stage=stage, param_dtype="bf16", zero_first=True) for stage in (1, 2, 3)]
+CASES += [AccumulationCase(stage=stage, param_dtype="bf16", announced=True) for stage in (1, 2, 3)]
+CASES += [AccumulationCase(stage=2, param_dtype="bf16", offload=True, announced=True)]
+RANKS = (1, 2)
+BARE = [AccumulationCase(stage=stage, param_dtype="bf16", bare=True) for stage in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, AccumulationCase], Computed]:
+    """A function from a number of ranks and a case to what its steps computed, which are all made at once."""
+    folder: Path = tmp_path_factory.mktemp("accumulation")
+    started = [run_accumulation([*CASES, *BARE], folder / str(ranks), ranks=ranks) for ranks in RANKS]
+    for processes in started:
+        processes.wait(seconds=300)
+    results = {ranks: computed_by(folder / str(ranks)) for ranks in RANKS}
+    return lambda ranks, case: results[ranks][[*CASES, *BARE].index(case)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_small_computed_by_many_passes_count(case, ranks, computed):
+    # 1/16 and then 8 times 2 ** -9 of it: in bf16, whose numbers from 1 on are 2 ** -7 apart, each of them vanishes.
+    kept = case.accum_dtype is None
+    expected = sum_of(case, ranks=ranks, kept=kept)
+    if case.param_dtype == "bf16":
+        assert expected == (1.015625 if kept else 1.0) / 16 * (ranks + 1) / 2
+    steps = computed(ranks, case).gradients
+    if case.zero_first:
+        # Where all rewards of a group are equal, for example; ZeRO-1's other optimizer ends there.
+        assert steps.pop(0) == [0.0, 0.0]
+    assert steps == [pytest.approx([expected, expected], rel=1e-5)] * 2
+
+
+def test_deepspeed_alone_takes_fp32_as_zero_3_does_only(computed):
+    """Upstream's behaviour that is undone at the first two stages."""
+    optimizers = [computed(1, case).optimizer for case in BARE]
+    assert optimizers == ["BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"]
+    sums = [computed(1, case).gradients[0][0] for case in BARE]
+    assert sums == pytest.approx([1.015625 / 16, 1 / 16, 1.015625 / 16], rel=1e-5)
+    ours = [computed(1, case).optimizer for case in CASES if case.param_dtype == "bf16" and case.stage == 1]
+    assert set(ours) == {"DeepSpeedZeroOptimizer"}
