@@ -18,6 +18,7 @@ class Difference:
 
 
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
+_PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 
 DIFFERENCES = (
@@ -35,6 +36,7 @@ DIFFERENCES = (
         reason="a rule-based reward needs the answer, and without one every response would be scored against nothing",
     ),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
     Difference(
         command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
     ),
@@ -46,6 +48,7 @@ DIFFERENCES = (
         reason="rows are conversations, and the loss covers every assistant turn",
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
 )
 
 NOT_YET: dict[str, Container[object]] = {

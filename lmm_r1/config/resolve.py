@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.ulysses import check_ulysses
@@ -39,7 +40,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
-    settings |= _input_template(config) | _trackers(config)
+    settings |= _param_dtype(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
     check_value_models(resolved)
@@ -70,7 +71,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
         )
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
-    return dotted.replace(config, _input_template(config) | _trackers(config))
+    return dotted.replace(config, _param_dtype(config) | _input_template(config) | _trackers(config))
 
 
 def _refuse_what_is_not_there_yet(config: PPOConfig | SFTConfig) -> None:
@@ -106,6 +107,13 @@ def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> Non
         raise UserError(
             f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
         )
+
+
+def _param_dtype(config: PPOConfig | SFTConfig) -> dict[str, object]:
+    flag = "ds.param_dtype"
+    if dotted.get(config, flag) is not None:
+        return {}
+    return {flag: default_param_dtype(flag=flag, uses_ray=isinstance(config, PPOConfig))}
 
 
 def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
