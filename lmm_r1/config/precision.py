@@ -58,7 +58,7 @@ def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
 
 
 def has_gpu(environment: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists) -> bool:
-    """Say whether PyTorch can use a GPU here, without loading it or CUDA; in doubt there is one.
+    """Say whether PyTorch can use a GPU here, without loading PyTorch or CUDA.
 
     Args:
         exists: whether a path exists.
