@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import user_errors
+from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.errors import UserError
 from remote_rm.serving_arguments import add_listening_arguments, parse_flags, positive
 
@@ -33,7 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", required=True, metavar="CHECKPOINT", help="reward model: a folder or a hub name")
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="precision of the weights, as in training"
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="precision of the weights, as in training: by default bf16, or fp32 on a CPU without bf16 instructions",
     )
     parser.add_argument(
         "--max-len",
@@ -87,13 +90,15 @@ def _serve(args: argparse.Namespace) -> None:
     # Asked before PyTorch is loaded, which takes longer than telling.
     kit_name_of(args.model, trust_remote_code=args.trust_remote_code)
 
+    dtype = args.dtype or default_param_dtype(flag="dtype")
+
     def load() -> "RewardModel":
         cpu.prepare_process()
         from lmm_r1.inference.reward_model import RewardModel
 
         return RewardModel(
             args.model,
-            dtype=args.dtype,
+            dtype=dtype,
             max_len=args.max_len,
             max_batch_tokens=args.max_batch_tokens,
             value_head_prefix=args.value_head_prefix,

@@ -20,6 +20,7 @@ class Difference:
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
 _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
 _RESUMES = "the same command in the same folder goes on where it stopped"
+_PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
@@ -44,6 +45,7 @@ DIFFERENCES = (
         command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
+    Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
     Difference(
         command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
     ),
@@ -58,6 +60,7 @@ DIFFERENCES = (
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
+    Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
 )
 
 NOT_YET: dict[str, Container[object]] = {

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import ActorConfig, PPOConfig
+from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.ulysses import check_ulysses
@@ -39,7 +40,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
-    settings |= _gamma(config) | _input_template(config) | _trackers(config)
+    settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     _refuse_agents(resolved)
     _check_accumulation(resolved)
@@ -70,11 +71,12 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
-    _check_accumulation(config)
+    resolved = dotted.replace(config, _param_dtype(config) | _input_template(config) | _trackers(config))
+    _check_accumulation(resolved)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     _check_aux_loss(config.model, prefix="model.")
     check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
-    return dotted.replace(config, _input_template(config) | _trackers(config))
+    return resolved
 
 
 def _refuse_what_is_not_there_yet(config: PPOConfig | SFTConfig) -> None:
@@ -141,6 +143,13 @@ def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:
             f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
             "routers; leave one out"
         )
+
+
+def _param_dtype(config: PPOConfig | SFTConfig) -> dict[str, object]:
+    flag = "ds.param_dtype"
+    if dotted.get(config, flag) is not None:
+        return {}
+    return {flag: default_param_dtype(flag=flag, uses_ray=isinstance(config, PPOConfig))}
 
 
 def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:

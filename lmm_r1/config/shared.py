@@ -66,8 +66,8 @@ class LoraConfig:
 class DeepSpeedConfig:
     zero_stage: int = 2
     """ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too."""
-    param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Precision of the weights in training."""
+    param_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """Precision of the weights in training; None takes bf16, or fp32 on a CPU without bf16 instructions."""
     attn_implementation: str = "auto"
     """Attention in training; auto takes the fastest one installed that the model supports."""
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None

@@ -51,7 +51,7 @@ COMMAND_LINES = {
         --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
         --vllm.enable_sleep --actor.eps_clip 0.3 --logger.wandb.run_name mine --ds.attn_implementation eager
         --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer --logger.wandb.key k
-        --ds.grad_accum_dtype fp32 --logger.tensorboard_dir tb
+        --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --logger.tensorboard_dir tb
         --logger.wandb.org us --logger.wandb.group g --logger.wandb.project p""",
         """--algo.advantage.estimator gae --algo.advantage.gamma 0.99 --algo.advantage.lambd 0.95 --critic.num_gpus_per_node 2
         --critic.adam.lr 5e-6 --critic.value_clip 0.2 --critic.freezing_steps 5 --critic.save_value_network
@@ -59,7 +59,7 @@ COMMAND_LINES = {
         --critic.lr_warmup_ratio 0.1 --reward.model_name_or_path rm --reward.num_gpus_per_node 2 --reward.normalize_enable
         --train.colocate_critic_reward --ds.value_head_prefix value_head --actor.model_name_or_path m --data.prompt_dataset p
         --data.input_key prompt --data.label_key answer --logger.wandb.run_name mine --ds.attn_implementation eager
-        --vllm.num_engines 2 --ds.grad_accum_dtype fp32""",
+        --vllm.num_engines 2 --ds.param_dtype bf16 --ds.grad_accum_dtype fp32""",
     ],
     "train_sft": [
         """--data.max_len 4096 --data.dataset rows.jsonl --data.input_key messages --data.apply_chat_template

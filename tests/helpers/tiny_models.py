@@ -55,9 +55,9 @@ def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> Encod
     return kit.encode(processor, messages, images=images, videos=videos, add_generation_prompt=True)
 
 
-def make_actor(folder: Path, *, attention: str = "sdpa", **settings: object) -> KitActor:
-    """Return the checkpoint's actor in fp32, in evaluation mode."""
-    return KitActor(str(folder), attn_implementation=attention, param_dtype="fp32", **settings).eval()
+def make_actor(folder: Path, *, attention: str = "sdpa", param_dtype: str = "fp32", **settings: object) -> KitActor:
+    """Return the checkpoint's actor, in evaluation mode."""
+    return KitActor(str(folder), attn_implementation=attention, param_dtype=param_dtype, **settings).eval()
 
 
 def run_kit(kit: LmmKit, folder: Path, messages: Sequence[Message]) -> tuple[list[int], torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
+from helpers.double_precision import in_double_precision
 from helpers.launched_ranks import Ranks, launch
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
@@ -77,6 +78,11 @@ def samples_of(case: Case) -> list[list[Batch]]:
 
 def one_process(case: Case) -> list[Step]:
     """Make the steps of a case without DeepSpeed."""
+    with in_double_precision():
+        return _one_process(case)
+
+
+def _one_process(case: Case) -> list[Step]:
     actor = _actor(case)
     batches = [batch for rank in samples_of(case) for batch in rank]
     trained = {name: value for name, value in actor.model.named_parameters() if value.requires_grad}
@@ -196,7 +202,9 @@ def _without_kept_weights(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _actor(case: Case, **settings: Any) -> KitActor:
-    actor = make_actor(case.folder, packing_samples=True, share_prefix=True, **case.settings, **settings)
+    actor = make_actor(
+        case.folder, param_dtype="fp64", packing_samples=True, share_prefix=True, **case.settings, **settings
+    )
     generator = torch.Generator().manual_seed(0)
     for layer in adapted_layers(actor.model).values():
         # Both factors: one of them would be zero, and no gradient would reach the other.
@@ -219,7 +227,7 @@ def _log_probs(actor: KitActor, batch: Batch, *, way: Way, grad: bool = True) ->
 
 
 def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return (log_probs * torch.cat(batch.weights).float()).sum() / 10
+    return (log_probs * torch.cat(batch.weights)).sum() / 10
 
 
 def _copy(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -263,8 +271,8 @@ def main(folder: Path) -> None:
     cpu.prepare_process()
     gather_late()
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
-        # For whoever reads the log of a run that failed.
-        steps = _two_processes(case)
+        with in_double_precision():
+            steps = _two_processes(case)
         if dist.get_rank() == 0:
             torch.save(steps, folder / f"case{number}.pt")
     dist.destroy_process_group()

@@ -15,6 +15,8 @@ from helpers.conversations import message, picture, row
 from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
 from helpers.value_models import save_reward_model
 
+from lmm_r1.cli import serve_rm
+from lmm_r1.config import precision
 from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.inference.reward_model import RewardModel
 from lmm_r1.inference.reward_service import create_app
@@ -188,3 +190,18 @@ def test_what_is_done_for_a_client_that_went_away_is_cancelled():
 
     assert asyncio.run(scenario()) == [499]
     assert ended == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_gpu", "dtype"), [([], False, "fp32"), ([], True, "bf16"), (["--dtype", "fp16"], False, "fp16")]
+)
+def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypatch, tmp_path):
+    loaded = {}
+    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(precision, "has_gpu", lambda environment: has_gpu)
+    monkeypatch.setattr("lmm_r1.lmm_kits.registry.kit_name_of", lambda path, **settings: "llm")
+    monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
+    monkeypatch.setattr("lmm_r1.inference.reward_model.RewardModel", lambda path, **settings: loaded.update(settings))
+    monkeypatch.setattr("lmm_r1.inference.reward_service.serve", lambda load, **settings: load())
+    serve_rm.main(["--model", "my-rm", *flags])
+    assert loaded["dtype"] == dtype

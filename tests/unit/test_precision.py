@@ -1,0 +1,151 @@
+"""The precision that `--ds.param_dtype` takes by itself, on processors and with GPUs that need not be this machine's."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import PPOConfig, SFTConfig, precision, resolve, to_yaml
+from lmm_r1.config.precision import LIMITS_BELOW_BF16, has_bf16_instructions, has_gpu
+
+pytestmark = pytest.mark.unit
+
+HASWELL = "flags\t\t: fpu vme sse2 fma avx f16c avx2 bmi2\nbugs\t\t: spectre_v1"
+SKYLAKE = "flags\t\t: fpu avx2 avx512f avx512dq avx512bw avx512vl"
+GENOA = f"processor\t: 0\n{SKYLAKE} avx512_bf16 avx512_vnni\n\nprocessor\t: 1\n{HASWELL}"
+SAPPHIRE_RAPIDS = "flags\t\t: fpu avx2 avx512f amx_bf16 amx_tile"
+GRAVITON_2 = "Features\t: fp asimd evtstrm aes asimddp"
+GRAVITON_3 = "Features\t: fp asimd evtstrm aes sve bf16 i8mm"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """A function that makes this a machine with the given /proc/cpuinfo and device files, and nothing else."""
+    for name in (*LIMITS_BELOW_BF16, "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(cpuinfo: str, *, gpu: bool = False) -> None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+        monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(precision, "has_gpu", lambda environment: gpu)
+
+    return make
+
+
+def sft(**changes: object) -> SFTConfig:
+    return dotted.replace(SFTConfig(), {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl", **changes})
+
+
+def ppo() -> PPOConfig:
+    one_gpu = {"actor.num_gpus_per_node": 1, "ref.num_gpus_per_node": 1, "reward.remote_url": "http://127.0.0.1:1/r"}
+    model_and_data = {"actor.model_name_or_path": "model", "data.prompt_dataset": "rows.jsonl"}
+    group = {"rollout.n_samples_per_prompt": 8}
+    return dotted.replace(PPOConfig(), one_gpu | model_and_data | group)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "found"),
+    [
+        (HASWELL, False),
+        (SKYLAKE, False),
+        (GENOA, True),
+        (SAPPHIRE_RAPIDS, True),
+        (GRAVITON_2, False),
+        (GRAVITON_3, True),
+        ("", False),
+        ("model name\t: bf16 processor", False),
+    ],
+)
+def test_bf16_instructions_are_read_from_the_processors_flags(cpuinfo, found):
+    assert has_bf16_instructions(cpuinfo, {}) is found
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "found"),
+    [
+        ("ATEN_CPU_CAPABILITY", "avx2", False),
+        ("ATEN_CPU_CAPABILITY", "default", False),
+        ("ATEN_CPU_CAPABILITY", "avx512", True),
+        ("ATEN_CPU_CAPABILITY", "", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),
+    ],
+)
+def test_what_the_libraries_are_held_to_counts_as_the_processor(variable, value, found):
+    assert has_bf16_instructions(GENOA, {variable: value}) is found
+
+
+@pytest.mark.parametrize(
+    ("torch", "device", "visible", "found"),
+    [
+        ("2.13.0", "/dev/nvidiactl", None, True),
+        ("2.13.0+cu130", "/dev/nvidiactl", "3", True),
+        ("2.13.0+cu130", "/dev/dxg", None, True),
+        ("2.13.0+rocm7", "/dev/kfd", None, True),
+        ("2.13.0", None, None, False),
+        ("2.13.0", "/dev/nvidiactl", "", False),
+        ("2.13.0", "/dev/nvidiactl", "-1", False),
+        ("2.13.0+cpu", "/dev/nvidiactl", None, False),
+    ],
+)
+def test_a_gpu_is_one_that_the_installed_pytorch_can_use(monkeypatch, torch, device, visible, found):
+    monkeypatch.setattr(precision, "version", {"torch": torch}.get)
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert has_gpu(environment, exists=lambda path: path == device) is found
+
+
+def test_this_machine_is_read_as_pytorch_reads_it():
+    torch = pytest.importorskip("torch")
+    assert has_gpu(os.environ) == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("config", [sft, ppo])
+def test_without_a_gpu_and_bf16_instructions_it_is_fp32_and_one_line_says_so(config, machine, caplog):
+    machine(HASWELL)
+    assert resolve(config()).ds.param_dtype == "fp32"
+    (line,) = caplog.messages
+    assert line.startswith("--ds.param_dtype fp32: this machine has no GPU, and its processor no bf16 instructions")
+    assert resolve(resolve(config())) == resolve(config())
+
+
+@pytest.mark.parametrize("config", [sft, ppo])
+@pytest.mark.parametrize(("cpuinfo", "gpu"), [(HASWELL, True), (GENOA, False)], ids=["a GPU", "instructions"])
+def test_with_either_it_is_bf16(config, cpuinfo, gpu, machine, caplog):
+    machine(cpuinfo, gpu=gpu)
+    assert resolve(config()).ds.param_dtype == "bf16"
+    assert caplog.messages == []
+
+
+def test_a_run_on_a_cluster_does_not_ask_the_processor_of_the_node_that_starts_it(machine, monkeypatch):
+    machine(HASWELL)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert resolve(ppo()).ds.param_dtype == "bf16"
+    # It has no part in supervised training, which runs here.
+    assert resolve(sft()).ds.param_dtype == "fp32"
+
+
+def test_of_several_ranks_one_says_it(machine, monkeypatch, caplog):
+    machine(HASWELL)
+    monkeypatch.setenv("RANK", "1")
+    assert resolve(sft()).ds.param_dtype == "fp32"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("given", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("cpuinfo", [HASWELL, GENOA], ids=["without", "with"])
+def test_what_is_given_stays(given, cpuinfo, machine):
+    machine(cpuinfo)
+    assert resolve(sft(**{"ds.param_dtype": given})).ds.param_dtype == given
+
+
+def test_a_run_folders_settings_mean_the_same_on_another_processor(machine, tmp_path):
+    machine(GENOA)
+    (tmp_path / "run_config.yaml").write_text(to_yaml(resolve(sft())))
+    machine(HASWELL)
+    again = parse(SFTConfig, ["--config", str(tmp_path / "run_config.yaml")], prog="p", description="d")
+    assert resolve(again).ds.param_dtype == "bf16"
