@@ -30,6 +30,7 @@ class GroupSettings:
     """None: whatever the prompt leaves of `max_len`."""
     max_len: int
     logprobs: bool
+    """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
     overlong_prompts: Literal["error", "skip"]
 
@@ -86,7 +87,7 @@ class GroupRollout:
                 f"{settings.max_len}; raise it, or leave such rows out with --data.overlong_prompts skip"
             )
         tasks = [
-            asyncio.create_task(self._score(row, prompt, sample))
+            asyncio.create_task(self._score(row, prompt, sample, settings))
             async for sample in self._samples(engine, prompt, settings, max_tokens=settings.max_new_tokens or room)
         ]
         return list(await asyncio.gather(*tasks))
@@ -121,7 +122,9 @@ class GroupRollout:
                     sample.finish_reason = part.finish_reason
                     yield sample
 
-    async def _score(self, row: Row, prompt: EncodedPrompt, sample: _Sample) -> dict[str, Any]:
+    async def _score(
+        self, row: Row, prompt: EncodedPrompt, sample: _Sample, settings: GroupSettings
+    ) -> dict[str, Any]:
         response_ids = sample.token_ids
         # A model may have several end tokens; no stop strings are used.
         ended = sample.finish_reason == "stop"
@@ -144,7 +147,7 @@ class GroupRollout:
             "mm_train_inputs": prompt.media,
             "observation_tokens": [*prompt.token_ids, *response_ids],
             "action_ranges": [(length, length + len(response_ids))],
-            "rollout_log_probs": [0.0] * length + sample.log_probs if sample.log_probs else None,
+            "rollout_log_probs": [0.0] * length + sample.log_probs if settings.logprobs else None,
             "truncated": sample.finish_reason == "length",
             # Without a scorer a reward model gives them, when the samples have become experiences.
             "reward": None if scored is None else scored.reward,

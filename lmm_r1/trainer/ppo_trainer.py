@@ -21,6 +21,7 @@ from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import KitStrategy
@@ -50,6 +51,7 @@ class KitPPOTrainer(BasePPOTrainer):
         eval_rows: Sequence[Row],
         folder: RunFolder,
         trackers: Trackers | None = None,
+        disagreeing: frozenset[Modality] = frozenset(),
     ) -> None:
         # OpenRLHF would make trackers of its own of these: they start a new run at a resume, and know TensorBoard and
         # wandb only. The workers, which get these arguments too, need no key.
@@ -70,6 +72,7 @@ class KitPPOTrainer(BasePPOTrainer):
             strategy,
             tokenizer,
         )
+        self.experience_maker.mismatch = Mismatch(config, unchecked=disagreeing)
         self.prompts = prompts
         self.eval_rows = eval_rows
         self.folder = folder
@@ -131,6 +134,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
             "tokens/update_computed": self._computed_tokens(),
         }
+        mismatch = self._mismatch()
         self.broadcast_to_vllm()
         if "kl" in status:
             self.kl_ctl.update(status["kl"], len(rollout_samples))
@@ -140,7 +144,8 @@ class KitPPOTrainer(BasePPOTrainer):
             "timing/ppo_train": trained - handed_out,
             "timing/broadcast": time.perf_counter() - trained,
         }
-        return {**status, **tokens, **timing, **rollout_stats, "generated_samples": example}, global_step + 1
+        metrics = {**status, **tokens, **mismatch, **timing, **rollout_stats}
+        return {**metrics, "generated_samples": example}, global_step + 1
 
     def _hand_out(self, steps: Sequence[list[Experience]]) -> None:
         """Give every worker of the policy and of the critic its passes, one optimizer step after the other."""
@@ -153,6 +158,14 @@ class KitPPOTrainer(BasePPOTrainer):
                 for ref in group.async_run_method_batch(method_name="append", experience=passes)
             ]
         )
+
+    def _mismatch(self) -> dict[str, float]:
+        """Return how far engine and policy were apart in this step, over the samples of all workers."""
+        mismatch = self.experience_maker.mismatch
+        parts = ray.get(self.actor_model_group.async_run_method(method_name="take_gaps"))
+        # Workers that share rows know all log-probs of each.
+        mismatch.add(() if mismatch.measured else parts[:: self.actor_model_group.duplicate_actors])
+        return mismatch.take_metrics()
 
     def _computed_tokens(self) -> int:
         """Return how many tokens the policy's workers have computed since they were asked last."""
@@ -299,7 +312,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         top_p=config.rollout.top_p,
         max_new_tokens=config.rollout.max_new_tokens,
         max_len=config.data.max_len,
-        logprobs=config.algo.advantage.is_correction_level != "off",
+        logprobs=True,
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
     )

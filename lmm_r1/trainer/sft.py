@@ -140,7 +140,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         "scheduler_steps": steps,
     }
     actor, _, _ = strategy.prepare((actor, settings))
-    check_packing(actor, group=strategy.ring_attn_group)
+    check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
     return actor
 
 
