@@ -86,6 +86,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         self.replay_buffer.announce_pass(self.actor.model, step=step)
         self._experience = experience
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        self._experience = None
         data_parallel = self.strategy.ds_device_mesh["dp"].size()
         of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
         parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())
