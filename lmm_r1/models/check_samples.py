@@ -17,8 +17,9 @@ from lmm_r1.models.kit_module import KitModule
 
 # At least so many tokens of text around each image, in the two responses behind them, and in the other sample.
 AROUND, RESPONSES, OTHER_PROMPT, OTHER_RESPONSE = 4, (6, 3), 5, 4
-# The longest sample has as many tokens in front of its response as in it; the other two are shorter, by these shares.
-SECOND, OTHER = 3 / 4, 1 / 2
+# The longest sample has as many tokens in front of its response as in it. Of these, the second response and both parts
+# of the other sample have this share: that they are there is what counts, and their tokens take time.
+OTHERS = 1 / 4
 IMAGES = 2
 # Share of the free memory that a forward of the check may take; all ranks take the length of the one with the least.
 MEMORY_SHARE = 1 / 4
@@ -49,10 +50,10 @@ def check_samples(model: KitModule, *, longest: int) -> list[CheckSample]:
         prompt += [*ids, *text(around)]
     if images > 1:
         media = model.kit.merge_media([media] * images)
-    lengths = (max(RESPONSES[0], room), max(RESPONSES[1], int(SECOND * room)))
+    less = int(OTHERS * room)
+    lengths = (max(RESPONSES[0], room), max(RESPONSES[1], less))
     first, second = (CheckSample(prompt=prompt, response=text(length), media=media) for length in lengths)
-    other = int(OTHER * room)
-    other_prompt, other_response = text(max(OTHER_PROMPT, other)), text(max(OTHER_RESPONSE, other))
+    other_prompt, other_response = text(max(OTHER_PROMPT, less)), text(max(OTHER_RESPONSE, less))
     return [first, CheckSample(prompt=other_prompt, response=other_response, media=None), second]
 
 

@@ -75,6 +75,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         self.actor_loss_fn = partial(self._policy_loss, self.actor_loss_fn)
         # Of the passes since someone took them, where the policy's log-probs are those of the passes.
         self.gaps: Gaps = {}
+        self._experience: Experience | None = None
 
     def training_step(
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None

@@ -195,8 +195,8 @@ def lengths_of(model: Any, *, longest: int) -> list[int]:
 
 
 def test_samples_are_as_long_as_the_runs(actor):
-    # Prompts of 500 and 250 tokens, responses of 500, 250 and 375.
-    assert lengths_of(actor, longest=1000) == [1000, 500, 875]
+    # Prompts of 500 and 125 tokens, responses of 500, 125 and 125.
+    assert lengths_of(actor, longest=1000) == [1000, 250, 625]
     assert lengths_of(actor, longest=0) == [10, 9, 7]
 
 
@@ -244,14 +244,15 @@ def test_a_window_that_packed_rows_alone_have_shows_in_samples_that_are_longer(a
 
 def test_what_is_off_at_the_start_of_long_responses_alone_is_caught(actor):
     def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        if output.shape[1] == 2000 + 1000 + 1500:
-            output[:, 2000] += torch.linspace(0, 1, output.shape[-1])
+        # Logits of the row's 500 + 125 + 125 response tokens.
+        if output.shape[1] == 750:
+            output[:, 500] += 4e-2 * torch.linspace(0, 1, output.shape[-1])
         return output
 
-    check_packing(actor, longest=4000)
+    check_packing(actor, longest=1000)
     actor.model.lm_head.register_forward_hook(hook)
     with pytest.raises(UserError, match="does not run on packed rows here"):
-        check_packing(actor, longest=4000)
+        check_packing(actor, longest=1000)
 
 
 def test_a_first_forward_that_differs_from_its_repetition_is_told(actor, caplog):
