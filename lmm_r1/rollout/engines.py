@@ -95,7 +95,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         ),
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": 0,
+        "max_logprobs": 1,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,

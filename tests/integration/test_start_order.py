@@ -1,17 +1,23 @@
-"""In which order engines and models start on shared GPUs, by real Ray with actors that only write down when they start."""
+"""In which order engines and models start, sleep and wake on shared GPUs, by real Ray with actors that write it down."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import ray
+from helpers.conversations import message, row
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.rollout import engines
 from lmm_r1.trainer import run
+from lmm_r1.trainer.samples import KitSamplesGenerator
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +40,7 @@ class Events:
 
 @ray.remote
 class Engine:
-    """Takes a while to start, or stands only when a model has started."""
+    """Takes a while to start, or stands only when a model has started; without upstream's class, which imports vLLM."""
 
     async def __init__(self, *, model: str, awaits_model: bool = False, **arguments: object) -> None:
         self.events = ray.get_actor("events")
@@ -49,11 +55,24 @@ class Engine:
     async def sleep(self) -> None:
         await self.events.note.remote("engine sleeps")
 
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        await self.events.note.remote(f"engine wakes {'all' if tags is None else tags}")
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    async def generate_group(self, row: object, settings: object) -> SimpleNamespace:
+        await self.events.note.remote("engine generates")
+        return SimpleNamespace(samples=[])
+
 
 @ray.remote(num_gpus=1)
 class Model:
     def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
         ray.get(ray.get_actor("events").note.remote("model"))
+
+    def broadcast_to_vllm(self) -> None:
+        ray.get(ray.get_actor("events").note.remote("weights are sent"))
 
     def get_master_addr_port(self) -> tuple[str, int]:
         return "127.0.0.1", 1
@@ -61,19 +80,21 @@ class Model:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_gpus=GPUS, num_cpus=2 * GPUS, include_dashboard=False, logging_level=logging.WARNING)
+    # Every test reserves GPUs of its own, which stay reserved.
+    ray.init(num_gpus=8 * GPUS, num_cpus=8 * GPUS, include_dashboard=False, logging_level=logging.WARNING)
     yield
     ray.shutdown()
 
 
-def started(config: PPOConfig) -> list[str]:
-    """Start the workers of a run and return what they wrote down."""
+def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: None) -> list[str]:
+    """Start the workers of a run, do something with them, and return what they wrote down."""
     events = Events.options(name="events").remote()
     workers = run._start_workers(config, max_images=0, max_videos=0)
     groups = (workers.actor, workers.reference, workers.critic)
     handles = [*workers.engines, *(handle for group in groups for handle in group._actor_handlers)]
     try:
         ray.get([handle.__ray_ready__.remote() for handle in handles])
+        then(workers)
         return ray.get(events.all.remote())
     finally:
         for handle in (*handles, events):
@@ -108,6 +129,47 @@ def test_on_shared_gpus_all_engines_stand_and_sleep_before_a_model_starts(config
     # Policy, reference and critic on each GPU.
     expected = [*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["engine sleeps"] * GPUS * sleep]
     assert started(configured(has_cuda=True, sleep=sleep)) == expected + ["model"] * 3 * GPUS
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_engines_wake_for_new_weights_and_for_a_rollout_and_sleep_while_models_train(configured, sleep):
+    config = configured(has_cuda=True, sleep=sleep)
+    args = to_openrlhf_args(config)
+
+    def two_steps(workers: run._Workers) -> None:
+        generator = KitSamplesGenerator(args, workers.engines, SimpleNamespace(n_samples=2))
+        # What upstream's trainer does between two rollouts.
+        trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
+        question = row(message("user", "1+1?"))
+        for _ in range(2):
+            generator.rollout(PromptStream([question] * GPUS, seed=0, episodes=1), count=GPUS)
+            BasePPOTrainer.broadcast_to_vllm(trainer)
+
+    step = [
+        *["engine wakes all"] * GPUS * sleep,
+        *["engine generates"] * GPUS,
+        *["engine sleeps"] * GPUS * sleep,
+        *["engine wakes ['weights']"] * GPUS * sleep,
+        *["weights are sent"] * GPUS,
+    ]
+    assert started(config, then=two_steps)[-2 * len(step) :] == 2 * step
+
+
+def test_upstreams_engine_wakes_weights_and_then_the_cache_and_keeps_its_weights_asleep():
+    calls = []
+
+    class Vllm:
+        async def sleep(self, level: int) -> None:
+            calls.append(level)
+
+        async def wake_up(self, tags: list[str]) -> None:
+            calls.append(tags)
+
+    upstream, engine = RolloutRayActor.__ray_metadata__.modified_class, SimpleNamespace(llm=Vllm())
+    for call in (upstream.sleep(engine), upstream.wake_up(engine, tags=["weights"]), upstream.wake_up(engine)):
+        asyncio.run(call)
+    # Where the weights are awake, vLLM warns and goes on. Level 1 keeps them in the machine's memory.
+    assert calls == [1, ["weights"], ["weights"], ["kv_cache"]]
 
 
 def test_without_cuda_engines_and_models_start_at_the_same_time(configured, monkeypatch):
