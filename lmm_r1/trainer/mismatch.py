@@ -175,7 +175,8 @@ class Mismatch:
         beyond = {kind: gap for kind, gap in gaps.items() if kind not in self.unchecked and gap.mean > self.limit}
         if beyond and not self._warned:
             self._warned = True
-            logger.warning("engine and trainer have come apart: %s, and --algo.mismatch_limit is %g", _text(beyond), self.limit)  # fmt: skip
+            text = _text(beyond)
+            logger.warning("engine and trainer have come apart: %s; --algo.mismatch_limit is %g", text, self.limit)
         whole = sum(list(gaps.values())[1:], start=next(iter(gaps.values())))
         named = {"mismatch": whole, **{f"mismatch/{kind}": gap for kind, gap in gaps.items()}}
         return {f"{name}/{key}": value for name, gap in named.items() for key, value in gap.statistics().items()}
@@ -205,17 +206,18 @@ def check(
     The mean over the tokens of each kind by itself: a fault with images shows in the rows that have some. The largest
     distance says little, as rounding alone moves the log-probs of rare tokens by more than many faults do.
     """
-    off = {kind for kind, gap in gaps.items() if kind not in unchecked and gap.tokens and not gap.mean <= limit}
+    found = {kind: gap for kind, gap in gaps.items() if gap.tokens}
+    off = {kind for kind, gap in found.items() if kind not in unchecked and not gap.mean <= limit}
     if not off:
         return
-    if "text" not in off and "text" in gaps:
+    if "text" in found and "text" not in off:
         hint = "media"
     else:
         early, late = _halves(experiences, kinds=off, top_p=top_p)
         hint = "late" if late > 2 * max(early, limit / 2) else "all"
     raise UserError(
         "the engine and the trainer disagree on the log-probs of the first step's samples: "
-        f"{_text({kind: gaps[kind] for kind in sorted(off)})}; rounding makes less than --algo.mismatch_limit "
+        f"{_text({kind: found[kind] for kind in sorted(off)})}; rounding makes less than --algo.mismatch_limit "
         f"{limit:g}. No weight was changed. {WHERE_TO_LOOK[hint][0].upper()}{WHERE_TO_LOOK[hint][1:]}. If both sides "
         "are right, raise the limit"
     )
