@@ -125,14 +125,7 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
 
 
 @pytest.mark.parametrize("sleep", [True, False])
-def test_on_shared_gpus_all_engines_stand_and_sleep_before_a_model_starts(configured, sleep):
-    # Policy, reference and critic on each GPU.
-    expected = [*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["engine sleeps"] * GPUS * sleep]
-    assert started(configured(has_cuda=True, sleep=sleep)) == expected + ["model"] * 3 * GPUS
-
-
-@pytest.mark.parametrize("sleep", [True, False])
-def test_engines_wake_for_new_weights_and_for_a_rollout_and_sleep_while_models_train(configured, sleep):
+def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_when_they_are_needed(configured, sleep):
     config = configured(has_cuda=True, sleep=sleep)
     args = to_openrlhf_args(config)
 
@@ -145,6 +138,13 @@ def test_engines_wake_for_new_weights_and_for_a_rollout_and_sleep_while_models_t
             generator.rollout(PromptStream([question] * GPUS, seed=0, episodes=1), count=GPUS)
             BasePPOTrainer.broadcast_to_vllm(trainer)
 
+    # Policy, reference and critic on each GPU.
+    start = [
+        *["engine starts"] * GPUS,
+        *["engine stands"] * GPUS,
+        *["engine sleeps"] * GPUS * sleep,
+        *["model"] * 3 * GPUS,
+    ]
     step = [
         *["engine wakes all"] * GPUS * sleep,
         *["engine generates"] * GPUS,
@@ -152,7 +152,7 @@ def test_engines_wake_for_new_weights_and_for_a_rollout_and_sleep_while_models_t
         *["engine wakes ['weights']"] * GPUS * sleep,
         *["weights are sent"] * GPUS,
     ]
-    assert started(config, then=two_steps)[-2 * len(step) :] == 2 * step
+    assert started(config, then=two_steps) == start + 2 * step
 
 
 def test_upstreams_engine_wakes_weights_and_then_the_cache_and_keeps_its_weights_asleep():

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 from helpers.conversations import clip, message, picture, row
 from openrlhf.models.loss import PolicyLoss
@@ -14,6 +15,7 @@ from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.config.mismatch import check_mismatch_limit
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit
@@ -185,3 +187,17 @@ def test_a_pass_that_computes_the_old_log_probs_itself_notes_its_gap():
 def test_a_pass_whose_old_log_probs_are_known_notes_none():
     # The gap is that of the policy that was rolled out, and not of one that has been updated since.
     assert pass_of(POLICY - 1, POLICY).gaps == {}
+
+
+def test_workers_that_share_rows_are_counted_once(monkeypatch):
+    # Two pairs of ranks: both of a pair know the log-probs of the same rows.
+    parts = [{"text": Gap.of(torch.full((2,), distance))} for distance in (0.1, 0.1, 0.4, 0.4)]
+    workers = SimpleNamespace(duplicate_actors=2, async_run_method=lambda method_name: parts)
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    trainer = object.__new__(KitPPOTrainer)
+    trainer.actor_model_group = workers
+    trainer.experience_maker = SimpleNamespace(mismatch=mismatch())
+    assert trainer._mismatch()["mismatch/mean"] == approx(0.25)
+    # What was measured before the update is not counted again.
+    trainer.experience_maker.mismatch.measure([far(0.05, kind="text")])
+    assert trainer._mismatch()["mismatch/mean"] == approx(0.05)
