@@ -151,6 +151,9 @@ class AlgoConfig:
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Mean rewards strictly between these two are kept."""
+    mismatch_limit: float | None = None
+    """Largest mean distance per token between engine's and trainer's log-probs in the first step, beyond which the run
+    stops; None is 0.01 in fp32 and 0.1 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)

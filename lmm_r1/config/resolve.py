@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
+from lmm_r1.config.mismatch import check_mismatch_limit
 from lmm_r1.config.ppo import ActorConfig, PPOConfig
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.sft import ModelConfig, SFTConfig
@@ -51,6 +52,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     _check_batches(resolved)
     _check_kl(resolved)
     _check_aux_loss(config.actor, prefix="actor.")
+    check_mismatch_limit(resolved)
     _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     if resolved.critic.model_name_or_path is not None:
         _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")

@@ -1,4 +1,4 @@
-"""The check at start-up: three small samples through the real model, in one packed row and one by one.
+"""The check at start-up: three samples through the real model, in one packed row and one by one.
 
 What goes wrong with packed rows goes wrong without an error: a model that takes a row for one sample, or counts its
 positions on, just gives other results, which are off by as much as results differ from one another.
@@ -6,33 +6,27 @@ positions on, just gives other results, which are off by as much as results diff
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import PretrainedConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Media
-from lmm_r1.models.actor import KitActor
+from lmm_r1.models.check_samples import CheckSample, check_samples, longest_that_fits
 from lmm_r1.models.kit_module import KitModule
 
 # How far the results of a sample may be off in the mean, in standard deviations of all results. In bfloat16, rounding
 # made up to 0.03 (28 layers, random weights), and a mask or positions that were wrong 0.24 and more.
 SINGLE_PRECISION, HALF_PRECISION = 1e-3, 0.15
-# Tokens of text on either side of the image, and of the two responses behind it; of the other prompt and its response.
-AROUND, RESPONSES, OTHER_PROMPT, OTHER_RESPONSE = 4, (6, 3), 5, 4
+# What is off at the start of responses alone would be lost in the mean over long ones: so many tokens also count alone.
+START = 8
+# A forward that is repeated may differ by this share of what is allowed between two that round differently.
+REPEATED = 1e-2
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
-    prompt: list[int]
-    response: list[int]
-    media: Media | None
+logger = logging.getLogger(__name__)
 
 
 def check_packing(
@@ -40,6 +34,7 @@ def check_packing(
     *,
     run: Callable[..., torch.Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
+    longest: int = 0,
 ) -> None:
     """Raise UserError where a model that runs on packed rows gives other results than for every sample by itself.
 
@@ -48,55 +43,33 @@ def check_packing(
     Args:
         run: what is called in the place of the model, where DeepSpeed's engine is around all of it.
         group: the ranks that share the tokens of a row.
+        longest: tokens of the run's longest sample: the check's are as long where they fit into memory, see
+            `longest_that_fits`. 0 takes the smallest.
     """
     if not model.packing_samples:
         return
     run = run or model
-    samples = _samples(model)
+    samples = check_samples(model, longest=longest_that_fits(model, tokens=longest))
+    first = None
     for mode in ("evaluation", "training"):
         with _fixed(model.model, train=mode == "training"), torch.no_grad():
+            if first is None:
+                first = _results(model, run, samples, group=group)
             together = _results(model, run, samples, group=group)
             model.packing_samples = False
             try:
                 alone = [result for sample in samples for result in _results(model, run, [sample], group=None)]
             finally:
                 model.packing_samples = True
+        if mode == "evaluation":
+            _compare_repeated(model, first, together)
         _compare(model, together, alone, mode=mode)
-
-
-def _samples(model: KitModule) -> list[_Sample]:
-    """Return two samples of one prompt, with an image where the model takes any, and one of another between them."""
-    # Log-probs of banned tokens lie far from all others.
-    banned = model.banned_token_ids.tolist() if isinstance(model, KitActor) else []
-    text = _text_ids(model.model_config, banned=banned)
-    ids, media = ([], None) if model.kit.filler_media is None else model.kit.filler_media(model.model_config)
-    prompt = [*text(AROUND), *ids, *text(AROUND)]
-    first, second = (_Sample(prompt=prompt, response=text(length), media=media) for length in RESPONSES)
-    return [first, _Sample(prompt=text(OTHER_PROMPT), response=text(OTHER_RESPONSE), media=None), second]
-
-
-def _text_ids(config: PretrainedConfig, *, banned: Sequence[int]) -> Callable[[int], list[int]]:
-    """Return a function from a number to as many random ids of text, which are the same on every rank."""
-    # An id that means more than text to a model stands in its config.
-    special = torch.tensor(sorted({*banned, *_numbers(config.to_dict())}))
-    vocabulary = torch.arange(config.get_text_config().vocab_size)
-    ordinary = vocabulary[~torch.isin(vocabulary, special)]
-    generator = torch.Generator().manual_seed(0)
-    return lambda count: ordinary[torch.randint(len(ordinary), (count,), generator=generator)].tolist()
-
-
-def _numbers(value: Any) -> set[int]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return set().union(*map(_numbers, value))
-    return {value} if isinstance(value, int) else set()
 
 
 def _results(
     model: KitModule,
     run: Callable[..., torch.Tensor],
-    samples: Sequence[_Sample],
+    samples: Sequence[CheckSample],
     *,
     group: dist.ProcessGroup | None,
 ) -> list[torch.Tensor]:
@@ -122,14 +95,7 @@ def _results(
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:
-    spread = torch.cat(list(alone)).std()
-    errors = torch.stack([(one - other).abs().mean() for one, other in zip(together, alone, strict=True)])
-    # What is no number is off, whatever by.
-    off = torch.nan_to_num(errors.max() / spread.clamp(min=1e-30), nan=torch.inf)
-    if dist.is_initialized():
-        dist.all_reduce(off, op=dist.ReduceOp.MAX)
-    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    tolerance = HALF_PRECISION if half else SINGLE_PRECISION
+    off, tolerance = _off(together, alone), _tolerance(model)
     if off <= tolerance:
         return
     flags = "leave --ds.packing_samples out"
@@ -137,9 +103,38 @@ def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence
         flags += " and give --train.no_shared_prefix_enable"
     raise UserError(
         f"{model.model_config.name_or_path}: {model.model_config.model_type} does not run on packed rows here. In "
-        f"{mode} mode, the results of three small samples in one row are off by {off:.2g} standard deviations from those "
+        f"{mode} mode, the results of three samples in one row are off by {off:.2g} standard deviations from those "
         f"of each sample by itself, and rounding makes less than {tolerance:g}; {flags}"
     )
+
+
+def _compare_repeated(model: KitModule, first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) -> None:
+    """Warn where the model's first forward gave other results than the same one again."""
+    off = _off(first, again)
+    if off > REPEATED * _tolerance(model):
+        logger.warning(
+            "%s: the first forward is off by %.2g standard deviations from the same one again; what this machine "
+            "computes does not repeat, and no seed makes it",
+            model.model_config.name_or_path,
+            off,
+        )
+
+
+def _off(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return how far a sample's results are off in the mean at most, on any rank, in standard deviations of the others."""
+    spread = torch.cat(list(others)).std()
+    errors = [(one - other).abs() for one, other in zip(results, others, strict=True)]
+    means = torch.stack([part.mean() for error in errors for part in (error, error[:START])])
+    # What is no number is off, whatever by.
+    off = torch.nan_to_num(means.max() / spread.clamp(min=1e-30), nan=torch.inf)
+    if dist.is_initialized():
+        dist.all_reduce(off, op=dist.ReduceOp.MAX)
+    return off
+
+
+def _tolerance(model: KitModule) -> float:
+    half = next(model.model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    return HALF_PRECISION if half else SINGLE_PRECISION
 
 
 @contextmanager

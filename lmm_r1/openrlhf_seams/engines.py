@@ -39,6 +39,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="engines method_name args rank_0_only kwargs",
     ),
     Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up",
+        how="used",
+        ours="lmm_r1.trainer.samples:wake",
+        reason="wakes the weights, then the cache, so that engines woken for new weights may be woken again",
+        signature="self tags",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep",
+        how="used",
+        ours="lmm_r1.rollout.engines:settle_engines",
+        reason="engines sleep before models come to their GPUs",
+        signature="self level",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight",
         how="used",
         ours="lmm_r1.rollout.engines:create_engines",

@@ -28,12 +28,17 @@ def check_engine(kit: LmmKit, *, model: str) -> None:
         )
 
 
+def disagrees(kit: LmmKit) -> bool:
+    """Say whether the engine of this machine cannot agree with the trainer on rows with images or videos."""
+    return kit.engine_disagreement is not None and not cpu.has_cuda()
+
+
 def with_correction(config: PPOConfig, *, kit: LmmKit, rows: Sequence[Row]) -> PPOConfig:
     """Return the configuration with the mismatch correction on where the engine cannot agree with the trainer.
 
     That is so for image rows of a kit with `engine_disagreement`, on vLLM's CPU backend; the run warns of it once.
     """
-    if kit.engine_disagreement is None or cpu.has_cuda() or not any(images_of(row.messages) for row in rows):
+    if not disagrees(kit) or not any(images_of(row.messages) for row in rows):
         return config
     corrected = config.algo.advantage.is_correction_level
     if corrected == "off":

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from openrlhf.trainer.ray.utils import get_bundle_indices
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.rollout.engine_actor import RolloutActor
+
+logger = logging.getLogger(__name__)
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # GPU share of an engine that lives with the models on one GPU.
@@ -48,9 +53,27 @@ def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_imag
     return engines
 
 
+def without_sleep(config: PPOConfig) -> PPOConfig:
+    """Return the configuration without `--vllm.enable_sleep` where there is no CUDA; vLLM refuses to start with it."""
+    if not config.vllm.enable_sleep or cpu.has_cuda():
+        return config
+    logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU's memory to free")
+    return dotted.replace(config, {"vllm.enable_sleep": False})
+
+
+def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
+    """Wait until all engines stand, and put them to sleep where they are to: before models come to their GPUs.
+
+    An engine measures the free memory while it starts, and vLLM asserts that nobody else takes or gives any then.
+    """
+    # A call is answered when the constructor, which loads the model and sets the cache up, is through.
+    ray.get([engine.__ray_ready__.remote() for engine in engines])
+    if config.vllm.enable_sleep:
+        batch_vllm_engine_call(engines, "sleep")
+
+
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
-    correction = config.algo.advantage.is_correction_level != "off"
     on_gpu = cpu.has_cuda()
     kit = kit_of(path, trust_remote_code=trust_remote_code)
     model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
@@ -71,7 +94,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             else "lmm_r1.rollout.worker_extension.FileWeights"
         ),
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
-        "logprobs_mode": "processed_logprobs" if correction else "raw_logprobs",
+        "logprobs_mode": "processed_logprobs",
         "max_logprobs": 1,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         "num_gpus": share,

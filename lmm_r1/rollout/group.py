@@ -36,6 +36,7 @@ class GroupSettings:
     """None: whatever the prompt leaves of `max_len`."""
     max_len: int
     logprobs: bool
+    """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
     overlong_prompts: Literal["error", "skip"]
 
@@ -99,7 +100,7 @@ class GroupRollout:
                 engine, prompt, settings, samples=samples, max_tokens=settings.max_new_tokens or room
             ):
                 if sample.finish_reason in WHOLE:
-                    tasks.append(asyncio.create_task(self._score(row, prompt, sample)))
+                    tasks.append(asyncio.create_task(self._score(row, prompt, sample, settings)))
             _check_whole(samples, row)
             return list(await asyncio.gather(*tasks))
         finally:
@@ -141,7 +142,9 @@ class GroupRollout:
                     sample.finish_reason = part.finish_reason
                     yield sample
 
-    async def _score(self, row: Row, prompt: EncodedPrompt, sample: _Sample) -> dict[str, Any]:
+    async def _score(
+        self, row: Row, prompt: EncodedPrompt, sample: _Sample, settings: GroupSettings
+    ) -> dict[str, Any]:
         response_ids = sample.token_ids
         # A model may have several end tokens; no stop strings are used.
         ended = sample.finish_reason == "stop"
@@ -168,7 +171,7 @@ class GroupRollout:
             "mm_train_inputs": prompt.media,
             "observation_tokens": [*prompt.token_ids, *response_ids],
             "action_ranges": [(length, length + len(response_ids))],
-            "rollout_log_probs": [0.0] * length + sample.log_probs if sample.log_probs else None,
+            "rollout_log_probs": [0.0] * length + sample.log_probs if settings.logprobs else None,
             "truncated": sample.finish_reason == "length",
             # Without a scorer a reward model gives them, when the samples have become experiences.
             "reward": None if scored is None else scored.reward,

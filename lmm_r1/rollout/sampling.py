@@ -32,7 +32,8 @@ def sampling_params(
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
         detokenize=False,
-        logprobs=1 if logprobs else None,
+        # The sampled token's alone, and no top ones beside it.
+        logprobs=0 if logprobs else None,
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),
         output_kind=RequestOutputKind.DELTA,
     )

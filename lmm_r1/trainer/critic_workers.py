@@ -58,7 +58,8 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
-        check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group)
+        longest = strategy.args.data.max_len
+        check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group, longest=longest)
 
     def forward(
         self,
@@ -96,7 +97,8 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain)
-        check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group)
+        longest = strategy.args.data.max_len
+        check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group, longest=longest)
 
     def forward(
         self,

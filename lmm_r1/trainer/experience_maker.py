@@ -25,6 +25,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import group_deviations, shaped_rewards, whitened
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+from lmm_r1.trainer.mismatch import Mismatch
 from lmm_r1.trainer.workers import PassMedia
 
 # What a rollout takes at least: every prompt once.
@@ -59,6 +60,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.learns_once = learns_once(config)
         # Where the prompt of each sample of the rollout at hand stands, for errors.
         self.locations: Sequence[str] = ()
+        self.mismatch = Mismatch(config)
         self._media: list[PassMedia] = []
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -100,11 +102,22 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         self._media = [PassMedia(rows=samples.mm_train_inputs) for samples in samples_list]
+        makes_policy_pass = self.makes_policy_pass
         experiences = super().make_experience(samples_list)
+        if makes_policy_pass:
+            self.mismatch.measure(experiences)
         if self.learns_once:
             for experience in experiences:
                 experience.action_log_probs = None
         return experiences
+
+    @property
+    def makes_policy_pass(self) -> bool:
+        """Whether the policy's log-probs are computed before the update: in a first step to compare them with the engine's.
+
+        Later steps that are learnt from once compare those of the update's own pass.
+        """
+        return not (self.learns_once and self.mismatch.checked)
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
@@ -173,7 +186,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
     def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
         """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
-        if group is self.actor_model_group and self.learns_once:
+        if group is self.actor_model_group and not self.makes_policy_pass:
             # Upstream asks for them; none of what it makes of them is used.
             nothing = [torch.zeros_like(mask, dtype=torch.float) for mask in kwargs["action_mask"]]
             return [ray.put(nothing)]

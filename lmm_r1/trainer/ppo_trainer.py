@@ -22,6 +22,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.resume_point import resume_point
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
@@ -54,6 +55,7 @@ class KitPPOTrainer(BasePPOTrainer):
         folder: RunFolder,
         stops: StopRequests | None = None,
         trackers: Trackers | None = None,
+        disagreeing: frozenset[Modality] = frozenset(),
     ) -> None:
         # OpenRLHF would make trackers of its own of these: they start a new run at a resume, and know TensorBoard and
         # wandb only. The workers, which get these arguments too, need no key.
@@ -74,6 +76,7 @@ class KitPPOTrainer(BasePPOTrainer):
             strategy,
             tokenizer,
         )
+        self.experience_maker.mismatch = Mismatch(config, unchecked=disagreeing)
         self.prompts = prompts
         self.eval_rows = eval_rows
         self.folder = folder
@@ -155,6 +158,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
             "tokens/update_computed": self._computed_tokens(),
         }
+        mismatch = self._mismatch()
         self.broadcast_to_vllm()
         if "kl" in status:
             self.kl_ctl.update(status["kl"], len(rollout_samples))
@@ -164,7 +168,8 @@ class KitPPOTrainer(BasePPOTrainer):
             "timing/ppo_train": trained - handed_out,
             "timing/broadcast": time.perf_counter() - trained,
         }
-        return {**status, **tokens, **timing, **rollout_stats, "generated_samples": example}, global_step + 1
+        metrics = {**status, **tokens, **mismatch, **timing, **rollout_stats}
+        return {**metrics, "generated_samples": example}, global_step + 1
 
     def _hand_out(self, steps: Sequence[list[Experience]]) -> None:
         """Give every worker of the policy and of the critic its passes, one optimizer step after the other."""
@@ -177,6 +182,14 @@ class KitPPOTrainer(BasePPOTrainer):
                 for ref in group.async_run_method_batch(method_name="append", experience=passes)
             ]
         )
+
+    def _mismatch(self) -> dict[str, float]:
+        """Return how far engine and policy were apart in this step, over the samples of all workers."""
+        mismatch = self.experience_maker.mismatch
+        parts = ray.get(self.actor_model_group.async_run_method(method_name="take_gaps"))
+        # Workers that share rows know all log-probs of each.
+        mismatch.add(() if mismatch.measured else parts[:: self.actor_model_group.duplicate_actors])
+        return mismatch.take_metrics()
 
     def _computed_tokens(self) -> int:
         """Return how many tokens the policy's workers have computed since they were asked last."""
@@ -401,7 +414,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         top_p=config.rollout.top_p,
         max_new_tokens=config.rollout.max_new_tokens,
         max_len=config.data.max_len,
-        logprobs=config.algo.advantage.is_correction_level != "off",
+        logprobs=True,
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
     )

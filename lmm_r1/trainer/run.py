@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
-from lmm_r1.rollout.agreement import check_engine, with_correction
-from lmm_r1.rollout.engines import create_engines
+from lmm_r1.rollout.agreement import check_engine, disagrees, with_correction
+from lmm_r1.rollout.engines import create_engines, settle_engines, without_sleep
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.fingerprint import Fingerprint
@@ -42,6 +43,17 @@ from remote_rm.client import RewardUnavailable
 
 # GPU share of a model worker that lives with others on one GPU.
 COLOCATED_SHARE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Workers:
+    """The Ray actors of a run; models are not loaded yet."""
+
+    engines: list[Any]
+    actor: RayActorGroup
+    reference: RayActorGroup | None
+    critic: RayActorGroup | None
+    reward: RayActorGroup | None
 
 
 def train(config: PPOConfig) -> None:
@@ -69,7 +81,7 @@ def train(config: PPOConfig) -> None:
         flag="actor.aux_loss_coef",
         model=f"--actor.model_name_or_path {path}",
     )
-    config = with_correction(config, kit=kit, rows=rows)
+    config = without_sleep(with_correction(config, kit=kit, rows=rows))
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
@@ -106,41 +118,47 @@ def _train(
     _start_ray(config)
     # Ray has taken SIGTERM for itself.
     stops.listen()
-    shared = _shared_gpus(config)
-    engines = create_engines(
-        config,
-        shared=shared if config.train.colocate_all else None,
-        max_images=max_images,
-        max_videos=max(len(videos_of(row.messages)) for row in rows + eval_rows),
-    )
-    actor_group = _group(config, PolicyWorker, config.actor, shared)
-    reference_group = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
-    critic_group, reward_group = _value_groups(config, shared if config.train.colocate_all else None)
-
+    max_videos = max(len(videos_of(row.messages)) for row in rows + eval_rows)
+    workers = _start_workers(config, max_images=max_images, max_videos=max_videos)
     strategy = make_strategy(to_openrlhf_args(config))
     trainer = KitPPOTrainer(
         config,
         strategy,
-        actor_group=actor_group,
-        critic_group=critic_group,
-        reward_group=reward_group,
-        reference_group=reference_group,
-        engines=engines,
+        actor_group=workers.actor,
+        critic_group=workers.critic,
+        reward_group=workers.reward,
+        reference_group=workers.reference,
+        engines=workers.engines,
         tokenizer=kit.tokenizer_of(processor),
         prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
         eval_rows=eval_rows,
         folder=folder,
         stops=stops,
         trackers=trackers,
+        disagreeing=frozenset({"image", "video"}) if disagrees(kit) else frozenset(),
     )
     _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()
     with stops.held():
-        ray.get(actor_group.async_save_model())
-        if critic_group is not None and config.critic.save_value_network:
-            ray.get(critic_group.async_save_model())
+        ray.get(workers.actor.async_save_model())
+        if workers.critic is not None and config.critic.save_value_network:
+            ray.get(workers.critic.async_save_model())
         folder.finish(steps=done)
     ray.shutdown()
+
+
+def _start_workers(config: PPOConfig, *, max_images: int, max_videos: int) -> _Workers:
+    """Start the actors of engines and models; where they share GPUs, the engines are settled before a model's starts."""
+    shared = _shared_gpus(config)
+    everywhere = shared if config.train.colocate_all else None
+    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos)
+    # Without CUDA there is no card whose memory they share, and starting together takes less time.
+    if config.train.colocate_all and cpu.has_cuda():
+        settle_engines(config, engines)
+    actor = _group(config, PolicyWorker, config.actor, shared)
+    reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
+    critic, reward = _value_groups(config, everywhere)
+    return _Workers(engines=engines, actor=actor, reference=reference, critic=critic, reward=reward)
 
 
 def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:

@@ -18,6 +18,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.trainer.mismatch import modality_info, modality_of
 from remote_rm.client import RewardUnavailable
 
 
@@ -102,7 +103,8 @@ class KitSamplesGenerator(SamplesGenerator):
     def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[dict[str, Any]]]:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
-        groups = self.generate(rows, replace(self.settings, temperature=temperature, n_samples=n_samples))
+        settings = replace(self.settings, temperature=temperature, n_samples=n_samples, logprobs=False)
+        groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
 
@@ -125,7 +127,9 @@ class KitSamplesGenerator(SamplesGenerator):
         return groups
 
     def _experience(self, sample: dict[str, Any]) -> Experience:
-        return self._process_response_into_experience(sample, max_len=self.settings.max_len)
+        experience = self._process_response_into_experience(sample, max_len=self.settings.max_len)
+        experience.info |= modality_info(modality_of(sample["row"]))
+        return experience
 
 
 @contextmanager
@@ -144,7 +148,7 @@ def told_by_workers(*, before: str = "") -> Iterator[None]:
 
 
 def wake(args: SimpleNamespace, engines: Sequence[Any]) -> None:
-    """Give sleeping engines their memory back."""
+    """Give sleeping engines their memory back; those that were woken for new weights get that of their cache."""
     if args.vllm.enable_sleep:
         batch_vllm_engine_call(engines, "wake_up")
 

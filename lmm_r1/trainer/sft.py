@@ -178,7 +178,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         "scheduler_steps": steps,
     }
     actor, _, _ = strategy.prepare((actor, settings))
-    check_packing(actor, group=strategy.ring_attn_group)
+    check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
     if config.model.aux_loss_coef:
         actor.balance_experts()
     return actor

@@ -24,6 +24,7 @@ from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.lmm_kits import Media, kit_of
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.models.self_check import check_packing
+from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
 from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
 
 # How many merged weights are held beside the model while they are sent; a block of a language model has seven.
@@ -71,7 +72,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn = partial(loss_before_update, self.actor_loss_fn)
+        self.actor_loss_fn = partial(self._policy_loss, self.actor_loss_fn)
+        # Of the passes since someone took them, where the policy's log-probs are those of the passes.
+        self.gaps: Gaps = {}
+        self._experience: Experience | None = None
 
     def training_step(
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
@@ -81,13 +85,36 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         They are computed as its part of the step's mean, and OpenRLHF logs the mean over passes, weighted by tokens.
         """
         self.replay_buffer.announce_pass(self.actor.model, step=step)
+        self._experience = experience
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        self._experience = None
         data_parallel = self.strategy.ds_device_mesh["dp"].size()
         of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
         parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())
         for name in parts & status["metrics"].keys():
             status["metrics"][name] = status["metrics"][name] * of_step / max(status["num_action_tokens"], 1)
         return status
+
+    def _policy_loss(
+        self,
+        loss: Callable[..., Any],
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor | None,
+        *rest: Any,
+        **settings: Any,
+    ) -> Any:
+        """Return OpenRLHF's policy loss; note how far the engine is from a policy whose log-probs are not known before."""
+        experience = self._experience
+        if old_log_probs is None:
+            gaps = gaps_of(
+                log_probs,
+                experience.rollout_log_probs,
+                experience.action_mask,
+                modalities(experience),
+                top_p=self.args.rollout.top_p,
+            )
+            self.gaps = merged((self.gaps, gaps))
+        return loss_before_update(loss, log_probs, old_log_probs, *rest, **settings)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
         if cpu.has_cuda():
@@ -162,7 +189,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     ) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
-        check_packing(self.actor, group=strategy.ring_attn_group)
+        check_packing(self.actor, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
         if strategy.args.actor.aux_loss_coef:
             self.actor.balance_experts()
 
@@ -194,6 +221,11 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
         return tokens
 
+    def take_gaps(self) -> Gaps:
+        """Return the gaps of the passes since this was called last, where they computed the old log-probs themselves."""
+        gaps, self.trainer.gaps = self.trainer.gaps, {}
+        return gaps
+
 
 def settle(worker: Any, folder: str, tag: str) -> None:
     """Let a worker's saved model be the newest in its folder, and delete what goes beyond `--ckpt.max_num` and so on."""
@@ -208,7 +240,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain)
-        check_packing(self.model, group=strategy.ring_attn_group)
+        check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)

@@ -82,6 +82,14 @@ def test_two_steps_of_supervised_and_of_reinforcement_learning(
     )  # fmt: skip
     steps = metrics_of(tmp_path / "rl")
     assert [line["step"] for line in steps] == [1, 2]
+    for line in steps:
+        # Compared before the first update, and in the second update's own passes, with rounding between them.
+        of_kinds = {name: line[name] for name in line if name.startswith("mismatch/") and name.endswith("/mean")}
+        assert of_kinds
+        if kit.engine_disagreement is not None:
+            of_kinds.pop("mismatch/image/mean", None)
+            of_kinds.pop("mismatch/mean")
+        assert all(0 < mean < 1e-4 for mean in of_kinds.values()), of_kinds
     assert json.loads((tmp_path / "rl/stage.json").read_text())["steps"] == STEPS
     assert kit_of(str(tmp_path / "rl")) is kit
     kit.load_processor(str(tmp_path / "rl"), trust_remote_code=False)

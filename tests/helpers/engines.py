@@ -47,7 +47,15 @@ def running_engine(
 
 
 def sampled(
-    llm: Any, kit: LmmKit, prompts: Sequence[EncodedPrompt], *, banned: Sequence[int], n: int, max_tokens: int
+    llm: Any,
+    kit: LmmKit,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    banned: Sequence[int],
+    n: int,
+    max_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> list[list[tuple[list[int], list[float]]]]:
     """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
     from vllm.inputs import TokensPrompt
@@ -64,7 +72,7 @@ def sampled(
         requests.append(request)
     # A rollout's own parameters, but that every sample is as long as it may be.
     parameters = sampling_params(
-        n_samples=n, temperature=1.0, top_p=1.0, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True, ignore_eos=False
+        n_samples=n, temperature=temperature, top_p=top_p, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True, ignore_eos=False
     )  # fmt: skip
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
     parameters.ignore_eos, parameters.stop_token_ids = True, []

@@ -1,4 +1,4 @@
-"""A prompt that turns out too long for the budget when the engine encodes it."""
+"""A prompt that turns out too long for the budget when the engine encodes it, and an engine that disagrees."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.commands import QUESTION, flags, with_image, write_rows
+from helpers.commands import QUESTION, flags, one_sentence, with_image, write_rows
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,24 @@ def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train,
     assert "(1 overlong prompts skipped)" in ended.stdout
     (metrics,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
     assert metrics["overlong_prompts"] == 1
+    # One group of each kind, on which engine and trainer agree.
+    assert metrics["rows/image"] == 0.5
+    for kind in ("text", "image"):
+        assert 0 < metrics[f"mismatch/{kind}/mean"] <= metrics[f"mismatch/{kind}/max"] < 1e-4
     shown = [json.loads(line)["messages"] for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]
     images = [part for messages in shown for part in messages[0]["content"] if part["type"] == "image"]
     assert len(shown) == 4
     assert len(images) == 2, "both samples of the small image, none of the large one"
+
+
+def test_a_run_whose_engine_and_trainer_disagree_stops_before_its_first_update(train, tmp_path):
+    write_rows(tmp_path, QUESTION, QUESTION)
+    # Rounding alone is beyond this limit.
+    ended = train(algo__mismatch_limit=1e-12)
+    assert ended.returncode == 1
+    sentence = one_sentence(ended.stderr, prefix="lmm-r1 train_ppo_ray: error: ")
+    assert "disagree on the log-probs of the first step's samples" in sentence
+    assert "of text rows" in sentence
+    assert "No weight was changed." in sentence
+    left = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert left.isdisjoint({"metrics.jsonl", "rollouts.jsonl", "model.safetensors", "latest"}), left

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,9 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from lmm_r1.errors import UserError
-from lmm_r1.models import self_check
+from lmm_r1.models import check_samples
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed_attention import PACKED_ATTENTION
+from lmm_r1.models.packed_attention import PACKED_ATTENTION, PackedMask
 from lmm_r1.models.self_check import check_packing
 
 pytestmark = pytest.mark.unit
@@ -50,7 +51,8 @@ def test_the_model_runs_packed_and_alone_in_both_modes_without_gradients_and_sta
     )
     check_packing(actor)
     one_row_and_three_samples = [(1, True), (1, False), (1, False), (1, False)]
-    assert runs == [(*run, mode, False) for mode in (False, True) for run in one_row_and_three_samples]
+    twice = (1, True, False, False)
+    assert runs == [twice] + [(*run, mode, False) for mode in (False, True) for run in one_row_and_three_samples]
     assert actor.packing_samples is True
     assert [module.training for module in (actor.model, layer, actor.model.model.layers[1])] == [False, True, False]
     assert all(weight.grad is None for weight in actor.model.parameters())
@@ -150,7 +152,8 @@ def test_what_one_rank_sees_all_ranks_raise(actor, monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     with pytest.raises(UserError, match="off by 3 standard deviations"):
         check_packing(actor)
-    assert asked == [dist.ReduceOp.MAX]
+    # Of the repeated forward, and of the row against the samples.
+    assert asked == [dist.ReduceOp.MAX] * 2
 
 
 def test_a_critic_is_checked_by_its_values(tiny_checkpoint):
@@ -169,7 +172,7 @@ def test_a_model_within_an_engine_is_run_through_it(actor):
 
     run.device = torch.device("cpu")
     check_packing(actor, run=run)
-    assert calls == [True, False, False, False] * 2
+    assert calls == [True] + [True, False, False, False] * 2
 
 
 def test_ids_that_mean_something_to_the_model_are_not_drawn():
@@ -178,8 +181,90 @@ def test_ids_that_mean_something_to_the_model_are_not_drawn():
         get_text_config=lambda: text,
         to_dict=lambda: {"image_token_id": 1, "vision": {"end": [2, {"deep": 3}], "scale": 0.5, "on": True}, "eos": 5},
     )
-    draw = self_check._text_ids(config, banned=[6])
+    draw = check_samples.text_ids(config, banned=[6])
     drawn = draw(200)
     assert set(drawn) == {0, 4, 7}
-    assert drawn == self_check._text_ids(config, banned=[6])(200), "ranks must draw the same"
+    assert drawn == check_samples.text_ids(config, banned=[6])(200), "ranks must draw the same"
     assert draw(200) != drawn
+
+
+def lengths_of(model: Any, *, longest: int) -> list[int]:
+    return [
+        len(sample.prompt) + len(sample.response) for sample in check_samples.check_samples(model, longest=longest)
+    ]
+
+
+def test_samples_are_as_long_as_the_runs(actor):
+    # Prompts of 500 and 125 tokens, responses of 500, 125 and 125.
+    assert lengths_of(actor, longest=1000) == [1000, 250, 625]
+    assert lengths_of(actor, longest=0) == [10, 9, 7]
+
+
+def test_a_sample_holds_several_images_where_they_fit(tiny_checkpoint):
+    model = make_actor(tiny_checkpoint("qwen2_5_vl"), packing_samples=True, share_prefix=True)
+    image = model.model_config.image_token_id
+    for longest, images in ((0, 1), (40, 1), (60, 2), (1000, 2)):
+        first, other, second = check_samples.check_samples(model, longest=longest)
+        assert first.prompt.count(image) == len(first.media["image_grid_thw"]) == images
+        assert (first.prompt, first.media) == (second.prompt, second.media)
+        assert (other.prompt.count(image), other.media) == (0, None)
+    check_packing(model, longest=200)
+
+
+def test_the_check_takes_what_fits_into_the_memory_that_is_free(actor, monkeypatch):
+    vocabulary = actor.model_config.vocab_size
+    needed = lambda length: length * (10 * vocabulary + 64 * 4 * 64 + 5 * length)  # noqa: E731
+    for free, length in ((needed(800) * 4, 800), (needed(800) * 4 - 4, 400), (needed(200) * 4, 200)):
+        monkeypatch.setattr(check_samples, "_free_memory", lambda free=free: free)
+        assert check_samples.longest_that_fits(actor, tokens=800) == length
+
+
+def windowed(window: int) -> Any:
+    """What a pass over a packed row is given in the place of the mask, were every layer to look back that far only."""
+    ours = AttentionMaskInterface()[PACKED_ATTENTION]
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        made = ours(*args, **kwargs)
+        return replace(made, window=window) if isinstance(made, PackedMask) else made
+
+    return mask
+
+
+def test_a_window_that_packed_rows_alone_have_shows_in_samples_that_are_longer(actor):
+    ours = AttentionMaskInterface()[PACKED_ATTENTION]
+    AttentionMaskInterface.register(PACKED_ATTENTION, windowed(64))
+    try:
+        # The smallest samples are within the window.
+        check_packing(actor)
+        with pytest.raises(UserError, match="does not run on packed rows here"):
+            check_packing(actor, longest=256)
+    finally:
+        AttentionMaskInterface.register(PACKED_ATTENTION, ours)
+
+
+def test_what_is_off_at_the_start_of_long_responses_alone_is_caught(actor):
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        # Logits of the row's 500 + 125 + 125 response tokens.
+        if output.shape[1] == 750:
+            output[:, 500] += 4e-2 * torch.linspace(0, 1, output.shape[-1])
+        return output
+
+    check_packing(actor, longest=1000)
+    actor.model.lm_head.register_forward_hook(hook)
+    with pytest.raises(UserError, match="does not run on packed rows here"):
+        check_packing(actor, longest=1000)
+
+
+def test_a_first_forward_that_differs_from_its_repetition_is_told(actor, caplog):
+    check_packing(actor)
+    assert not caplog.records
+    forwards = []
+
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        forwards.append(output)
+        return output + 4e-4 * torch.linspace(0, 1, output.shape[-1]) if len(forwards) == 1 else output
+
+    actor.model.lm_head.register_forward_hook(hook)
+    check_packing(actor)
+    (record,) = caplog.records
+    assert "the first forward is off by" in record.getMessage()

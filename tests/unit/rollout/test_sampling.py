@@ -19,7 +19,7 @@ def test_a_group_is_streamed_with_banned_tokens_and_without_text():
         ignore_eos=False,
     )
     assert (parameters.n, parameters.temperature, parameters.top_p) == (3, 0.5, 0.9)
-    assert (parameters.max_tokens, parameters.logprobs) == (7, 1)
+    assert (parameters.max_tokens, parameters.logprobs) == (7, 0)
     # At a first token vLLM would mask the end token, which the training forward does not.
     assert parameters.min_tokens == 0
     assert parameters.stop_token_ids == [5]

@@ -212,6 +212,10 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
     assert learns_once(settings) is expected
     worker = WorkerGroup()
     made = maker(actor=worker, settings=settings)
+    # The first step's log-probs are compared with the engine's before anything is learnt.
+    assert made._dispatch_forward(worker, False, action_mask=[torch.ones(2, 3)]) == ["ref"]
+    made.mismatch.checked = True
+    worker.calls.clear()
     result = made._dispatch_forward(worker, False, action_mask=[torch.ones(2, 3)])
     assert len(worker.calls) == (not expected)
     assert result == ["ref"] or [part.tolist() for part in result[0]] == [[[0.0] * 3] * 2]

@@ -30,6 +30,7 @@ SETTINGS = GroupSettings(
 def sample(label: str, *, score: float) -> dict:
     """A sample with a prompt of three tokens and a response of two."""
     return {
+        "row": row(message("user", "?"), answer=label),
         "prompt": "[]",
         "label": label,
         "mm_train_inputs": None,

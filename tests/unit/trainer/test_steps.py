@@ -47,13 +47,13 @@ def test_groups_are_generated_as_the_flags_say():
         top_p=0.9,
         max_new_tokens=64,
         max_len=512,
-        logprobs=False,
+        logprobs=True,
         ignore_eos=False,
         overlong_prompts="skip",
     )
     assert group_settings(settings) == expected
 
 
-@pytest.mark.parametrize(("level", "logprobs"), [("off", False), ("token", True), ("seq", True)])
-def test_log_probs_of_the_rollout_are_asked_for_where_they_correct_the_loss(level, logprobs):
-    assert group_settings(config(algo__advantage__is_correction_level=level)).logprobs is logprobs
+@pytest.mark.parametrize("level", ["off", "token", "seq"])
+def test_the_engine_is_asked_for_log_probs_with_and_without_correction(level):
+    assert group_settings(config(algo__advantage__is_correction_level=level)).logprobs is True

@@ -1,0 +1,207 @@
+"""What a first step's check of a real engine against the trainer stops, and what it lets pass."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import message, picture, row
+from helpers.engines import disturb, running_engine, sampled
+from helpers.gaps import Samples, experiences
+from helpers.tiny_models import CORPUS, encode
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, Media, TinyModelSpec, get_kit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.trainer.mismatch import Mismatch
+
+pytestmark = pytest.mark.contract
+
+KIT = get_kit("qwen2_5_vl")
+ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+TOP_P = 0.8
+# 29 to 889 tokens: rounded rotary frequencies move what is far into a sequence.
+LONG = "What is 12 + 34? Which digit does the picture show? " * 48
+ROWS = [
+    row(message("user", LONG)),
+    row(message("user", "What is 12 + 34?")),
+    row(message("user", picture(56, 56), LONG)),
+    row(message("user", picture(56, 56), picture(140, 84), "Add them.")),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A checkpoint, the first rollout of an engine on it, and the trainer's model."""
+
+    actor: KitActor
+    rows: Sequence[Row]
+    prompts: Sequence[EncodedPrompt]
+    samples: Samples
+    nucleus: Samples
+    """The same prompts, sampled with `TOP_P`."""
+    dtype: str
+
+    def check(self, *, media: Sequence[Media | None] | None = None) -> dict[str, float]:
+        """Do what a run does with its first step's samples, and return the metrics."""
+        return first_step(self, self.samples, media=media, top_p=1.0)
+
+
+def first_step(run: Run, samples: Samples, *, top_p: float, media: Sequence[Media | None] | None = None) -> dict[str, float]:  # fmt: skip
+    config = dotted.replace(PPOConfig(), {"ds.param_dtype": run.dtype, "rollout.top_p": top_p})
+    mismatch = Mismatch(config)
+    mismatch.measure(experiences(run.actor, run.rows, run.prompts, samples, media=media))
+    return mismatch.take_metrics()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with weights twice as large as usual: attention that tells tokens apart, as after training."""
+    folder = tmp_path_factory.mktemp("gap")
+    KIT.build_tiny(TinyModelSpec(hidden_size=64, layers=2, seed=1, tie_embeddings=False), CORPUS, folder)
+    model = KIT.load_model(str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=ENGINE_DTYPES)
+def first_rollout(request: pytest.FixtureRequest, checkpoint: Path) -> tuple[str, list[EncodedPrompt], Samples, Samples]:  # fmt: skip
+    processor = KIT.load_processor(str(checkpoint), trust_remote_code=False)
+    config = KIT.load_config(str(checkpoint), trust_remote_code=False)
+    banned = KIT.banned_token_ids(config, KIT.tokenizer_of(processor))
+    prompts = [encode(KIT, processor, item.messages) for item in ROWS]
+    with running_engine(KIT, checkpoint, max_images=2, dtype=ENGINE_DTYPES[request.param]) as llm:
+        whole, nucleus = (
+            sampled(llm, KIT, prompts, banned=banned, n=4, max_tokens=48, top_p=top_p) for top_p in (1.0, TOP_P)
+        )
+    return request.param, prompts, whole, nucleus
+
+
+@pytest.fixture
+def run(checkpoint: Path, first_rollout: tuple[str, list[EncodedPrompt], Samples, Samples]) -> Run:
+    dtype, prompts, samples, nucleus = first_rollout
+    actor = KitActor(str(checkpoint), attn_implementation="sdpa", param_dtype=dtype, ban_media_tokens=True).eval()
+    return Run(actor=actor, rows=ROWS, prompts=prompts, samples=samples, nucleus=nucleus, dtype=dtype)
+
+
+# What rounding makes here, and less than a tenth of the limits in fp32, a half of them in bf16.
+HONEST = {"fp32": 1e-4, "bf16": 0.05}
+
+
+def test_an_honest_run_passes_and_its_gap_is_that_of_rounding(run):
+    metrics = run.check()
+    for name in ("mismatch", "mismatch/text", "mismatch/image"):
+        assert 0 < metrics[f"{name}/mean"] <= HONEST[run.dtype]
+        # exp(x) - 1 is a little more than x.
+        assert metrics[f"{name}/mean"] <= metrics[f"{name}/mean_exp"] - 1 <= 1.5 * metrics[f"{name}/mean"]
+        assert metrics[f"{name}/mean"] < metrics[f"{name}/max"]
+    assert "mismatch/video/mean" not in metrics
+
+
+def test_a_nucleus_is_no_gap_and_hides_none(run):
+    assert first_step(run, run.nucleus, top_p=TOP_P)["mismatch/mean"] <= HONEST[run.dtype]
+    run.actor.temperature = 0.7
+    with pytest.raises(UserError, match="disagree on the log-probs"):
+        first_step(run, run.nucleus, top_p=TOP_P)
+
+
+def test_a_wrong_temperature_stops_the_run(run):
+    run.actor.temperature = 0.7
+    with pytest.raises(UserError, match="--rollout.temperature"):
+        run.check()
+
+
+def test_rotary_frequencies_rounded_to_bf16_stop_the_run(run):
+    rounded = [
+        buffer for name, buffer in run.actor.model.named_buffers() if "inv_freq" in name and "visual" not in name
+    ]
+    assert rounded
+    for buffer in rounded:
+        buffer.copy_(buffer.bfloat16().float())
+    with pytest.raises(UserError, match="rope settings"):
+        run.check()
+
+
+def test_weights_that_did_not_reach_the_engine_stop_the_run(run):
+    # A tenth of each weight's spread: of many updates, or of another checkpoint. A single one of 1e-6 is below rounding.
+    disturb(run.actor, seed=0)
+    with pytest.raises(UserError, match="did the last ones reach the engine"):
+        run.check()
+
+
+@contextmanager
+def positions_from(actor: KitActor, start: int, *, shift: int) -> Iterator[None]:
+    """Move the positions of all tokens from one on."""
+
+    def hook(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        positions = kwargs["position_ids"].clone()
+        positions[..., start:] += shift
+        return args, {**kwargs, "position_ids": positions}
+
+    handle = actor.model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_responses_whose_positions_are_off_by_one_stop_the_run(run, shift):
+    # Every row by itself: with one offset for all tokens nothing would change, as only distances count.
+    for index, prompt in enumerate(run.prompts):
+        one = Run(
+            actor=run.actor,
+            rows=run.rows[index : index + 1],
+            prompts=[prompt],
+            samples=run.samples[index : index + 1],
+            nucleus=[],
+            dtype=run.dtype,
+        )
+        with (
+            positions_from(run.actor, len(prompt.token_ids), shift=shift),
+            pytest.raises(UserError, match="positions"),
+        ):
+            one.check()
+
+
+def test_an_image_that_does_not_arrive_stops_the_run_and_points_at_the_images(run):
+    blank = [
+        (
+            None
+            if prompt.media is None
+            else {**prompt.media, "pixel_values": torch.zeros_like(prompt.media["pixel_values"])}
+        )
+        for prompt in run.prompts
+    ]
+    with pytest.raises(UserError, match="of image rows .* see other images") as error:
+        run.check(media=blank)
+    assert "of text rows" not in str(error.value)
+
+
+def test_where_the_kit_says_that_the_engine_cannot_agree_on_images_the_other_rows_are_checked(run):
+    config = dotted.replace(PPOConfig(), {"ds.param_dtype": run.dtype})
+    blank = [
+        (
+            None
+            if prompt.media is None
+            else {**prompt.media, "pixel_values": torch.zeros_like(prompt.media["pixel_values"])}
+        )
+        for prompt in run.prompts
+    ]
+    mismatch = Mismatch(config, unchecked=frozenset({"image", "video"}))
+    mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples, media=blank))
+    assert mismatch.take_metrics()["mismatch/image/mean"] > 0.1
+    run.actor.temperature = 0.7
+    mismatch.checked = False
+    with pytest.raises(UserError, match="of text rows"):
+        mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples))
