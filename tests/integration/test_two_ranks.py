@@ -16,6 +16,8 @@ TEXT_AND_IMAGES = (((0,), (0,)), ((1,), (3,)))
 TEXTS = (((0,), (0,)), ((0,), (0,)))
 # Both ranks have images in one micro-batch, and none in another; the first also has a text beside them.
 UNEVEN = (((0, 1), (0,)), ((3,), (2,)))
+# Rank 0 has images and videos in one pass, and rank 1 images alone; then videos alone, and texts alone.
+MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((0,), (0,)))}
 KIT = "qwen2_5_vl"
 VARIANTS: dict[str, dict[str, object]] = {
     "other numbers of images": {"images": UNEVEN},
@@ -26,9 +28,14 @@ VARIANTS: dict[str, dict[str, object]] = {
     "LoRA with reentrant checkpointing": {"settings": {"lora_rank": 4}, "checkpointing": {"use_reentrant": True}},
     "small weights kept whole": {"keeps_small_weights": True},
     "not trained": {"trained": False},
+    "videos": MIXED,
+    "videos with a frozen vision tower": {**MIXED, "settings": {"freeze_visual_encoder": True}},
+    "videos with reentrant checkpointing": {**MIXED, "checkpointing": {"use_reentrant": True}},
+    "videos, not trained": {**MIXED, "trained": False},
 }
 NAMES = [f"{kit}, ZeRO-{stage}" for kit in KITS for stage in (2, 3)]
 NAMES += [f"{variant}, ZeRO-{stage}" for variant in VARIANTS for stage in (2, 3)]
+NAMES += [f"{kit}, videos, ZeRO-3" for kit in KITS if get_kit(kit).takes_videos and kit != KIT]
 NAMES += ["phi4_multimodal, other numbers of images, ZeRO-3"]
 
 

@@ -8,7 +8,14 @@ soon as one of them passes 4096 tokens. vLLM, started on Microsoft's own folder,
 which `<|end|>` is reported not to be among; folders saved from here name it.
 """
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    attends_causally,
+    base_model_of,
+    engine_media,
+    merge_along_batch,
+    runs_tower_once,
+)
 from lmm_r1.lmm_kits.phi3_v import encoding
 from lmm_r1.lmm_kits.phi3_v.auto_classes import register_auto_classes
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_SIZES
@@ -40,6 +47,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=runs_tower_once,
     both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=(
