@@ -23,6 +23,7 @@ from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
 from lmm_r1.rollout.agreement import check_engine, with_correction
@@ -58,7 +59,10 @@ def train(config: PPOConfig) -> None:
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
         _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
-        _check_ulysses(config, flag, kit=kit)
+        _check_config(config, flag, kit=kit)
+    tell_factors(
+        kit.load_config(path, trust_remote_code=trust_remote_code), max_len=config.data.max_len, flag="--data.max_len"
+    )
     config = with_correction(config, kit=kit, rows=rows)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     folder.open(to_yaml(config))
@@ -197,10 +201,12 @@ def _check_rewards(config: PPOConfig) -> None:
         raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
 
 
-def _check_ulysses(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+def _check_config(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+    """Raise UserError for a model that the run's settings cannot train."""
     path = dotted.get(config, flag)
     if path is not None:
         model_config = kit.load_config(path, trust_remote_code=config.train.trust_remote_code)
+        check_rope(model_config, model=f"--{flag} {path}")
         check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
 
 

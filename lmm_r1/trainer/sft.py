@@ -25,6 +25,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.run_folder import RunFolder
@@ -43,6 +44,7 @@ def train(config: SFTConfig) -> None:
     check_weights(path)
     model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     check_heads(model_config, size=config.ds.ulysses_size, model=f"--model.model_name_or_path {path}")
+    check_rope(model_config, model=f"--model.model_name_or_path {path}")
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
@@ -53,6 +55,7 @@ def train(config: SFTConfig) -> None:
         )
     default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
     folder.open(to_yaml(config))
 
     args = to_openrlhf_args(config)
@@ -126,6 +129,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         packing_samples=config.ds.packing_samples,
         experts_implementation=config.ds.experts_implementation,
         trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
     )
     if config.model.gradient_checkpointing_enable:
         actor.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})

@@ -17,7 +17,9 @@ MAX_MODEL_LEN = 4096
 
 
 @contextmanager
-def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0) -> Iterator[Any]:
+def running_engine(
+    kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0, max_model_len: int = MAX_MODEL_LEN
+) -> Iterator[Any]:
     """Yield a `vllm.LLM` in fp32 that takes new weights as a training run gives them."""
     cpu.prepare_process()
     from vllm import LLM
@@ -28,7 +30,7 @@ def running_engine(kit: LmmKit, folder: Path, *, max_images: int, max_videos: in
         str(folder),
         dtype="float32",
         enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=128,
         seed=0,
         logprobs_mode="processed_logprobs",

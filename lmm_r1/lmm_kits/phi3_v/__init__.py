@@ -3,8 +3,7 @@
 Microsoft's checkpoint was not at hand. The names of the weights are those that vLLM's and MLC's loaders of it list; the
 pixels, the order of an image's tokens and the start token before every piece of text between images follow public copies
 of Microsoft's processing code and vLLM's class. Nothing was run against the release itself: not its logits, nor what its
-tokenizer makes of the pieces, nor long contexts, for which Phi-3's rotary embedding changes in all rows of a batch as
-soon as one of them passes 4096 tokens. vLLM, started on Microsoft's own folder, stops at the end tokens named there,
+tokenizer makes of the pieces, nor long contexts. vLLM, started on Microsoft's own folder, stops at the end tokens named there,
 which `<|end|>` is reported not to be among; folders saved from here name it.
 """
 
