@@ -26,7 +26,7 @@ from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
-from lmm_r1.rollout.agreement import check_engine, with_correction
+from lmm_r1.rollout.agreement import check_engine, check_turn_end, with_correction
 from lmm_r1.rollout.engines import create_engines
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
@@ -47,6 +47,7 @@ def train(config: PPOConfig) -> None:
     kit = kit_of(path, trust_remote_code=trust_remote_code)
     check_engine(kit, model=f"--actor.model_name_or_path {path}")
     processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    check_turn_end(kit, processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
