@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lmm_r1.config.interactive_chat import ChatConfig
+from lmm_r1.config.interactive_chat import LONGEST_CONVERSATION, ChatConfig
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Engine, EngineSettings
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger(__name__)
 _OPENED_THOUGHT = "<think>"
 # Enough for the end of a generation prompt.
 _LAST_TOKENS = 24
@@ -50,6 +56,21 @@ def model_name(config: ChatConfig) -> str:
     return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
 
 
+def _longest(model_config: PretrainedConfig) -> int:
+    """Return the length of a conversation where the user asks for none: prompts stay within the short factors of longrope."""
+    from lmm_r1.models.rope_scaling import short_length
+
+    limit = short_length(model_config)
+    if limit is None or limit >= LONGEST_CONVERSATION:
+        return LONGEST_CONVERSATION
+    logger.warning(
+        "conversations may take %d tokens: for longer ones, which --max_model_len allows, longrope takes its long factors "
+        "from the first token on",
+        limit,
+    )
+    return limit
+
+
 def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
     from lmm_r1.inference.adapter_merge import split_adapter
@@ -67,7 +88,8 @@ def load_model(config: ChatConfig) -> ChatModel:
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
-        max_model_len=config.max_model_len,
+        max_model_len=config.max_model_len
+        or _longest(kit.load_config(path, trust_remote_code=config.trust_remote_code)),
         max_images=max_images,
         max_videos=max_videos,
         batch_rows=1,

@@ -6,6 +6,8 @@ from typing import Literal
 
 from lmm_r1.errors import UserError
 
+LONGEST_CONVERSATION = 8192
+"""Tokens of a conversation where `max_model_len` is None; never more than the model takes."""
 POSITIVE = ("max_model_len", "tensor_parallel_size")
 NOT_NEGATIVE = ("max_images", "max_videos")
 
@@ -28,8 +30,8 @@ class ChatConfig:
     """Nucleus of the sampling."""
     max_new_tokens: int = 2048
     """Longest answer in tokens."""
-    max_model_len: int = 8192
-    """Longest conversation in tokens, the answer included; never more than the model takes."""
+    max_model_len: int | None = None
+    """Longest conversation in tokens, the answer included; None is 8192, or with longrope as long as short factors hold."""
     max_images: int = 8
     """Most images in one conversation."""
     max_videos: int = 0
@@ -51,8 +53,9 @@ class ChatConfig:
 def check(config: ChatConfig) -> None:
     """Raise UserError for a number that no conversation can be had with; `Sampling` checks those that /set changes."""
     for name in POSITIVE:
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name} {getattr(config, name)}: must be 1 or more")
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be 1 or more")
     for name in NOT_NEGATIVE:
         if getattr(config, name) < 0:
             raise UserError(f"--{name} {getattr(config, name)}: must be 0 or more")

@@ -11,6 +11,7 @@ from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason
 from lmm_r1.lmm_kits import EncodedPrompt, kit_of
+from lmm_r1.models.rope_scaling import tell_factors
 
 
 class PromptCodec:
@@ -26,6 +27,7 @@ class PromptCodec:
         self.banned_token_ids = self.kit.banned_token_ids(self.config, self.tokenizer)
         self._asked_len = settings.max_model_len
         self.max_len = min(settings.max_model_len, self.config.get_text_config().max_position_embeddings)
+        tell_factors(self.config, max_len=self.max_len, flag="--max_model_len")
         self._limits = {"image": settings.max_images, "video": settings.max_videos}
 
     def encode(self, row: Row) -> EncodedPrompt:

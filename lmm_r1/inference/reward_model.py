@@ -15,6 +15,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
+from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.value_head import head_name, stored_weight
 from lmm_r1.models.value_model import KitValueModel
@@ -77,7 +78,9 @@ class RewardModel:
             value_head_prefix=value_head_prefix,
             normalize_reward=normalize,
             trust_remote_code=trust_remote_code,
+            max_len=max_len,
         )
+        tell_factors(model.model_config, max_len=max_len, flag="--max_len")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self.device).eval()
         self._pack_where_it_can()

@@ -20,6 +20,7 @@ from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason
 from lmm_r1.inference.prompts import PromptCodec
 from lmm_r1.inference.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 
 
 class TransformersEngine:
@@ -186,7 +187,10 @@ def _load(path: str, settings: EngineSettings, *, codec: PromptCodec) -> Any:
 
         model = load_with_adapter(path, settings.adapter, dtype=dtype, trust_remote_code=settings.trust_remote_code)
         merge_adapter(model)
-        return model
-    return codec.kit.load_model(
-        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=settings.trust_remote_code
-    )
+    else:
+        model = codec.kit.load_model(
+            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=settings.trust_remote_code
+        )
+    settle_rope(model, max_len=codec.max_len)
+    keep_cache(model)
+    return model

@@ -90,6 +90,11 @@ class LmmKit:
     """(config, sequences, attention_mask, media) -> keyword arguments of the model's forward beside ids and mask."""
     merge_media: Callable[[Sequence[Media]], Media]
     """Media of several prompts -> media of the batch, in row order."""
+    in_one_tower_run: Callable[..., dict[str, torch.Tensor]]
+    """(config, inputs) -> the forward's arguments for a batch or a packed row, such that the vision tower runs once.
+
+    In a run of the tower, ZeRO-3's ranks wait for one another: those with images and videos may not run it twice.
+    """
     both_way_token_ids: Callable[[PretrainedConfig], frozenset[int]]
     """(config) -> ids whose runs attend to each other in both directions in the language model; empty for most."""
     filler_media: Callable[..., tuple[list[int], Media]] | None
@@ -131,6 +136,11 @@ def merge_along_batch(media: Sequence[Media]) -> Media:
 
     keys = {key: None for item in media for key in item}
     return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
+
+
+def runs_tower_once(config: PretrainedConfig, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the arguments of a forward as they are: the model runs its tower once, if at all."""
+    return inputs
 
 
 def ids_beyond_tokenizer(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lmm_r1 import hub
 from lmm_r1.errors import UserError
@@ -29,6 +30,8 @@ CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.convers
 
 # Plain language models share one kit; a config with a key that holds any of these words is not one of them.
 _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
+# Nor is a checkpoint with one of these files.
+_MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def get_kit(model_type: str) -> LmmKit:
@@ -57,12 +60,11 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
             f"{model_path}: no kit for model_type '{model_type}', an original format; convert it first: "
             f"lmm-r1 convert_checkpoint --input {model_path} --output FOLDER"
         )
-    media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
-    if media or not _is_causal_lm(model_type, config, trust_remote_code=trust_remote_code):
+    refusal = _llm_refusal(model_path, model_type, config, trust_remote_code=trust_remote_code)
+    if refusal is not None:
         raise UserError(
-            f"{model_path}: no kit for model_type '{model_type}'"
-            + (f" (its config has {', '.join(media)})" if media else "")
-            + f"; known: {', '.join(sorted(KITS))}, and 'llm' serves any plain causal language model"
+            f"{model_path}: no kit for model_type '{model_type}' ({refusal}); known: {', '.join(sorted(KITS))}, and 'llm' "
+            "serves any plain causal language model"
         )
     return "llm"
 
@@ -108,13 +110,24 @@ def _read_config(model_path: str) -> dict:
         ) from error
 
 
-def _is_causal_lm(model_type: str | None, config: dict, *, trust_remote_code: bool) -> bool:
+def _llm_refusal(
+    model_path: str, model_type: str | None, config: dict[str, Any], *, trust_remote_code: bool
+) -> str | None:
+    """Return why a checkpoint is no plain causal language model; None where it is one."""
+    media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
+    if media:
+        return f"its config has {', '.join(media)}"
+    # A config need not tell, where code comes with the checkpoint.
+    files = [name for name in _MEDIA_FILES if (Path(model_path) / name).is_file()]
+    if files:
+        return f"it has {files[0]}, and so takes images or sound; delete that file if it does not"
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    # The second list loads torch: an unknown name is told without it.
+    # What follows loads torch: an unknown name is told without it.
     if model_type in CONFIG_MAPPING_NAMES:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        from lmm_r1.lmm_kits.llm.refusals import refusal_of
 
-        if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return True
-    return trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {})
+        return refusal_of(model_type)
+    if trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {}):
+        return None
+    return "transformers has no causal language model of that name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ class BatchInputs:
         if given:
             merged = {key: value.to(sequences.device) for key, value in self.kit.merge_media(given).items()}
         inputs = self.kit.forward_inputs(self.config, sequences, attention_mask, merged)
-        return {"input_ids": sequences, "attention_mask": attention_mask, **self._in_dtype(inputs)}
+        return self._arguments(sequences, attention_mask, inputs)
 
     def packed(
         self,
@@ -63,7 +64,13 @@ class BatchInputs:
             multiple_of=multiple_of,
         )
         # The layout stands in the mask's place.
-        return row, {"input_ids": row.token_ids, "attention_mask": None, **self._in_dtype(row.inputs)}
+        return row, self._arguments(row.token_ids, None, row.inputs)
+
+    def _arguments(
+        self, token_ids: torch.Tensor, attention_mask: torch.Tensor | None, inputs: dict[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        arguments = {"input_ids": token_ids, "attention_mask": attention_mask, **self._in_dtype(inputs)}
+        return self.kit.in_one_tower_run(self.config, arguments)
 
     def _needs_filler(self) -> bool:
         """Whether the vision tower must run without images: ranks wait for one another, and gradients must be new.

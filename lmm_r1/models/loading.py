@@ -19,6 +19,7 @@ from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
 from lmm_r1.models.buffers import Buffers, check_buffers, plain_buffers, take_stored, weights_alone_cast
 from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
 from lmm_r1.models.patch_embedding import multiply_patches
+from lmm_r1.models.rope_scaling import check_rope, settle_rope
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class LoadSettings:
     lora: LoraSettings | None
     ds_config: dict | None
     trust_remote_code: bool
+    max_len: int | None
+    """Tokens of the longest sample; None only for models whose rotary embedding does not depend on it."""
 
     @classmethod
     def of(
@@ -55,6 +58,7 @@ class LoadSettings:
         target_modules: str | Sequence[str] = EVERY_LAYER,
         ds_config: dict | None = None,
         trust_remote_code: bool = False,
+        max_len: int | None = None,
         **unused: Any,
     ) -> LoadSettings:
         """Return what the arguments of OpenRLHF's models say, which it hands on one by one."""
@@ -68,6 +72,7 @@ class LoadSettings:
             lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
             ds_config=ds_config,
             trust_remote_code=trust_remote_code,
+            max_len=max_len,
         )
 
 
@@ -90,6 +95,7 @@ class LoadedModel:
 def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     """Return the checkpoint's model as `settings` say; raises UserError where it cannot be had in this way."""
     kit = kit_of(path, trust_remote_code=settings.trust_remote_code)
+    check_rope(kit.load_config(path, trust_remote_code=settings.trust_remote_code), model=path)
     # While this object lives, transformers loads straight into ZeRO-3 shards.
     loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
     experts = settings.experts_implementation
@@ -107,6 +113,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     if is_sharded(settings.ds_config):
         take_stored(model, buffers)
     check_buffers(model, buffers, when="loaded")
+    settle_rope(model, max_len=settings.max_len)
     multiply_patches(model)
     packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
     if settings.freeze_visual_encoder:

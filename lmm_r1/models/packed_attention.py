@@ -63,6 +63,8 @@ def packing_refusal(model: PreTrainedModel) -> str | None:
     tower = next(module for module in model.modules() if isinstance(module, PreTrainedModel) and module.config is text)
     if not tower._supports_attention_backend:
         return f"{name} has no attention that transformers can replace"
+    if tower._is_stateful:
+        return f"{name} has layers of another kind than attention"
     # Not every config has these, and some have them switched off.
     if getattr(text, "attention_chunk_size", None):
         return f"{name} attends in chunks of tokens"

@@ -9,7 +9,6 @@ import torch
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.long_samples import length_limit
 from lmm_r1.models.row_layout import RowLayout, Segment
 
 
@@ -36,8 +35,6 @@ class PackedRow:
     target_ids: torch.Tensor  # (K,)
     places: tuple[torch.Tensor, torch.Tensor]
     """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
-    is_long: torch.Tensor | None
-    """Whether each token is of a sample that is turned by the factors for long ones, (T,), bool; None where none is."""
     filled: bool
     """Whether its last segment is an image that only keeps the vision tower running."""
     filler: int
@@ -83,7 +80,7 @@ def pack_row(
     """
     samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
     parts = _Parts(kit=kit, config=config)
-    for group in _groups(samples, share=share_prefix and targets.shared, limit=parts.limit):
+    for group in _groups(samples, share=share_prefix and targets.shared):
         parts.add_group(group, targets.wanted.cpu())
     real = parts.length
     filled = fill and not parts.media and kit.filler_media is not None
@@ -120,21 +117,14 @@ def _samples(
     return samples
 
 
-def _groups(samples: Sequence[_Sample], *, share: bool, limit: int | None) -> list[list[_Sample]]:
-    """Return samples by their prompt, in the order in which these come first; each by itself without `share`.
-
-    Samples on either side of the limit turn the same prompt by other factors, and share none.
-    """
+def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
+    """Return samples by their prompt, in the order in which these come first; each by itself without `share`."""
     groups: dict[tuple, list[_Sample]] = {}
     for sample in samples:
         prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
-        key = (prompt, id(sample.media), _is_long(sample, limit)) if share else (sample.row,)
+        key = (prompt, id(sample.media)) if share else (sample.row,)
         groups.setdefault(key, []).append(sample)
     return list(groups.values())
-
-
-def _is_long(sample: _Sample, limit: int | None) -> bool:
-    return limit is not None and len(sample.token_ids) > limit
 
 
 class _Parts:
@@ -145,8 +135,6 @@ class _Parts:
         self.config = config
         self.token_ids: list[torch.Tensor] = []
         self.segments: list[Segment] = []
-        self.limit = length_limit(config)
-        self.is_long: list[bool] = []  # one per segment
         self.inputs: list[dict[str, torch.Tensor]] = []
         self.media: list[Media] = []
         self.media_names: set[str] = set()
@@ -163,26 +151,24 @@ class _Parts:
         if len(group) == 1:
             (sample,) = group
             start = self.length
-            self.add_segment(sample.token_ids, is_long=_is_long(sample, self.limit))
+            self.add_segment(sample.token_ids)
             self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
             self.add_inputs([self.length - start], sample.token_ids, sample.media)
             return
         prompt_length = group[0].prompt_length
         prompt = torch.arange(self.length, self.length + prompt_length)
-        is_long = _is_long(group[0], self.limit)
-        self.add_segment(group[0].token_ids[:prompt_length], is_long=is_long)
+        self.add_segment(group[0].token_ids[:prompt_length])
         prefix = len(self.segments) - 1
         for sample in group:
             start = self.length
             if len(sample.token_ids) > prompt_length:
-                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix, is_long=is_long)
+                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
             self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
         longest = max(group, key=lambda sample: len(sample.token_ids))
         lengths = [len(sample.token_ids) - prompt_length for sample in group]
         self.add_inputs([prompt_length, *lengths], longest.token_ids, longest.media)
 
-    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None, is_long: bool = False) -> None:
-        self.is_long.append(is_long)
+    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
         self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
 
@@ -216,7 +202,6 @@ class _Parts:
     def row(self, *, filled: bool, filler: int, device: torch.device) -> PackedRow:
         token_ids = torch.cat(self.token_ids)
         layout = RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
-        is_long = torch.tensor(self.is_long).repeat_interleave(torch.tensor(layout.lengths)).to(device)
         inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
         if self.media:
             media = self.kit.merge_media(self.media)
@@ -225,7 +210,6 @@ class _Parts:
             token_ids=token_ids[None].to(device),
             inputs={name: value.to(device) for name, value in inputs.items()},
             layout=layout,
-            is_long=is_long if any(self.is_long) else None,
             sources=torch.cat(self.sources).to(device),
             target_ids=torch.cat(self.target_ids).to(device),
             places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),

@@ -6,6 +6,7 @@ the ranks exchange tokens for heads (Ulysses), so that a row's layout holds as i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.long_samples import length_limit, named_inputs, rope_types, turn_by_sample
 from lmm_r1.models.packed_attention import packed_row, packing_refusal
 from lmm_r1.models.packing import PackedRow
 
@@ -90,8 +90,8 @@ def running(share: RowShare, *, model: torch.nn.Module, kit: LmmKit) -> Iterator
     """
     with ExitStack() as stack:
         stack.enter_context(packed_row(share.row.layout, group=share.group))
-        for handle in _hooks(share, language_model=kit.language_model_of(_bare(model)), kit=kit):
-            stack.callback(handle.remove)
+        if share.group is not None:
+            stack.callback(_cut_inputs(kit.language_model_of(_bare(model)), kit, share).remove)
         yield
 
 
@@ -122,46 +122,12 @@ def _bare(model: torch.nn.Module) -> PreTrainedModel:
     return model.module if isinstance(model, DeepSpeedEngine) else model
 
 
-def _hooks(share: RowShare, *, language_model: PreTrainedModel, kit: LmmKit) -> Iterator[RemovableHandle]:
-    """Register what a language model needs to know of a row, and yield the handles."""
-    row = share.row
-    if row.is_long is not None:
-        limit = length_limit(language_model.config)
-        yield from turn_by_sample(language_model, is_long=row.is_long[share.tokens], limit=limit)
-    if share.group is not None:
-        yield _cut_inputs(language_model, kit, share)
-        longest = row.inputs["position_ids"].max()
-        for module in language_model.modules():
-            # Its factors depend on the row's greatest position.
-            if "dynamic" in rope_types(module):
-                yield _append_position(module, longest)
-                yield module.register_forward_hook(_without_last)
-
-
 def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: RowShare) -> RemovableHandle:
     def cut(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return (), kit.cut_inputs(module, named_inputs(module, args, kwargs), share.tokens)
+        named = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+        return (), kit.cut_inputs(module, named, share.tokens)
 
     return language_model.register_forward_pre_hook(cut, with_kwargs=True)
-
-
-def _append_position(module: torch.nn.Module, longest: torch.Tensor) -> RemovableHandle:
-    """Let a rotary embedding see the row's greatest position behind those of the share."""
-
-    def append(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        named = named_inputs(module, args, kwargs)
-        positions = named["position_ids"]
-        last = longest.to(positions).expand(*positions.shape[:-1], 1)
-        return (), {**named, "position_ids": torch.cat([positions, last], dim=-1)}
-
-    return module.register_forward_pre_hook(append, with_kwargs=True)
-
-
-def _without_last(
-    module: torch.nn.Module, args: tuple, output: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = output  # (..., T + 1, D)
-    return cos[..., :-1, :], sin[..., :-1, :]
 
 
 class _Sum(torch.autograd.Function):

@@ -15,15 +15,16 @@ from lmm_r1.openrlhf_seams.seam import Seam, resolve
 SEAMS: tuple[Seam, ...] = (*models.SEAMS, *workers.SEAMS, *engines.SEAMS, *deepspeed.SEAMS, *loop.SEAMS)
 
 
-def install(*, trust_remote_code: bool, share_prefix: bool, freeze_visual_encoder: bool) -> None:
+def install(*, trust_remote_code: bool, share_prefix: bool, freeze_visual_encoder: bool, max_len: int) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
     Only in processes that hold models. `init_device_mesh` is left to `cpu.prepare_training`.
 
     Args:
         freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
+        max_len: tokens of the run's longest sample.
     """
-    both = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix}
+    both = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
     built = {
         path: functools.partial(resolve(path), **both, **settings)
         for path, settings in (

@@ -25,9 +25,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
-from lmm_r1.rollout.agreement import check_engine, disagrees, with_correction
+from lmm_r1.rollout.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.rollout.engines import create_engines, settle_engines, without_sleep
 from lmm_r1.rollout.scoring import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
@@ -62,6 +63,7 @@ def train(config: PPOConfig) -> None:
     kit = kit_of(path, trust_remote_code=trust_remote_code)
     check_engine(kit, model=f"--actor.model_name_or_path {path}")
     processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    check_turn_end(kit, processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
@@ -74,13 +76,15 @@ def train(config: PPOConfig) -> None:
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
         _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
-        _check_ulysses(config, flag, kit=kit)
+        _check_config(config, flag, kit=kit)
+    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     check_balanced(
-        kit.load_config(path, trust_remote_code=trust_remote_code),
+        model_config,
         coef=config.actor.aux_loss_coef,
         flag="actor.aux_loss_coef",
         model=f"--actor.model_name_or_path {path}",
     )
+    tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
@@ -241,10 +245,12 @@ def _check_rewards(config: PPOConfig) -> None:
         raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
 
 
-def _check_ulysses(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+def _check_config(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+    """Raise UserError for a model that the run's settings cannot train."""
     path = dotted.get(config, flag)
     if path is not None:
         model_config = kit.load_config(path, trust_remote_code=config.train.trust_remote_code)
+        check_rope(model_config, model=f"--{flag} {path}")
         check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
 
 

@@ -26,6 +26,7 @@ from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.fingerprint import Fingerprint
@@ -53,6 +54,7 @@ def train(config: SFTConfig) -> None:
         flag="model.aux_loss_coef",
         model=f"--model.model_name_or_path {path}",
     )
+    check_rope(model_config, model=f"--model.model_name_or_path {path}")
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
@@ -66,6 +68,7 @@ def train(config: SFTConfig) -> None:
     check_start(config, fingerprint)
     default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         _train(
             config, fingerprint, kit=kit, processor=processor, rows=rows, fitting=fitting, folder=folder, stops=stops
@@ -164,6 +167,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         packing_samples=config.ds.packing_samples,
         experts_implementation=config.ds.experts_implementation,
         trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
     )
     if config.model.gradient_checkpointing_enable:
         actor.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})

@@ -64,6 +64,7 @@ def install_seams(args: SimpleNamespace) -> None:
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
         freeze_visual_encoder=args.actor.freeze_visual_encoder,
+        max_len=args.data.max_len,
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import CORPUS, build_experts, encode, make_actor
 
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
@@ -88,6 +89,25 @@ def test_an_untrained_policy_samples_no_banned_token(name, tmp_path):
     assert set(banned).isdisjoint(tokens)
     # Without the ban a model of so few tokens would have sampled each of them.
     assert len(set(tokens)) > 100
+
+
+@pytest.mark.parametrize("long_run", [False, True], ids=["short run", "long run"])
+@pytest.mark.parametrize("name", LONGROPE)
+def test_with_longrope_both_sides_take_the_factors_of_the_longest_sample_allowed(
+    name, long_run, tiny_checkpoint, tmp_path
+):
+    kit, limit, max_len = get_kit(name), 64, 400 if long_run else 64
+    folder = with_longrope(tiny_checkpoint(name), limit, copy=tmp_path / "model")
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    questions = ["What is 12 + 34?", "Which digit does the picture show? " * 6] if long_run else ["What is 12 + 34?"]
+    prompts = [encode(kit, processor, [message("user", question)]) for question in questions]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    assert lengths[0] + 12 < limit < max([*lengths[1:], limit + 1]), "on either side of the limit"
+    with running_engine(kit, folder, max_images=0, max_model_len=max_len) as llm:
+        samples = sampled(llm, kit, prompts, banned=(), n=2, max_tokens=12)
+    assert largest_difference(make_actor(folder, max_len=max_len), prompts, samples) <= TOLERANCE
+    other = make_actor(folder, max_len=limit if long_run else 400)
+    assert largest_difference(other, prompts[:1], samples[:1]) > 1e-2, "the factors make no difference"
 
 
 def test_a_mixture_of_experts_follows_weight_updates(tiny_checkpoint, tmp_path):

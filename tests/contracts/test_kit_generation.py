@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import encode
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.inference.completion import EngineSettings, SamplingSettings
+from lmm_r1.inference.prompts import PromptCodec
 from lmm_r1.inference.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
@@ -93,6 +95,29 @@ def test_generation_takes_the_likeliest_token_of_each_forward_pass(
             assert "".join(pieces) == expected.text
     assert len(written) > 1, "one token over and over would also come of an engine that reads no prompt"
     engine.close()
+
+
+@pytest.mark.parametrize("name", LONGROPE)
+def test_a_response_that_grows_beyond_the_limit_of_longrope_keeps_its_factors(
+    name: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """vLLM never changes them, and transformers would forget its cache there and take others from then on."""
+    row = Row(messages=conversations(images=False)[0], answer="", datasource="test", location="row 1")
+    written = {}
+    for max_len in (400, 4096):
+        codec = PromptCodec(str(tiny_checkpoint(name)), SETTINGS)
+        limit = len(codec.encode(row).token_ids) + 3
+        folder = with_longrope(tiny_checkpoint(name), limit if max_len == 400 else 4096, copy=tmp_path / str(max_len))
+        engine = TransformersEngine(str(folder), replace(SETTINGS, max_model_len=max_len))
+        [outcome] = engine.respond([(0, row)], GREEDY)
+        ids = likeliest(engine, row.messages)
+        assert outcome.completions == (
+            engine.codec.completion(ids, "stop" if ids[-1] in engine.stop_token_ids else "length"),
+        )
+        written[max_len] = ids
+        engine.close()
+    assert len(written[400]) > 4, "it ends before the limit"
+    assert written[400] != written[4096], "the factors make no difference"
 
 
 def test_sampling_stops_where_asked_and_a_bad_row_stops_no_other(tiny_checkpoint: Callable[[str], Path]) -> None:

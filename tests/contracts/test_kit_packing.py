@@ -1,7 +1,5 @@
 """Packed rows and shared prefixes against the samples one by one, for every kit: log-probs, entropies and gradients."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
 from helpers.engines import disturb
+from helpers.longrope import LONGROPE, with_longrope
 from helpers.packed_batches import (
     Batch,
     DoubleThroughout,
@@ -31,7 +30,7 @@ from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
 from lmm_r1.lmm_kits.base import attends_causally
-from lmm_r1.models import packed_attention, packing
+from lmm_r1.models import packed_attention
 from lmm_r1.models.actor import KitActor, wanted_targets
 from lmm_r1.models.row_layout import RowLayout
 from lmm_r1.models.self_check import check_packing
@@ -60,8 +59,6 @@ THREE_IMAGES = [
 VIDEO = [message("user", clip(4, 84, 56), "Which digit?")]
 VIDEO_AND_IMAGE = [message("user", clip(2, 56, 84), "or", picture(84, 56), "?")]
 
-# Released with positions that are turned by other factors beyond the length that they were first trained with.
-LONGROPE = ["llm", "phi3_v", "phi4_multimodal"]
 # What trains: all weights, all but the vision tower's, adapters.
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -405,45 +402,26 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
 
 
 @pytest.mark.parametrize("name", LONGROPE)
-def test_long_samples_do_not_change_how_short_ones_are_turned(
-    tiny_checkpoint, prompts_of, monkeypatch, tmp_path, name
+def test_a_sample_is_turned_by_the_factors_of_its_run_whatever_it_is_packed_with(
+    tiny_checkpoint, prompts_of, tmp_path, name
 ):
-    """With `longrope`, one sample beyond a model's original length turns a whole batch by other factors."""
+    """Transformers turns a whole batch by the long factors of `longrope` as soon as one of its samples is long."""
     prompts = prompts_of(name, TEXT, ONE_IMAGE if name in IMAGE_KITS else OTHER_TEXT)
-    # The text with its shorter responses fits; with its longer ones, and images, it does not.
+    # The text with its shorter responses is within the limit; with its longer ones, and images, it is not.
     limit = len(prompts[0].token_ids) + 6
     batch = shuffled(groups(prompts, [(5, 6, 7, 30), (4, 40)]))
-    actors = make_actors(with_longrope(tiny_checkpoint(name), limit, copy=tmp_path / name))
+    folder = with_longrope(tiny_checkpoint(name), limit, copy=tmp_path / name)
+    actors = make_actors(folder, max_len=limit + 1)
     with actors.in_double_precision():
-        theirs = one_by_one(actors.stock, batch)
-        for way in ("packed", "shared"):
+        alone = one_by_one(actors.stock, batch)
+        for way in WAYS:
             with actors.running(way) as actor:
                 mine = together(actor, batch, side="right")
-            assert mine.gradients.keys() == theirs.gradients.keys()
-            check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
-    monkeypatch.setattr(packing, "length_limit", lambda config: None)
-    with actors.running("shared") as actor:
-        wrong = log_probs_of(actor, batch)
-    errors = [(a - b).abs().max() for a, b in zip(wrong, theirs.log_probs, strict=True)]
-    assert max(errors) > 1e-2, "the lengths made no difference"
-
-
-def with_longrope(folder: Path, length: int, *, copy: Path) -> Path:
-    """Copy a checkpoint with other factors for samples longer than `length`."""
-    shutil.copytree(folder, copy)
-    config = json.loads((copy / "config.json").read_text())
-    heads = config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
-    frequencies = int(heads * rope.get("partial_rotary_factor", 1.0)) // 2
-    rope |= {
-        "rope_type": "longrope",
-        "original_max_position_embeddings": length,
-        "short_factor": [1.0] * frequencies,
-        "long_factor": [1.0 + index for index in range(frequencies)],
-    }
-    config["original_max_position_embeddings"] = length
-    (copy / "config.json").write_text(json.dumps(config))
-    return copy
+            assert mine.gradients.keys() == alone.gradients.keys()
+            check(mine, alone, tolerance=DOUBLE, zero=zeros(alone.gradients))
+    place = min(range(len(batch.samples)), key=lambda index: len(batch.samples[index].token_ids))
+    of_short_run = log_probs_of(make_actors(folder, max_len=limit).stock, Batch(batch.samples[place : place + 1]))[0]
+    assert (of_short_run - alone.log_probs[place]).abs().max() > 1e-2, "the factors make no difference"
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -151,6 +151,35 @@ def test_positions_are_those_that_the_model_works_out_itself(kit, processor, act
     assert torch.equal(positions_seen(actor.model, input_ids=sequences, attention_mask=mask, **inputs), theirs)
 
 
+MIXED = ["a video and an image", "an image and a video", "videos in several turns"]
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_log_probs_of_images_and_videos_together_are_those_of_the_stock_model(kit, processor, actor, case):
+    """Hugging Face's forward runs the vision tower for images, and once more for videos."""
+    encoded, theirs = encode(kit, processor, CASES[case]), reference(processor, CASES[case])
+    sequences, mask = pad([encoded.token_ids], side="right")
+    with torch.no_grad():
+        logits = actor.model(**theirs, use_cache=False).logits
+        expected = logits[0, :-1].float().log_softmax(dim=-1).gather(1, sequences[0, 1:, None])[:, 0]
+        ours = actor(sequences, attention_mask=mask, return_logprobs=True, media=[encoded.media])[0]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("cases", [["one video"], MIXED, ["videos side by side", "an image and a video"]])
+def test_the_vision_tower_runs_once_in_a_pass(kit, processor, folder, cases, packs):
+    """Ranks of ZeRO-3 wait for one another in each of its runs, whatever their rows hold."""
+    actor = make_actor(folder, packing_samples=packs)
+    prompts = [encode(kit, processor, CASES[case]) for case in cases]
+    sequences, mask = pad([prompt.token_ids for prompt in prompts], side="left")
+    runs: list[None] = []
+    actor.model.model.visual.register_forward_hook(lambda *_: runs.append(None))
+    with torch.no_grad():
+        actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media for prompt in prompts])
+    assert len(runs) == 1
+
+
 def rows_of(kit: LmmKit, processor: Any) -> list[tuple[list[int], dict | None]]:
     conversations = [
         CASES["a video and an image"],

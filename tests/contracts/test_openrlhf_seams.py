@@ -127,14 +127,14 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
     mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
 
     for _ in range(2):
-        openrlhf_seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True)
+        openrlhf_seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True, max_len=2048)
         for seam in REPLACED:
             now = resolve(seam.upstream)
             if seam.ours.startswith("lmm_r1.cpu:"):
                 assert now is mesh, "left to cpu.prepare_training"
             elif resolve(seam.ours) in MODELS:
                 assert now.func is resolve(seam.ours)
-                given = {"trust_remote_code": False, "share_prefix": True}
+                given = {"trust_remote_code": False, "share_prefix": True, "max_len": 2048}
                 assert now.keywords == {**given, **MODELS[resolve(seam.ours)]}
             else:
                 assert now is resolve(seam.ours)

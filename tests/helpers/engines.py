@@ -18,7 +18,13 @@ MAX_MODEL_LEN = 4096
 
 @contextmanager
 def running_engine(
-    kit: LmmKit, folder: Path, *, max_images: int, max_videos: int = 0, dtype: str = "float32"
+    kit: LmmKit,
+    folder: Path,
+    *,
+    max_images: int,
+    max_videos: int = 0,
+    max_model_len: int = MAX_MODEL_LEN,
+    dtype: str = "float32",
 ) -> Iterator[Any]:
     """Yield a `vllm.LLM` that takes new weights as a training run gives them."""
     cpu.prepare_process()
@@ -30,7 +36,7 @@ def running_engine(
         str(folder),
         dtype=dtype,
         enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=128,
         seed=0,
         logprobs_mode="processed_logprobs",

@@ -157,6 +157,7 @@ def values(
         value_head_prefix="score",
         packing_samples=True,
         share_prefix=True,
+        max_len=4096,
     )
     _disturb(critic, dtype="fp32")
     given = _batch(kit, path, messages, lengths)

@@ -16,6 +16,8 @@ CORPUS = (
     "user\nWhat is 12 + 34? Which digit does the picture show?",
     "assistant\n<think>12 + 34 = 46</think><answer>46</answer>",
 )
+# Of a run's samples; what the smallest models with longrope take with its short factors.
+MAX_LEN = 4096
 
 
 def build_checkpoint(kit: LmmKit, folder: Path) -> None:
@@ -57,6 +59,7 @@ def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> Encod
 
 def make_actor(folder: Path, *, attention: str = "sdpa", param_dtype: str = "fp32", **settings: object) -> KitActor:
     """Return the checkpoint's actor, in evaluation mode."""
+    settings = {"max_len": MAX_LEN, **settings}
     return KitActor(str(folder), attn_implementation=attention, param_dtype=param_dtype, **settings).eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from helpers.conversations import message, picture
+from helpers.conversations import clip, message, picture
 from helpers.double_precision import in_double_precision
 from helpers.launched_ranks import Ranks, launch
 from helpers.packed_batches import Batch, groups
@@ -38,6 +38,8 @@ class Case:
     stage: int
     images: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     """How many images each prompt has: by rank, by micro-batch."""
+    videos: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] | None = None
+    """How many videos each prompt has behind its images and, in every second prompt, in front of them; None for none."""
     ways: tuple[Way, ...] = WAYS
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of the actor: freezing, LoRA."""
@@ -69,11 +71,17 @@ def samples_of(case: Case) -> list[list[Batch]]:
             prompts = []
             for number, count in enumerate(counts):
                 pictures = [picture(56 + 28 * (place % 2), 56) for place in range(count)]
+                clips = [clip(2 + 2 * place, 56, 84) for place in range(_videos(case, rank, index, number))]
+                media = [*clips, *pictures] if number % 2 else [*pictures, *clips]
                 question = f"What is {rank} + {index}{number}?"
-                prompts.append(encode(kit, processor, [message("user", *pictures, question)]))
+                prompts.append(encode(kit, processor, [message("user", *media, question)]))
             batches.append(Batch(tuple(groups(prompts, [LENGTHS] * len(prompts)))))
         ranks.append(batches)
     return ranks
+
+
+def _videos(case: Case, rank: int, micro_batch: int, prompt: int) -> int:
+    return 0 if case.videos is None else case.videos[rank][micro_batch][prompt]
 
 
 def one_process(case: Case) -> list[Step]:

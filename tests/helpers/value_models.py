@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from helpers.engines import disturb
 from helpers.packed_batches import Batch
+from helpers.tiny_models import MAX_LEN
 
 from lmm_r1.models.value_model import KitValueModel
 
@@ -16,7 +17,8 @@ HEAD = "score"
 def make_value_model(folder: Path, kind: Literal["critic", "reward"] = "critic", **settings: object) -> KitValueModel:
     """Return the checkpoint's critic or reward model in fp32, in evaluation mode; a new head is always the same one."""
     torch.manual_seed(0)
-    given = {"attn_implementation": "sdpa", "param_dtype": "fp32", "value_head_prefix": HEAD, **settings}
+    given = {"attn_implementation": "sdpa", "param_dtype": "fp32", "value_head_prefix": HEAD, "max_len": MAX_LEN}
+    given |= settings
     return KitValueModel(str(folder), kind, **given).eval()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from helpers.commands import flags, one_sentence
+from helpers.longrope import with_longrope
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
@@ -238,6 +239,22 @@ def test_both_backends_answer_a_pipe_alike(folder: Path, environment: dict[str, 
     assert [int(match.group(1)) for match in SPEED.finditer(said)] == counts
     assert "error: no image file nowhere.png; check the path\n" in said
     assert code == 1
+
+
+def test_unless_asked_otherwise_conversations_stay_within_the_short_factors_of_longrope(
+    tiny_checkpoint, tmp_path, caplog
+):
+    plain, folder = tiny_checkpoint("llm"), with_longrope(tiny_checkpoint("llm"), 64, copy=tmp_path / "model")
+    lengths = []
+    for settings in ({"model": str(plain)}, {"model": str(folder)}, {"model": str(folder), "max_model_len": 100}):
+        engine = load_model(ChatConfig(**settings, backend="transformers", dtype="float32")).engine
+        lengths.append(engine.codec.max_len)
+        engine.close()
+    assert lengths == [8192, 64, 100]
+    assert [message.partition(":")[0] for message in caplog.messages if "longrope" in message] == [
+        "conversations may take 64 tokens",
+        "--max_model_len 100",
+    ]
 
 
 def test_a_template_that_opens_the_thought_is_noticed(

@@ -21,6 +21,8 @@ UNEVEN = (((0, 1), (0,)), ((3,), (2,)))
 LARGE_IMAGES = {
     "phi4_multimodal": {TEXT_AND_IMAGES: (((0,), (0,)), ((1,), (1,))), UNEVEN: (((0, 1), (0,)), ((2,), (1,)))},
 }
+# Rank 0 has images and videos in one pass, and rank 1 images alone; then videos alone, and texts alone.
+MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((0,), (0,)))}
 KIT = "qwen2_5_vl"
 VARIANTS: dict[str, dict[str, object]] = {
     "other numbers of images": {"images": UNEVEN},
@@ -31,12 +33,17 @@ VARIANTS: dict[str, dict[str, object]] = {
     "LoRA with reentrant checkpointing": {"settings": {"lora_rank": 4}, "checkpointing": {"use_reentrant": True}},
     "small weights kept whole": {"keeps_small_weights": True},
     "not trained": {"trained": False},
+    "videos": MIXED,
+    "videos with a frozen vision tower": {**MIXED, "settings": {"freeze_visual_encoder": True}},
+    "videos with reentrant checkpointing": {**MIXED, "checkpointing": {"use_reentrant": True}},
+    "videos, not trained": {**MIXED, "trained": False},
 }
 # All is in fp64, whose eps is 1.1e-16: sums over 1,000 tokens and numbers, in some ten layers after one another, may be
 # off by n x eps = 1e-12 of the largest term. One rounding to fp32 anywhere would show as 6e-8.
 DOUBLE = 1e-12
 NAMES = [f"{kit}, ZeRO-{stage}" for kit in KITS for stage in (2, 3)]
 NAMES += [f"{variant}, ZeRO-{stage}" for variant in VARIANTS for stage in (2, 3)]
+NAMES += [f"{kit}, videos, ZeRO-3" for kit in KITS if get_kit(kit).takes_videos and kit != KIT]
 NAMES += ["phi4_multimodal, other numbers of images, ZeRO-3"]
 
 

@@ -10,6 +10,7 @@ from lmm_r1.lmm_kits.base import (
     engine_media,
     inner_language_model_of,
     merge_along_batch,
+    runs_tower_once,
 )
 
 KIT = LmmKit(
@@ -32,6 +33,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=runs_tower_once,
     both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.vision_tower.embeddings.", "model.vision_tower.encoder."),

@@ -1,6 +1,6 @@
 """The kit of every plain causal language model, whatever its `model_type`."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, cut_tokens, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, cut_tokens, engine_media, merge_along_batch, runs_tower_once
 from lmm_r1.lmm_kits.llm import encoding
 from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
 
@@ -24,6 +24,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=runs_tower_once,
     both_way_token_ids=attends_causally,
     filler_media=None,
     vision_prefixes=(),

@@ -3,12 +3,18 @@
 Microsoft's checkpoint was not at hand. The names of the weights are those that vLLM's and MLC's loaders of it list; the
 pixels, the order of an image's tokens and the start token before every piece of text between images follow public copies
 of Microsoft's processing code and vLLM's class. Nothing was run against the release itself: not its logits, nor what its
-tokenizer makes of the pieces, nor long contexts, for which Phi-3's rotary embedding changes in all rows of a batch as
-soon as one of them passes 4096 tokens. vLLM, started on Microsoft's own folder, stops at the end tokens named there,
+tokenizer makes of the pieces, nor long contexts. vLLM, started on Microsoft's own folder, stops at the end tokens named there,
 which `<|end|>` is reported not to be among; folders saved from here name it.
 """
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, merge_along_batch
+from lmm_r1.lmm_kits.base import (
+    LmmKit,
+    attends_causally,
+    base_model_of,
+    engine_media,
+    merge_along_batch,
+    runs_tower_once,
+)
 from lmm_r1.lmm_kits.phi3_v import encoding
 from lmm_r1.lmm_kits.phi3_v.auto_classes import register_auto_classes
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_SIZES
@@ -40,6 +46,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=runs_tower_once,
     both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=(

@@ -1,6 +1,6 @@
 """The kit of Phi-4-multimodal: images and text; its audio tower stays in the checkpoint, untrained."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media
+from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, runs_tower_once
 from lmm_r1.lmm_kits.phi4_multimodal import crops, encoding, loading
 from lmm_r1.lmm_kits.phi4_multimodal.tiny_model import build_tiny
 
@@ -24,6 +24,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=crops.merge_media,
+    in_one_tower_run=runs_tower_once,
     both_way_token_ids=attends_causally,
     filler_media=crops.filler_media,
     vision_prefixes=(loading.VISION_TOWER,),

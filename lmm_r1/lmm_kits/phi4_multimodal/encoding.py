@@ -133,11 +133,7 @@ def banned_token_ids(config: Phi4MultimodalConfig, tokenizer: PreTrainedTokenize
 def forward_inputs(
     config: Phi4MultimodalConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
 ) -> dict[str, torch.Tensor]:
-    """Return positions (B, T) and the media tensors for a padded batch (B, T).
-
-    With `longrope` a batch with a row beyond `original_max_position_embeddings` (4096 in the release) turns all of its
-    rows by the long factors; vLLM does so for every row once its `max_model_len` is beyond. Below, both agree.
-    """
+    """Return positions (B, T) and the media tensors for a padded batch (B, T)."""
     return {"position_ids": text_positions(attention_mask), **(media or {})}
 
 

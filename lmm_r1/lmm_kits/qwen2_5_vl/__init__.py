@@ -31,6 +31,7 @@ KIT = LmmKit(
     banned_token_ids=encoding.banned_token_ids,
     forward_inputs=encoding.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=encoding.in_one_tower_run,
     both_way_token_ids=attends_causally,
     filler_media=encoding.filler_media,
     vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed."),

@@ -212,6 +212,31 @@ def forward_inputs(
     }
 
 
+def in_one_tower_run(config: PretrainedConfig, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the forward's arguments with videos among the images, in the order of their tokens in the ids (B, T).
+
+    The model would run its tower for each kind. The tower makes the same of both, and the embeddings of all placeholders
+    are replaced, so that a video's may be written as an image's.
+    """
+    if not ("pixel_values" in inputs and "pixel_values_videos" in inputs):
+        return inputs
+    ids, merged = inputs["input_ids"], config.vision_config.spatial_merge_size**2
+    grids = torch.cat([inputs["image_grid_thw"], inputs["video_grid_thw"]])
+    patches = torch.cat([inputs["pixel_values"], inputs["pixel_values_videos"]]).split(grids.prod(dim=1).tolist())
+    first = []
+    for kind, token in (("image", config.image_token_id), ("video", config.video_token_id)):
+        lengths = inputs[f"{kind}_grid_thw"].prod(dim=1) // merged
+        first.append((ids.flatten() == token).nonzero().flatten()[lengths.cumsum(0) - lengths])
+    order = torch.cat(first).argsort()
+    others = {name: value for name, value in inputs.items() if name not in ("pixel_values_videos", "video_grid_thw")}
+    return {
+        **others,
+        "input_ids": ids.masked_fill(ids == config.video_token_id, config.image_token_id),
+        "pixel_values": torch.cat([patches[place] for place in order.tolist()]),
+        "image_grid_thw": grids[order],
+    }
+
+
 def filler_media(config: PretrainedConfig) -> tuple[list[int], Media]:
     """Return the smallest legal image sample: one merged patch of zeros between its two markers."""
     vision = config.vision_config

@@ -25,6 +25,7 @@ KIT = LmmKit(
     banned_token_ids=family.banned_token_ids,
     forward_inputs=family.forward_inputs,
     merge_media=merge_along_batch,
+    in_one_tower_run=family.in_one_tower_run,
     both_way_token_ids=attends_causally,
     filler_media=family.filler_media,
     vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed.", "model.visual.pos_embed."),

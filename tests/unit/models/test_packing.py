@@ -45,11 +45,6 @@ class PlainKit:
         return FILLER, {"pixels": torch.zeros(1, 2)}
 
 
-def config(rope: dict[str, Any] | None = None) -> SimpleNamespace:
-    text = SimpleNamespace(rope_parameters=rope)
-    return SimpleNamespace(get_text_config=lambda: text)
-
-
 def image(value: float) -> Media:
     return {"pixels": torch.full((1, 2), value)}
 
@@ -61,7 +56,6 @@ def pack(
     side: str = "right",
     share: bool = True,
     kit: PlainKit | None = None,
-    rope: dict[str, Any] | None = None,
     **settings: Any,
 ) -> PackedRow:
     """Pack samples, each a prompt and a response of which every token is wanted."""
@@ -72,7 +66,7 @@ def pack(
         wanted[row, places[len(places) - len(response) :]] = True
     return pack_row(
         kit or PlainKit(),
-        config(rope),
+        SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
         targets=Targets(wanted=wanted[:, 1:], shared=True),
@@ -138,7 +132,7 @@ def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
     targets = wanted_targets(mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]))
     row = pack_row(
         PlainKit(),
-        config(),
+        SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
         targets=targets,
@@ -163,7 +157,7 @@ def test_a_value_of_the_last_token_is_wanted_from_it():
     wanted = torch.tensor([[False, True, True], [True, False, False]])
     row = pack_row(
         PlainKit(),
-        config(),
+        SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
         targets=Targets(wanted=wanted, shared=True),
@@ -205,7 +199,7 @@ def test_where_all_tokens_are_wanted_no_prompt_is_shared():
     sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
     row = pack_row(
         PlainKit(),
-        config(),
+        SimpleNamespace(),
         sequences=sequences,
         attention_mask=mask,
         targets=wanted_targets(mask, None),
@@ -255,28 +249,3 @@ def test_a_row_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():
     assert row.target_ids.tolist() == [21, 22]
     row = pack([([11, 12], [21]), ([13], [])], multiple_of=4)
     assert row.layout.length == 4
-
-
-def test_long_samples_are_marked_and_share_no_prompt_with_short_ones():
-    samples = [([11], [21, 22, 23]), ([11], [24]), ([12], [27, 28, 29]), ([11], [25, 26])]
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 3}
-    row = pack(samples, rope=rope)
-    assert row.token_ids.tolist() == [[11, 21, 22, 23, 11, 24, 25, 26, 12, 27, 28, 29]]
-    assert row.layout.lengths == (4, 1, 1, 2, 4)
-    assert row.is_long.int().tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_a_prompt_is_as_long_as_the_samples_that_share_it():
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 3}
-    row = pack([([11, 12], [21, 22]), ([11, 12], [23, 24, 25]), ([13], [26])], rope=rope, multiple_of=5)
-    assert row.layout.lengths == (2, 2, 3, 2, 1)
-    assert row.is_long.int().tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("kind", ["longrope", "yarn"])
-def test_no_sample_is_long_within_the_limit_or_where_lengths_change_nothing(kind):
-    limit = {"longrope": 4, "yarn": 3}[kind]
-    rope = {"rope_type": kind, "original_max_position_embeddings": limit}
-    row = pack([([11], [21, 22, 23]), ([11], [24])], rope=rope)
-    assert row.is_long is None
-    assert row.layout.lengths == (1, 3, 1)

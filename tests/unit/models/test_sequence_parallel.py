@@ -25,7 +25,6 @@ def row(*, length: int, sources: list[int]) -> PackedRow:
         sources=torch.tensor(sources),
         target_ids=torch.tensor([10 * source for source in sources]),
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
-        is_long=None,
         filled=False,
         filler=0,
     )
