@@ -89,7 +89,7 @@ def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoi
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=stage, precision=precision)
-    settings = {"attn_implementation": "sdpa", "param_dtype": precision}
+    settings = {"attn_implementation": "sdpa", "param_dtype": precision, "max_len": 64}
     actor = KitActor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
     plain = plain_model(name, folder, DTYPES[precision])
     assert_same_buffers(actor.model, plain)
