@@ -91,6 +91,35 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
     assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
 
 
+def test_runs_do_not_touch_each_others_checkpoints(make_command):
+    command, run = make_command()
+    assert command.run(kill=lines_in(run / "metrics.jsonl", 4), limit_s=120).killed
+    other, its_run = make_command()
+    ended = other.run(limit_s=120)
+    assert (ended.code, "resumed" in ended.output) == (0, False), ended.output
+    assert [step for step, _ in losses(its_run)] == list(range(1, STEPS + 1))
+    paths = ("--ckpt.output_dir", str(its_run.parent / "third"), "--ckpt.path", str(run / "checkpoints"))
+    assert_another_run_is_refused(other, *paths, "--max_norm", "0.5", run=run)
+    assert_another_run_is_refused(command, "--model.model_name_or_path", str(its_run), run=run)
+
+    ended = command.run(limit_s=120)
+    assert ended.code == 0, ended.output
+    assert losses(run) == losses(its_run)
+    ended = command.run(limit_s=120)
+    assert (ended.code, "--ckpt.overwrite" in ended.output) == (1, True), "finished"
+    ended = KillableCommand(argv=[*command.argv, "--ckpt.overwrite"], cwd=command.cwd).run(limit_s=120)
+    assert ended.code == 0, ended.output
+    assert losses(run) == losses(its_run)
+
+
+def assert_another_run_is_refused(command: KillableCommand, *changes: str, run: Path) -> None:
+    """The command with other settings says that the run's checkpoints are not its own, and changes nothing of the run."""
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    ended = KillableCommand(argv=[*command.argv, *changes], cwd=command.cwd).run(limit_s=120)
+    assert (ended.code, "holds checkpoints of another run" in ended.output) == (1, True), ended.output
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
     prompts = 2
     questions = [f"What is {number} + 1?" for number in range(prompts * RL_STEPS)]
@@ -129,6 +158,7 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
         common.append(newest_common_step(folders))
     assert common[0] in (1, 2)
     assert common[1] == 3, "the step before was only deleted as both had this one"
+    assert_another_run_is_refused(command, "--actor.adam.lr", "0.5", run=run)
     ended = command.run(limit_s=240)
     assert ended.code == 0, ended.output
     assert f"resumed at step 3/{RL_STEPS}" in ended.output
@@ -140,3 +170,8 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     shown = [(rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts]
     order = PromptStream(questions, seed=42, episodes=1)
     assert shown == [(step, text) for step in steps for text in order.take(prompts)]
+    other = KillableCommand(
+        argv=[*argv, "--ckpt.output_dir", "other", "--data.max_samples", str(prompts)], cwd=tmp_path
+    )
+    assert other.run(limit_s=240).code == 0
+    assert [json.loads(line)["step"] for line in (tmp_path / "other/metrics.jsonl").read_text().splitlines()] == [1]
