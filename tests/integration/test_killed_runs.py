@@ -16,7 +16,7 @@ from lmm_r1.trainer.resume_point import newest_common_step
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
-RL_STEPS = 4
+RL_STEPS = 5
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
 
 
@@ -150,18 +150,18 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
     command, run = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "run"
     policy, critic = folders = [run / "checkpoints" / name for name in ("_actor", "_critic")]
-    moments = [appears(critic, f"{SAVING}global_step2"), appears(policy, f"{DELETING}global_step2*")]
+    moments = [appears(critic, f"{SAVING}global_step2"), appears(policy, f"{DELETING}global_step3*")]
     common = []
     for moment in moments:
         ended = command.run(kill=moment, limit_s=240)
         assert ended.killed, ended.output
         common.append(newest_common_step(folders))
     assert common[0] in (1, 2)
-    assert common[1] == 3, "the step before was only deleted as both had this one"
+    assert common[1] == 4, "the step before was only deleted as both had this one"
     assert_another_run_is_refused(command, "--actor.adam.lr", "0.5", run=run)
     ended = command.run(limit_s=240)
     assert ended.code == 0, ended.output
-    assert f"resumed at step 3/{RL_STEPS}" in ended.output
+    assert f"resumed at step 4/{RL_STEPS}" in ended.output
     assert [complete_steps(folder) for folder in folders] == [[RL_STEPS], [RL_STEPS]]
 
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
