@@ -100,8 +100,8 @@ def finished(runs: Runs) -> Runs:
     (runs.folder / "limit").write_text(str(3 * PER_STEP))
     stopped = runs.start("ppo", "--critic.save_value_network", reward__remote_url="reward.py")
     assert stopped.returncode == 1, stopped.stdout + stopped.stderr
-    assert "rows.jsonl, line " in stopped.stderr
-    assert "--reward.remote_url gives reward nan, score nan for a response" in stopped.stderr
+    assert "error: rows.jsonl line " in stopped.stderr
+    assert ": --reward.remote_url gives reward nan, score nan for a response" in stopped.stderr
     assert (
         f"rl stopped at step 3/{STEPS}; step 3 is saved in ppo/checkpoints, the same command goes on" in stopped.stderr
     )
