@@ -128,7 +128,8 @@ def of_many_lengths(groups: list[list[dict[str, Any]]]) -> list[list[dict[str, A
         ((start, end),) = sample["action_ranges"]
         length = 1 + zlib.crc32(sample["response"].encode()) % NEW_TOKENS
         sample["action_ranges"] = [(start, min(end, start + length))]
-        sample["observation_tokens"] = sample["observation_tokens"][: start + length]
+        for name in ("observation_tokens", "rollout_log_probs"):
+            sample[name] = sample[name][: start + length]
     return groups
 
 
@@ -175,6 +176,7 @@ OTHERS = {
 def test_the_first_run_has_text_and_images_and_responses_of_many_lengths(shared):
     assert [line["step"] for line in shared.metrics] == list(range(1, STEPS + 1))
     assert shared.curve("response_length").min() < 0.75 * shared.curve("response_length").max()
+    assert 0 < shared.curve("mismatch/max").max() < 1e-3
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -186,6 +188,8 @@ def test_a_run_on_the_same_samples_has_the_same_curves(shared, train, untrained,
     # The mean of log-probs' changes, which nearly cancel out.
     assert differences.pop("ppo_kl") < 1e-3
     assert max(differences.values()) < 1e-4, differences
+    # The first run's engine sampled; the policy is the same one on all ranks.
+    assert other.curve("mismatch/mean").max() < 1e-3
     if len(other.metrics) == STEPS:
         apart, moved = (distance(shared.weights, weights) for weights in (other.weights, untrained))
         assert apart < 1e-3 * moved
