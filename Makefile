@@ -43,6 +43,8 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/rl_step.py
 	$(VENV)/bin/python benchmarks/report_page.py
+	$(VENV)/bin/python benchmarks/zero_gap.py
+	$(VENV)/bin/python benchmarks/killed_runs.py
 
 clean:
 	rm -rf $(VENV) runs
