@@ -1,7 +1,8 @@
 """vLLM in the test's own process, on a checkpoint and with the arguments that its kit gives."""
 
+import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,32 @@ def sampled(
         ]
         for output in outputs
     ]
+
+
+def loaded_one_by_one(llm: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the parameters of a new model of the engine's that got these weights as a run on GPUs sends them.
+
+    Not those of the engine's own model, which its CPU backend has packed.
+    """
+
+    def load(worker: Any) -> dict[str, torch.Tensor]:
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.utils import initialize_model
+
+        config = copy.copy(worker.vllm_config)
+        # Layers note their names there, and no name may come twice.
+        config.compilation_config = copy.copy(config.compilation_config)
+        config.compilation_config.static_forward_context = {}
+        with set_current_vllm_config(config):
+            model = initialize_model(config)
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, torch.nan)
+        for name, weight in weights.items():
+            model.load_weights(weights=[(name, weight)])
+        return dict(model.named_parameters())
+
+    (found,) = llm.collective_rpc(load)
+    return found
 
 
 def load_weights(llm: Any, actor: KitActor, folder: Path) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import load_video
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 
 CORPUS = (
@@ -18,12 +19,39 @@ CORPUS = (
 # Of a run's samples; what the smallest models with longrope take with its short factors.
 MAX_LEN = 4096
 
+# Sizes of their experts.
+MIXTURES = {
+    "mixtral": {"intermediate_size": 32, "num_local_experts": 4},
+    "qwen3_moe": {"intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 4, "head_dim": 32},
+}
+
 
 def build_checkpoint(kit: LmmKit, folder: Path) -> None:
     """Write the smallest checkpoint that the kit can build."""
     folder.mkdir()
     spec = TinyModelSpec(hidden_size=64, layers=2, seed=0, tie_embeddings=False)
     kit.build_tiny(spec, CORPUS, folder)
+
+
+def build_mixture(language_model: Path, folder: Path, *, name: str) -> Path:
+    """Write a small mixture of experts with the tokenizer of a language model's checkpoint."""
+    kit = get_kit("llm")
+    processor = kit.load_processor(str(language_model), trust_remote_code=False)
+    config = AutoConfig.for_model(
+        name,
+        vocab_size=len(processor),
+        hidden_size=64,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        **MIXTURES[name],
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    kit.save_processor(processor, folder)
+    return folder
 
 
 def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> EncodedPrompt:
