@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import deepspeed
 import ray
 import torch
 import torch.distributed as dist
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
@@ -23,6 +25,7 @@ from peft.tuners.lora import LoraLayer
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.lmm_kits import Media, kit_of
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
+from lmm_r1.models.checkpoint_names import as_stored, stored_weights
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
 from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
@@ -128,7 +131,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         elif adapted_layers(self.actor.model.module):
             self._send_merged()
         else:
-            super().broadcast_to_vllm()
+            self._send_stored()
         if dist.get_rank() == 0:
             ray.get([engine.reset_caches.remote() for engine in self.vllm_engines])
         dist.barrier()
@@ -146,19 +149,67 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         finally:
             shutil.rmtree(folder)
 
+    def _send_stored(self) -> None:
+        """Send the weights as they are in a checkpoint: vLLM need not know the names and shapes that they have here."""
+        model = self.actor.model.module
+        weights = dict(model.named_parameters())
+        # As upstream does: a frozen vision tower is the engines' own.
+        groups = [
+            group
+            for group in stored_weights(model, weights)
+            if not self.actor.is_vlm or any(weights[name].requires_grad for name in group.names)
+        ]
+        self._send({group.stored_name: weights[group.names[0]] for group in groups if group.stored_name is not None})
+        for group in groups:
+            # A layer's experts are most of it: one such group at a time is held beside the model.
+            if group.stored_name is None:
+                with self._whole([weights[name] for name in group.names]):
+                    tensors = as_stored(model, {name: weights[name].data for name in group.names})
+                self._send({name: _parameter(tensor) for name, tensor in tensors.items()})
+
     def _send_merged(self) -> None:
-        """Let OpenRLHF send what an adapter has changed, a few layers at a time; the engines have the rest already."""
+        """Send what an adapter has changed, a few layers at a time; the engines have the rest already."""
+        model = self.actor.model.module
+        layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
+        weights = {
+            name.replace(".base_layer.", "."): weight
+            for name, weight in model.named_parameters()
+            if ".lora_" not in name
+        }
+        groups = [group for group in stored_weights(model, weights) if not layers.keys().isdisjoint(group.names)]
+        for start in range(0, len(groups), LAYERS_AT_A_TIME):
+            sent: dict[str, torch.nn.Parameter] = {}
+            for group in groups[start : start + LAYERS_AT_A_TIME]:
+                merged = {name: _merged(layers[name]) for name in group.names if name in layers}
+                if group.stored_name is not None:
+                    sent[group.stored_name] = _parameter(merged[group.names[0]])
+                    continue
+                with self._whole([weights[name] for name in group.names if name not in layers]):
+                    whole = {name: merged.get(name, weights[name].data) for name in group.names}
+                    sent |= {name: _parameter(tensor) for name, tensor in as_stored(model, whole).items()}
+            self._send(sent)
+
+    def _send(self, weights: Mapping[str, torch.nn.Parameter]) -> None:
+        """Let OpenRLHF send weights by these names."""
         trained = self.actor
-        layers = list(adapted_layers(trained.model.module).items())
         try:
-            for start in range(0, len(layers), LAYERS_AT_A_TIME):
-                part = dict(layers[start : start + LAYERS_AT_A_TIME])
-                # Upstream reads names and weights off `actor.model.module`, and sends those that are trained.
-                module = SimpleNamespace(named_parameters=_merged_parameters(part).items)
-                self.actor = SimpleNamespace(model=SimpleNamespace(module=module))
-                super().broadcast_to_vllm()
+            # Upstream reads names and weights off `actor.model.module`.
+            module = SimpleNamespace(named_parameters=weights.items)
+            self.actor = SimpleNamespace(model=SimpleNamespace(module=module))
+            super().broadcast_to_vllm()
         finally:
             self.actor = trained
+
+    @contextmanager
+    def _whole(self, weights: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """Let all ranks have these weights whole, of which ZeRO-3 or tensor parallelism leaves them parts."""
+        with ExitStack() as stack:
+            if self.strategy.args.ds.tensor_parallel_size > 1:
+                for weight in weights:
+                    stack.enter_context(GatherReplacedLayerParams([weight], self.actor.model.module))
+            else:
+                stack.enter_context(deepspeed.zero.GatheredParameters(list(weights)))
+            yield
 
 
 def loss_before_update(
@@ -168,18 +219,19 @@ def loss_before_update(
     return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
 
 
-def _merged_parameters(layers: Mapping[str, LoraLayer]) -> dict[str, torch.nn.Parameter]:
-    """Return the merged weights of adapted layers, whole on every rank, by their name in the bare model."""
-    merged = {}
-    for name, layer in layers.items():
-        shards = layer_weights(layer)
-        # Without ZeRO-3 the weights are whole, and this does nothing.
-        with deepspeed.zero.GatheredParameters(shards):
-            weight = torch.nn.Parameter(merged_weight(layer, *shards))
-        # The shape, where upstream looks for it under ZeRO-3.
-        weight.ds_shape = weight.shape
-        merged[f"{name}.weight"] = weight
-    return merged
+def _merged(layer: LoraLayer) -> torch.Tensor:
+    """Return the merged weight of an adapted layer, whole on every rank."""
+    shards = layer_weights(layer)
+    # Without ZeRO-3 the weights are whole, and this does nothing.
+    with deepspeed.zero.GatheredParameters(shards):
+        return merged_weight(layer, *shards)
+
+
+def _parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
+    """Return a whole tensor as upstream takes a weight, whose shape it looks for elsewhere under ZeRO-3."""
+    weight = torch.nn.Parameter(tensor, requires_grad=False)
+    weight.ds_shape = weight.shape
+    return weight
 
 
 class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):

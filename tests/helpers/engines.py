@@ -1,11 +1,13 @@
 """vLLM in the test's own process, on a checkpoint and with the arguments that its kit gives."""
 
+import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from lmm_r1 import cpu
@@ -14,6 +16,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.rollout.worker_extension import FileWeights
 
 MAX_MODEL_LEN = 4096
+CACHE_BYTES = 128 * 2**20
 
 
 @contextmanager
@@ -32,17 +35,21 @@ def running_engine(
     from vllm.distributed import cleanup_dist_env_and_memory
 
     config = kit.load_config(str(folder), trust_remote_code=False)
-    llm = LLM(
-        str(folder),
-        dtype=dtype,
-        enforce_eager=True,
-        max_model_len=max_model_len,
-        max_num_seqs=128,
-        seed=0,
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
-        **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
-    )
+    # Before the argument, and in GiB; no engine gives its cache back, and one process has dozens of them.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+        llm = LLM(
+            str(folder),
+            dtype=dtype,
+            enforce_eager=True,
+            max_model_len=max_model_len,
+            max_num_seqs=128,
+            kv_cache_memory_bytes=CACHE_BYTES,
+            seed=0,
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
+            **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
+        )
     try:
         yield llm
     finally:
@@ -95,6 +102,32 @@ def sampled(
         ]
         for output in outputs
     ]
+
+
+def loaded_one_by_one(llm: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the parameters of a new model of the engine's that got these weights as a run on GPUs sends them.
+
+    Not those of the engine's own model, which its CPU backend has packed.
+    """
+
+    def load(worker: Any) -> dict[str, torch.Tensor]:
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.utils import initialize_model
+
+        config = copy.copy(worker.vllm_config)
+        # Layers note their names there, and no name may come twice.
+        config.compilation_config = copy.copy(config.compilation_config)
+        config.compilation_config.static_forward_context = {}
+        with set_current_vllm_config(config):
+            model = initialize_model(config)
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, torch.nan)
+        for name, weight in weights.items():
+            model.load_weights(weights=[(name, weight)])
+        return dict(model.named_parameters())
+
+    (found,) = llm.collective_rpc(load)
+    return found
 
 
 def load_weights(llm: Any, actor: KitActor, folder: Path) -> None:

@@ -19,6 +19,9 @@ CORPUS = (
 # Of a run's samples; what the smallest models with longrope take with its short factors.
 MAX_LEN = 4096
 
+# Mixtures of experts, with what their configs call the number of experts.
+MIXTURES: dict[str, dict[str, object]] = {"Mixtral": {"num_local_experts": 4, "intermediate_size": 32}, "Qwen3Moe": {}}
+
 
 def build_checkpoint(kit: LmmKit, folder: Path) -> None:
     """Write the smallest checkpoint that the kit can build."""

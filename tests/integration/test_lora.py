@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.tiny_models import encode, make_actor
+from helpers.tiny_models import MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
@@ -132,6 +132,46 @@ def ppo_trainer(strategy: KitStrategy, actor: KitActor, engine: RecordingEngine)
     return trainer
 
 
+def sent_by_broadcast(
+    trainer: workers.KitActorPPOTrainer, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, torch.Tensor]:
+    """Return what OpenRLHF's own sending sends by name, with a GPU pretended and its broadcast recorded."""
+    received = {}
+
+    def broadcast(weight: torch.Tensor, *, src: int, stream: object) -> None:
+        _, (name,), arguments = engine.calls[-1]
+        assert (arguments["dtype"], arguments["shape"]) == (weight.dtype, weight.shape)
+        assert name not in received
+        received[name] = weight.clone()
+
+    trainer._model_update_group = SimpleNamespace(broadcast=broadcast)
+    monkeypatch.setattr(workers.ray, "get", lambda references: None)
+    monkeypatch.setattr(workers.cpu, "has_cuda", lambda: True)
+    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", dist.barrier)
+    trainer.broadcast_to_vllm()
+    return received
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_weights_are_sent_as_the_checkpoint_has_them(stage, tiny_checkpoint, tmp_path, monkeypatch):
+    """Transformers holds the experts of a layer as one tensor, by a name that vLLM does not know."""
+    folder = tmp_path / "experts"
+    build_experts(tiny_checkpoint("llm"), folder, architecture="Mixtral", **MIXTURES["Mixtral"])
+    strategy = make_run(stage, **{"ds.lora.rank": 0})
+    actor = prepared(strategy, folder)
+    train(strategy, actor, steps=1)
+    saved = tmp_path / "saved"
+    kit = get_kit("llm")
+    strategy.save_model(actor, kit.load_processor(str(folder), trust_remote_code=False), str(saved))
+    expected, before = load_file(saved / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert any(not torch.equal(expected[name], before[name]) for name in expected)
+    engine = RecordingEngine()
+    received = sent_by_broadcast(ppo_trainer(strategy, actor, engine), engine, monkeypatch)
+    assert received.keys() == expected.keys() == before.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in received.items())
+
+
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint, tmp_path, monkeypatch):
@@ -161,7 +201,6 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint,
     assert kit.load_processor(str(saved), trust_remote_code=False).chat_template
 
     before = {name: weight.clone() for name, weight in whole_state_dict(actor.model).items()}
-    merged = merged_state_dict(actor.model.module, before)
     engine = RecordingEngine()
     trainer = ppo_trainer(strategy, actor, engine)
     monkeypatch.setattr(workers.ray, "get", lambda references: None)
@@ -169,20 +208,9 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint,
     assert set(engine.weights) == set(weights)
     assert all(torch.equal(engine.weights[name], weight) for name, weight in weights.items())
 
-    # OpenRLHF's own sending, with a GPU pretended and its broadcast recorded.
-    received = {}
-
-    def broadcast(weight: torch.Tensor, *, src: int, stream: object) -> None:
-        _, (name,), arguments = engine.calls[-1]
-        assert (arguments["dtype"], arguments["shape"]) == (weight.dtype, weight.shape)
-        received[name] = weight.clone()
-
-    trainer._model_update_group = SimpleNamespace(broadcast=broadcast)
-    monkeypatch.setattr(workers.cpu, "has_cuda", lambda: True)
-    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", dist.barrier)
-    trainer.broadcast_to_vllm()
-    assert set(received) == {f"{name}.weight" for name in adapted_layers(actor.model.module)}
-    assert all(torch.equal(weight, merged[name]) for name, weight in received.items())
+    received = sent_by_broadcast(trainer, engine, monkeypatch)
+    assert len(received) == 14
+    assert all(torch.equal(weight, weights[name]) for name, weight in received.items()), "the checkpoint's names"
     assert trainer.actor is actor
     after = whole_state_dict(actor.model)
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())

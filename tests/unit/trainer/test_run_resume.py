@@ -38,6 +38,7 @@ SETTINGS = {
     "eval.dataset": "rows.jsonl",
     "eval.steps": 2,
     "ckpt.save_steps": 1,
+    "ds.param_dtype": "fp32",
     "ckpt.load_enable": True,
 }
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_e
 pytestmark = pytest.mark.unit
 
 SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
+
+
+@pytest.fixture(autouse=True)
+def in_the_foreground() -> Iterator[None]:
+    """Ctrl-C is ignored in what a shell runs in the background, this process perhaps."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def progress(**changes: object) -> Progress:
