@@ -1,5 +1,6 @@
 """Whatever is not trained (rotary frequencies, positions, scales) is that of a plain load under every ZeRO stage."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ def one_rank() -> Iterator[None]:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         for name in ("current_device", "set_device", "synchronize", "current_stream"):
             patch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+        for module, name in (
+            ("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh"),
+            ("deepspeed.comm.torch", "build_shm_op"),
+        ):
+            upstream = importlib.import_module(module)
+            patch.setattr(upstream, name, getattr(upstream, name))
         cpu.prepare_worker()
         cpu.prepare_training()
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
