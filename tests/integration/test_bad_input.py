@@ -90,6 +90,7 @@ def ppo(model: Path | str, **changes: object) -> list[str]:
         "rollout.n_samples_per_prompt": 2,
         "train.batch_size": 4,
         "ckpt.output_dir": "out",
+        "ds.param_dtype": "fp32",
     }
     return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
@@ -102,6 +103,7 @@ def sft(model: Path | str, **changes: object) -> list[str]:
         "train.micro_batch_size": 1,
         "train.max_epochs": 1,
         "ckpt.output_dir": "out",
+        "ds.param_dtype": "fp32",
         "ckpt.path": "checkpoints",
         "ds.param_dtype": "fp32",
     }
