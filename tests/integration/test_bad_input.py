@@ -105,7 +105,6 @@ def sft(model: Path | str, **changes: object) -> list[str]:
         "ckpt.output_dir": "out",
         "ds.param_dtype": "fp32",
         "ckpt.path": "checkpoints",
-        "ds.param_dtype": "fp32",
     }
     return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
