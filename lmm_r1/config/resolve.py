@@ -43,6 +43,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["vllm.enable_sleep"] = False
     settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
+    resolved = dotted.replace(resolved, _accumulation(resolved))
     _refuse_agents(resolved)
     _check_accumulation(resolved)
     check_value_models(resolved)
@@ -74,6 +75,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
     resolved = dotted.replace(config, _param_dtype(config) | _input_template(config) | _trackers(config))
+    resolved = dotted.replace(resolved, _accumulation(resolved))
     _check_accumulation(resolved)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     _check_aux_loss(config.model, prefix="model.")
@@ -114,6 +116,15 @@ def _gamma(config: PPOConfig) -> dict[str, object]:
         "--algo.advantage.gamma %g is not used: %s compares whole responses", advantage.gamma, advantage.estimator
     )
     return {"algo.advantage.gamma": 1.0}
+
+
+def _accumulation(config: PPOConfig | SFTConfig) -> dict[str, object]:
+    """Return the precision of the weights for gradients without ZeRO, where DeepSpeed knows no other."""
+    given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
+    if config.ds.zero_stage > 0 or weights == given:
+        return {}
+    logger.warning("--ds.grad_accum_dtype %s is %s: with --ds.zero_stage 0 DeepSpeed knows no other", given, weights)
+    return {"ds.grad_accum_dtype": weights}
 
 
 def _check_accumulation(config: PPOConfig | SFTConfig) -> None:

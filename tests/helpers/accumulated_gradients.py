@@ -84,11 +84,12 @@ class Weights(torch.nn.Module):
 
 def _steps(case: AccumulationCase) -> Computed:
     from deepspeed.utils import safe_get_full_fp32_param
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
     from lmm_r1.models.loading import DTYPES
-    from lmm_r1.trainer.strategy import DeepspeedStrategy, make_strategy
+    from lmm_r1.trainer.strategy import make_strategy
 
     ranks = int(os.environ["WORLD_SIZE"])
     settings = {

@@ -83,12 +83,15 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.trainer.gradient_accumulation import add_up_in_accumulation_dtype, passes_added_up
     from lmm_r1.trainer.strategy import make_strategy
 
     settings = {
         "train.batch_size": int(os.environ["WORLD_SIZE"]),
         "train.micro_batch_size": 1,
         "ds.param_dtype": dtype[:4],
+        # As the trainers resolve it.
+        "ds.grad_accum_dtype": "fp32" if stage else dtype[:4],
     }
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage})))
     strategy.setup_distributed()
@@ -102,7 +105,9 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     if dtype == "fp16":
         config["fp16"] |= {"initial_scale_power": 4, "hysteresis": 1}
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-    engine, *_ = deepspeed.initialize(model=model, config=config)
+    with passes_added_up():
+        engine, *_ = deepspeed.initialize(model=model, config=config)
+    add_up_in_accumulation_dtype(engine.optimizer)
     return strategy, engine
 
 
