@@ -115,7 +115,8 @@ def _steps(case: AccumulationCase) -> Computed:
         "scheduler_steps": 100,
     }
     if case.bare:
-        strategy._ds_init_train_model = partial(DeepspeedStrategy._ds_init_train_model, strategy)
+        for name in ("_ds_init_train_model", "optimizer_step"):
+            setattr(strategy, name, partial(getattr(DeepspeedStrategy, name), strategy))
     engine, _, _ = strategy.prepare((Weights(DTYPES[case.param_dtype]), optimizer))
     size = SMALL[case.param_dtype]
     passes = [1.0] + [size] * SMALL_PASSES + [0.0] * (PASSES - 1 - SMALL_PASSES)
