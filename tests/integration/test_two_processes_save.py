@@ -109,4 +109,4 @@ def test_a_step_without_a_finite_loss_ends_both_with_the_weights_before_it_saved
         assert "lmm-r1 train_sft: error: step 2: the model's loss is nan; the step was not made" in said
     checkpoints = folder.parent / "checkpoints"
     assert (checkpoints / "latest").read_text() == "global_step1"
-    assert "saved step 1" in (ranks.folder / "rank0.log").read_text()
+    assert "stopped at step 1/2; step 1 is saved in" in (ranks.folder / "rank0.log").read_text()
