@@ -63,7 +63,7 @@ class Engine:
 
     async def generate_group(self, row: object, settings: object) -> SimpleNamespace:
         await self.events.note.remote("engine generates")
-        return SimpleNamespace(samples=[])
+        return SimpleNamespace(samples=[{"scores": 1.0}] * 2)
 
 
 @ray.remote(num_gpus=1)
@@ -131,6 +131,7 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
 
     def two_steps(workers: run._Workers) -> None:
         generator = KitSamplesGenerator(args, workers.engines, SimpleNamespace(n_samples=2))
+        generator._experience = lambda sample: sample
         # What upstream's trainer does between two rollouts.
         trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
         question = row(message("user", "1+1?"))
