@@ -9,8 +9,11 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, to_yaml
 from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
+from lmm_r1.trainer.checkpoint_writing import DELETING
+from lmm_r1.trainer.checkpoints import SAVING
 from lmm_r1.trainer.fingerprint import FINGERPRINT_FILE, Fingerprint, check_same_run
 from lmm_r1.trainer.run_folder import STAGE_FILE, RunFolder
+from lmm_r1.trainer.stopping import ERROR_FILE
 
 # What a folder of checkpoints holds: those of RL's policy and critic, SFT's own, the best ones, and what names the
 # newest.
@@ -20,13 +23,14 @@ _CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPR
 def check_start(config: PPOConfig | SFTConfig, fingerprint: Fingerprint) -> None:
     """Raise UserError where the command must not train in its folder; nothing is written.
 
-    That is a place that cannot be written, a finished run, checkpoints of another run, or a model to start from that would be deleted first.
+    That is a place that cannot be written, a finished run, checkpoints of another run, or a model to start from that
+    would be deleted first.
     """
     output, checkpoints = Path(config.ckpt.output_dir), checkpoint_folder(config)
     check_creatable(output / STAGE_FILE, flag="--ckpt.output_dir")
     check_creatable(checkpoints / FINGERPRINT_FILE, flag="--ckpt.path")
     if config.ckpt.overwrite:
-        _check_models(config, deleted=[*RunFolder.files(output), *_held(checkpoints)])
+        _check_models(config, deleted=_left_by_a_run(output, checkpoints))
         return
     RunFolder.check_unfinished(output)
     if not _has_checkpoints(checkpoints):
@@ -45,8 +49,10 @@ def open_run(config: PPOConfig | SFTConfig, fingerprint: Fingerprint, *, folder:
     With `--ckpt.overwrite`, what an earlier run left is deleted. Only one process of a run may call this.
     """
     checkpoints = checkpoint_folder(config)
+    # Of a session before this one.
+    (folder.path / ERROR_FILE).unlink(missing_ok=True)
     if config.ckpt.overwrite:
-        for path in [*RunFolder.files(folder.path), *_held(checkpoints)]:
+        for path in _left_by_a_run(folder.path, checkpoints):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     resumes = _has_checkpoints(checkpoints)
     if not resumes:
@@ -65,6 +71,12 @@ def _has_checkpoints(folder: Path) -> bool:
 
 def _held(folder: Path) -> list[Path]:
     return [path for pattern in _CHECKPOINTS for path in folder.glob(pattern)]
+
+
+def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
+    """Return what `--ckpt.overwrite` deletes: what killed saves and evictions left, too, as it can be taken up again."""
+    halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
+    return [*RunFolder.files(output), *_held(checkpoints), *halves]
 
 
 def _check_models(config: PPOConfig | SFTConfig, *, deleted: list[Path]) -> None:

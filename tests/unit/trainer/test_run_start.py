@@ -74,6 +74,10 @@ def test_a_finished_run_is_trained_over_only_where_that_is_asked_for(tmp_path):
     RunFolder(path=tmp_path / "run", name="sft", kind="sft").finish(steps=1)
     (tmp_path / "run/images").mkdir()
     (tmp_path / "run/notes.txt").write_text("the user's own")
+    (tmp_path / "run/error.txt").write_text("of a session that failed")
+    for half in (".saving-global_step3", ".deleting-global_step2"):
+        (tmp_path / "run/checkpoints" / half).mkdir()
+        (tmp_path / "run/checkpoints" / half / "mp_rank_00_model_states.pt").write_text("weights")
     with pytest.raises(UserError, match="is finished .*--ckpt.overwrite"):
         start(given)
     assert not start(dotted.replace(given, {"ckpt.overwrite": True, "adam.lr": 0.1}))
