@@ -1,14 +1,12 @@
 """Critics under DeepSpeed: what a run trains, saves and resumes from, with ZeRO 2 and 3, adapters and rates of their own."""
 
-import importlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from helpers import saved_modules
 from helpers.commands import flags
 from helpers.conversations import message, picture
 from helpers.packed_batches import Arguments, Batch, groups
@@ -16,12 +14,12 @@ from helpers.tiny_models import encode
 from helpers.value_models import HEAD, make_value_model
 from safetensors.torch import load_file
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import dotted
 from lmm_r1.cli import merge
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
 
 pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
@@ -29,25 +27,9 @@ KIT = "qwen2_5_vl"
 
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
-    environment = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
-        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
-        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
-        for owner, name in changed:
-            patch.setattr(owner, name, getattr(owner, name))
-        # DeepSpeed keeps the groups of the first training in a process for good.
-        patch.setattr("deepspeed.comm.comm.cdb", None)
-        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-        cpu.prepare_process()
-        default_to_one_process()
+    """DeepSpeed with this process alone, once for all tests."""
+    with saved_modules.one_process():
         yield
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
