@@ -1,6 +1,5 @@
 """Whatever is not trained (rotary frequencies, positions, scales) is that of a plain load under every ZeRO stage."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.deepspeed_process import one_process
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
@@ -33,27 +33,12 @@ def one_rank() -> Iterator[None]:
     """A process group of this process alone, in which DeepSpeed takes all precisions, whatever the processor."""
     from deepspeed.accelerator import get_accelerator
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        for name in ("current_device", "set_device", "synchronize", "current_stream"):
-            patch.setattr(torch.cuda, name, getattr(torch.cuda, name))
-        for module, name in (
-            ("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh"),
-            ("deepspeed.comm.torch", "build_shm_op"),
-        ):
-            upstream = importlib.import_module(module)
-            patch.setattr(upstream, name, getattr(upstream, name))
-        cpu.prepare_worker()
-        cpu.prepare_training()
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        for name, value in place.items():
-            patch.setenv(name, value)
+    with one_process(), pytest.MonkeyPatch.context() as patch:
         accelerator = type(get_accelerator())
         patch.setattr(accelerator, "supported_dtypes", lambda self: list(DTYPES.values()))
         patch.setattr(accelerator, "is_fp16_supported", lambda self: True)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         yield
-        dist.destroy_process_group()
 
 
 def strategy_of(*, stage: int, precision: str) -> Any:

@@ -1,45 +1,18 @@
 """A small module under DeepSpeed that is trained, saved, killed and loaded, in one process or as one of two ranks."""
 
-import importlib
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
-from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
 
 ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
-    environment = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
-        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
-        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
-        for owner, name in changed:
-            patch.setattr(owner, name, getattr(owner, name))
-        # DeepSpeed keeps the groups of the first training in a process for good.
-        patch.setattr("deepspeed.comm.comm.cdb", None)
-        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-        cpu.prepare_process()
-        default_to_one_process()
-        yield
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def make_run(stage: int, *, dtype: str = "fp32") -> KitStrategy:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.deepspeed_process import one_process
 from helpers.interrupted_writes import Interrupter
 from helpers.launched_ranks import launch
-from helpers.saved_modules import make_run, one_process, prepared, train, weight
+from helpers.saved_modules import make_run, prepared, train, weight
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError

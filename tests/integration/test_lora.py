@@ -1,7 +1,5 @@
 """LoRA under DeepSpeed: what a run saves, resumes from and sends to the engines is the adapted model."""
 
-import importlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,19 +8,20 @@ import openrlhf.trainer.ray.ppo_actor as upstream
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import deepspeed_process
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
 from helpers.tiny_models import MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.trainer import workers
-from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy, whole_state_dict
+from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
 
 pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
@@ -32,25 +31,9 @@ EVERYTHING = torch.ones_like(SEQUENCES)
 
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back.
-
-    Once for all tests: DeepSpeed cannot be set up a second time.
-    """
-    environment = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
-        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
-        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
-        for owner, name in changed:
-            patch.setattr(owner, name, getattr(owner, name))
-        cpu.prepare_process()
-        default_to_one_process()
+    """DeepSpeed with this process alone, once for all tests."""
+    with deepspeed_process.one_process():
         yield
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def make_run(stage: int, **flags: object) -> KitStrategy:

@@ -1,7 +1,5 @@
 """What becomes of planned passes in real workers: media stay one object per group, gradients of a step add up."""
 
-import importlib
-import socket
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +8,7 @@ import deepspeed
 import pytest
 import ray
 import torch
-import torch.distributed as dist
+from helpers import deepspeed_process
 from helpers.conversations import message, row
 from helpers.experiences import group, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -130,20 +128,11 @@ def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
 
 
 @pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_process() -> Iterator[None]:
     """A process group of this process alone, which DeepSpeed takes for its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
-    for name, value in {**environment, "DS_ACCELERATOR": "cpu"}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-    monkeypatch.setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
-    deepspeed.init_distributed("gloo")
-    yield
-    dist.destroy_process_group()
+    with deepspeed_process.one_process():
+        deepspeed.init_distributed("gloo")
+        yield
 
 
 def weights_after(passes: int, *, stage: int) -> torch.Tensor:
@@ -175,8 +164,5 @@ def weights_after(passes: int, *, stage: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_gradients_of_a_steps_passes_add_up(stage, monkeypatch):
-    for name in ("current_device", "set_device", "synchronize", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
-    cpu.prepare_worker()
+def test_the_gradients_of_a_steps_passes_add_up(stage):
     torch.testing.assert_close(weights_after(3, stage=stage), weights_after(1, stage=stage))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import saved_modules
+from helpers import deepspeed_process
 from helpers.commands import flags
 from helpers.conversations import message, picture
 from helpers.packed_batches import Arguments, Batch, groups
@@ -28,7 +28,7 @@ KIT = "qwen2_5_vl"
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with saved_modules.one_process():
+    with deepspeed_process.one_process():
         yield
 
 

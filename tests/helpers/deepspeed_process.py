@@ -1,0 +1,36 @@
+"""DeepSpeed in the process of the tests, which may set it up more than once."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lmm_r1 import cpu
+from lmm_r1.trainer.strategy import default_to_one_process
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        changed = [(torch.cuda, name) for name in ("current_device", "set_device", "synchronize", "current_stream")]
+        changed.append((importlib.import_module("openrlhf.utils.deepspeed.deepspeed"), "init_device_mesh"))
+        changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
+        for owner, name in changed:
+            patch.setattr(owner, name, getattr(owner, name))
+        # DeepSpeed keeps the groups of the first training in a process for good, and they end with it.
+        patch.setattr("deepspeed.comm.comm.cdb", None)
+        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        cpu.prepare_process()
+        default_to_one_process()
+        yield
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
