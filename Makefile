@@ -3,13 +3,15 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 VENV ?= .venv
+# Of pytest: each takes a core, and up to 8 GiB where it trains.
+WORKERS ?= 2
 SEED ?= 1
 ARCH ?= qwen2_5_vl
 DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
 SOURCES := lmm_r1 remote_rm tests benchmarks compat setup.py
 
-.PHONY: install demo test check format bench clean
+.PHONY: install demo test test-full check format bench clean
 
 install: $(STAMP)
 
@@ -22,8 +24,12 @@ $(STAMP): pyproject.toml setup.py compat/install.sh $(wildcard compat/flash-attn
 demo: $(STAMP)
 	PATH="$(abspath $(VENV))/bin:$$PATH" SEED=$(SEED) ARCH=$(ARCH) examples/scripts/demo.sh $(DEMO)
 
+# Every promise once; test-full adds all kits in all settings, kills, fuzzing and the benchmarks' smoke tests.
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full"
+
+test-full: $(STAMP)
+	$(VENV)/bin/python -m pytest -n $(WORKERS)
 
 check: $(STAMP)
 	$(VENV)/bin/black --check --quiet $(SOURCES) || { echo "run: make format" >&2; exit 1; }

@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 # The training stack is an extra: without it, what imports it cannot be collected.
 if importlib.util.find_spec("openrlhf") is None:
@@ -53,6 +55,9 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_video_rows.py",
         "integration/test_zero_log_probs.py",
     ]
+# Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when torch is imported: else vLLM compiles two helpers of its sampler, for 20 s.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # A name that is no folder must not be looked up over the network.
@@ -69,28 +74,41 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function from a kit's name to the folder of its tiny checkpoint, which is built once per test session."""
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """A function (name, build) that returns a folder which `build` has filled, once for all workers of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built"
+
+    def folder_of(name: str, build: Callable[[Path], None]) -> Path:
+        folder, whole = root / name, root / f"{name}.whole"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not whole.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                build(folder)
+                whole.touch()
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(built_once: Callable[..., Path]) -> Callable[[str], Path]:
+    """A function from a kit's name to the folder of its tiny checkpoint, which is built once per test run."""
     from helpers.tiny_models import build_checkpoint
 
     from lmm_r1.lmm_kits import get_kit
 
-    folders: dict[str, Path] = {}
-
     def checkpoint(name: str) -> Path:
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp("tiny") / name
-            build_checkpoint(get_kit(name), folders[name])
-        return folders[name]
+        return built_once(f"tiny/{name}", lambda folder: build_checkpoint(get_kit(name), folder))
 
     return checkpoint
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(built_once: Callable[..., Path]) -> Path:
     """The demo's model after a short cold start, and held-out rows: `model`, `tiny` (untrained), `text`, `image`."""
     from helpers.demo_model import build_demo
 
-    folder = tmp_path_factory.mktemp("demo")
-    build_demo(folder)
-    return folder
+    return built_once("demo", build_demo)

@@ -25,7 +25,7 @@ MIXTURES: dict[str, dict[str, object]] = {"Mixtral": {"num_local_experts": 4, "i
 
 def build_checkpoint(kit: LmmKit, folder: Path) -> None:
     """Write the smallest checkpoint that the kit can build."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     spec = TinyModelSpec(hidden_size=64, layers=2, seed=0, tie_embeddings=False)
     kit.build_tiny(spec, CORPUS, folder)
 

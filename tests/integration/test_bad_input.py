@@ -341,7 +341,7 @@ def test_the_port_of_another_server_is_told_before_ray_starts(tiny_models, work,
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}/get_reward"
         sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], reward__remote_url=url), capfd=capfd)
         other.shutdown()

@@ -299,7 +299,7 @@ def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path, m
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("[]")
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

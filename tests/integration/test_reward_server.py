@@ -109,7 +109,7 @@ def plain_http_server() -> Iterator[int]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield other.server_port
         finally:

@@ -27,7 +27,7 @@ def test_a_hub_that_answers_anything_is_reachable(monkeypatch, tmp_path):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert hub.is_reachable()
         server.shutdown()
