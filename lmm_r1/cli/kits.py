@@ -14,7 +14,7 @@ ENGINES = ("vllm", "vllm-cpu")
 @dataclass(frozen=True, kw_only=True)
 class KitsConfig:
     markdown: bool = False
-    """Print the table as the README has it."""
+    """Print the table as docs/kits.md has it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

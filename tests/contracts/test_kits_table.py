@@ -1,4 +1,4 @@
-"""The table of kits: what `lmm-r1 kits` prints, and the README's copy of it."""
+"""The table of kits: what `lmm-r1 kits` prints, and the copy of it in docs/kits.md."""
 
 import re
 from dataclasses import replace
@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.search(r'"vllm==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 
 
-def test_the_readme_shows_the_table_of_the_kits():
-    shown = (ROOT / "README.md").read_text().partition("<!-- kits -->\n")[2].partition("\n<!-- /kits -->")[0]
+def test_the_docs_show_the_table_of_the_kits():
+    shown = (ROOT / "docs" / "kits.md").read_text().partition("<!-- kits -->\n")[2].partition("\n<!-- /kits -->")[0]
     made = table.markdown(table.kit_rows(vllm_version=PINNED), table.kit_notes())
-    assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in README.md"
+    assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in docs/kits.md"
 
 
 def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
