@@ -11,9 +11,9 @@ from helpers.tiny_models import encode
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.inference.completion import EngineSettings, SamplingSettings
-from lmm_r1.inference.prompts import PromptCodec
-from lmm_r1.inference.transformers_engine import TransformersEngine, left_padded
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.generation.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
 pytestmark = pytest.mark.contract

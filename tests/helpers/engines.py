@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lmm_r1 import cpu
+from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rollout.worker_extension import FileWeights
 
 MAX_MODEL_LEN = 4096
 CACHE_BYTES = 128 * 2**20
@@ -74,7 +74,7 @@ def sampled(
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    from lmm_r1.rollout.sampling import sampling_params
+    from lmm_r1.generation.sampling import sampling_params
 
     requests = []
     for prompt in prompts:

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
+from lmm_r1.generation.engine_actor import RolloutActor
 from lmm_r1.lmm_kits import kit_of
-from lmm_r1.rollout.engine_actor import RolloutActor
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "worker_extension_cls": (
             "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
             if on_gpu
-            else "lmm_r1.rollout.worker_extension.FileWeights"
+            else "lmm_r1.generation.worker_extension.FileWeights"
         ),
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
         "logprobs_mode": "processed_logprobs",

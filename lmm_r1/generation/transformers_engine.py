@@ -16,9 +16,9 @@ from transformers.utils import logging as transformers_logging
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
-from lmm_r1.inference.prompts import PromptCodec
-from lmm_r1.inference.text_stream import TextStream
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 

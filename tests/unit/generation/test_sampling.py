@@ -1,8 +1,8 @@
 import pytest
 from vllm.sampling_params import RequestOutputKind
 
+from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.models.banned_tokens import BAN_BIAS
-from lmm_r1.rollout.sampling import sampling_params
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ import pytest
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from lmm_r1.rollout.in_process_engine import InProcessEngine
+from lmm_r1.generation.in_process_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit
 

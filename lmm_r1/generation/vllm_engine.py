@@ -14,11 +14,11 @@ from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.inference.adapter_merge import merged_checkpoint
-from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
-from lmm_r1.inference.engines import check_backend
-from lmm_r1.inference.prompts import PromptCodec
-from lmm_r1.inference.text_stream import TextStream
+from lmm_r1.generation.adapter_merge import merged_checkpoint
+from lmm_r1.generation.backends import check_backend
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.banned_tokens import BAN_BIAS
 

@@ -13,8 +13,8 @@ from helpers.conversations import message, row
 from PIL import Image
 
 from lmm_r1.errors import UserError
+from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.models.banned_tokens import BAN_BIAS
-from lmm_r1.rollout.group import GroupRollout, GroupSettings
 from remote_rm.client import ItemReward, RewardUnavailable
 
 pytestmark = pytest.mark.unit

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from lmm_r1.batch.given_responses import load_responses
 from lmm_r1.errors import UserError
-from lmm_r1.inference.given_responses import load_responses
 
 pytestmark = pytest.mark.unit
 

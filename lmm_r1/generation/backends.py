@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import Engine, EngineSettings
+from lmm_r1.generation.engine import Engine, EngineSettings
 from lmm_r1.lmm_kits import LmmKit
 
 Backend = Literal["vllm", "transformers"]
@@ -41,9 +41,9 @@ def check_backend(backend: Backend, kit: LmmKit, *, model: str) -> None:
 def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:
     """Return the checkpoint's engine; raises UserError where it cannot be had in this backend."""
     if backend == "vllm":
-        from lmm_r1.inference.vllm_engine import VllmEngine
+        from lmm_r1.generation.vllm_engine import VllmEngine
 
         return VllmEngine(path, settings)
-    from lmm_r1.inference.transformers_engine import TransformersEngine
+    from lmm_r1.generation.transformers_engine import TransformersEngine
 
     return TransformersEngine(path, settings)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.errors import UserError
+from lmm_r1.generation.agreement import check_turn_end
 from lmm_r1.lmm_kits import KITS, get_kit
-from lmm_r1.rollout.agreement import check_turn_end
 
 pytestmark = pytest.mark.unit
 FLAG = "--actor.model_name_or_path X"

@@ -9,7 +9,7 @@ from PIL import Image
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of
 from lmm_r1.data.row_parser import parse_row
-from lmm_r1.inference.stored_messages import stored_messages
+from lmm_r1.data.stored_messages import stored_messages
 
 pytestmark = pytest.mark.unit
 

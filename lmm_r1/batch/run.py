@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
+from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.batch.job import JobTotals, run_job
+from lmm_r1.batch.row_log import INDEX, RowLog
+from lmm_r1.batch.selection import select
 from lmm_r1.config.batch_inference import BatchConfig, check
 from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.stored_messages import stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.inference.adapter_merge import split_adapter
-from lmm_r1.inference.completion import EngineSettings, Outcome, Responder, SamplingSettings
-from lmm_r1.inference.engines import check_backend, make_engine, prepare_process
-from lmm_r1.inference.given_responses import load_responses
-from lmm_r1.inference.job import JobTotals, run_job
+from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
+from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
-from lmm_r1.inference.row_log import INDEX, RowLog
-from lmm_r1.inference.selection import select
-from lmm_r1.inference.stored_messages import stored_messages
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 
@@ -194,7 +194,7 @@ def _left_out(row: SkippedRow) -> Outcome:
 def _responder(config: BatchConfig, path: str, settings: EngineSettings) -> Responder:
     backend = BACKENDS[config.eval_task]
     if config.engines > 1:
-        from lmm_r1.inference.ray_engines import RayEngines
+        from lmm_r1.generation.ray_engines import RayEngines
 
         return RayEngines(backend, path, settings, count=config.engines)
     return make_engine(backend, path, settings)

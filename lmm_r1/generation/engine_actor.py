@@ -12,9 +12,9 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
+from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
+from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.lmm_kits import kit_of
-from lmm_r1.rollout.group import GroupRollout, GroupSettings, SampledGroup
-from lmm_r1.rollout.in_process_engine import InProcessEngine
 from lmm_r1.rollout.scoring import make_scorer
 
 

@@ -15,8 +15,8 @@ from ray.exceptions import RayActorError
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import EngineSettings, Outcome, SamplingSettings
-from lmm_r1.inference.engines import Backend, make_engine, prepare_process
+from lmm_r1.generation.backends import Backend, make_engine, prepare_process
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 
 # Rows that an engine gets at a time; it has two such shares, so that it need not wait for the next.
 SHARE_ROWS = 32

@@ -9,8 +9,8 @@ from helpers.conversations import message, picture, row
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
+from lmm_r1.generation.agreement import CORRECTION, check_engine, with_correction
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.rollout.agreement import CORRECTION, check_engine, with_correction
 
 pytestmark = pytest.mark.unit
 

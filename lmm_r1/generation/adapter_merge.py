@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import EngineSettings
+from lmm_r1.generation.engine import EngineSettings
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -41,7 +41,7 @@ def merged_checkpoint(path: str, settings: EngineSettings) -> Iterator[str]:
     if settings.adapter is None:
         yield path
         return
-    from lmm_r1.inference.transformers_engine import torch_dtype
+    from lmm_r1.generation.transformers_engine import torch_dtype
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.models.merging import load_with_adapter, merge_adapter, write_checkpoint
 
