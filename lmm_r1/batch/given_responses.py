@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import Record, SkippedRow, read_records
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Completion, Outcome
+from lmm_r1.generation.engine import Outcome
 
 PROMPT_KEY = "prompt"
 RESPONSES_KEY = "responses"

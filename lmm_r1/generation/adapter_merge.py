@@ -41,8 +41,8 @@ def merged_checkpoint(path: str, settings: EngineSettings) -> Iterator[str]:
     if settings.adapter is None:
         yield path
         return
-    from lmm_r1.generation.transformers_engine import torch_dtype
     from lmm_r1.lmm_kits import kit_of
+    from lmm_r1.lmm_kits.weight_files import torch_dtype
     from lmm_r1.models.merging import load_with_adapter, merge_adapter, write_checkpoint
 
     trust_remote_code = settings.trust_remote_code

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings
-from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits import LmmKit, kit_of
 
 Backend = Literal["vllm", "transformers"]
 
@@ -40,6 +40,7 @@ def check_backend(backend: Backend, kit: LmmKit, *, model: str) -> None:
 
 def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:
     """Return the checkpoint's engine; raises UserError where it cannot be had in this backend."""
+    check_backend(backend, kit_of(path, trust_remote_code=settings.trust_remote_code), model=path)
     if backend == "vllm":
         from lmm_r1.generation.vllm_engine import VllmEngine
 

@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it gives: settings, completions, and how one row went."""
+"""What every engine is: how it is loaded, what it is asked for, and how each row went."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row
-
-FinishReason = Literal["stop", "length", "aborted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +39,6 @@ class SamplingSettings:
     temperature: float
     top_p: float
     max_new_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """One response."""
-
-    text: str
-    """Without the end token."""
-    num_tokens: int
-    """The end token counts."""
-    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, kw_only=True)

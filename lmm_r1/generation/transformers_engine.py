@@ -14,12 +14,14 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import cpu
+from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.weight_files import torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 
 
@@ -169,13 +171,6 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tens
         sequences[place, width - len(ids) :] = torch.tensor(ids)
         mask[place, width - len(ids) :] = 1
     return sequences, mask
-
-
-def torch_dtype(name: str, *, config: Any) -> torch.dtype:
-    """Return the precision called `name`; `auto` is that of the checkpoint's config, fp32 where it names none."""
-    if name == "auto":
-        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return getattr(torch, name)
 
 
 def _load(path: str, settings: EngineSettings, *, codec: PromptCodec) -> Any:

@@ -12,12 +12,12 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
+from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import merged_checkpoint
-from lmm_r1.generation.backends import check_backend
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import Completion, EngineSettings, FinishReason, Outcome, SamplingSettings
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.banned_tokens import BAN_BIAS
@@ -39,7 +39,6 @@ class VllmEngine:
     def __init__(self, path: str, settings: EngineSettings) -> None:
         self.codec = PromptCodec(path, settings)
         kit = self.codec.kit
-        check_backend("vllm", kit, model=path)
         with merged_checkpoint(path, settings) as folder:
             self.llm = LLM(
                 folder,

@@ -6,9 +6,10 @@ import pytest
 
 from lmm_r1.batch.job import in_order, run_job
 from lmm_r1.batch.row_log import RowLog
+from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Completion, Outcome
+from lmm_r1.generation.engine import Outcome
 from lmm_r1.inference.response_scores import ResponseScore
 
 pytestmark = pytest.mark.unit
