@@ -15,6 +15,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine_actor import RolloutActor
+from lmm_r1.generation.engine_arguments import engine_arguments
+from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import kit_of
 
 logger = logging.getLogger(__name__)
@@ -22,8 +24,9 @@ logger = logging.getLogger(__name__)
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # GPU share of an engine that lives with the models on one GPU.
 COLOCATED_SHARE = 0.2
-# Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
-CPU_BLOCK_SIZE = 32
+# What vLLM's workers can do beside their own methods: OpenRLHF's side of its weight broadcast, or ours.
+BROADCAST_WEIGHTS = "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
+FILE_WEIGHTS = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
 
 
 def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
@@ -74,33 +77,31 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
 
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
-    on_gpu = cpu.has_cuda()
     kit = kit_of(path, trust_remote_code=trust_remote_code)
-    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
     return {
-        "model": path,
-        "trust_remote_code": trust_remote_code,
-        "dtype": ENGINE_DTYPES[config.ds.param_dtype],
-        "max_model_len": config.data.max_len,
-        "enforce_eager": config.vllm.enforce_eager or not on_gpu,
+        **engine_arguments(
+            path,
+            kit=kit,
+            config=kit.load_config(path, trust_remote_code=trust_remote_code),
+            trust_remote_code=trust_remote_code,
+            dtype=ENGINE_DTYPES[config.ds.param_dtype],
+            max_model_len=config.data.max_len,
+            max_images=max_images,
+            max_videos=max_videos,
+            tensor_parallel_size=config.vllm.tensor_parallel_size,
+            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
+            enforce_eager=config.vllm.enforce_eager,
+        ),
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
         "enable_sleep_mode": config.vllm.enable_sleep,
-        "gpu_memory_utilization": config.vllm.gpu_memory_utilization,
-        "tensor_parallel_size": config.vllm.tensor_parallel_size,
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
-        "worker_extension_cls": (
-            "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
-            if on_gpu
-            else "lmm_r1.generation.worker_extension.FileWeights"
-        ),
+        "worker_extension_cls": BROADCAST_WEIGHTS if cpu.has_cuda() else FILE_WEIGHTS,
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 1,
-        **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
         "reward_endpoints": config.reward.remote_url.split(",") if config.reward.remote_url else None,
         "reward_timeout_s": config.reward.timeout_s,
         "reward_deadline_s": config.reward.deadline_s,
-        **kit.engine_arguments(model_config, max_images=max_images, max_videos=max_videos),
     }

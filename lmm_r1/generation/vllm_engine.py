@@ -18,6 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import merged_checkpoint
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.banned_tokens import BAN_BIAS
@@ -38,23 +39,21 @@ class VllmEngine:
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
         self.codec = PromptCodec(path, settings)
-        kit = self.codec.kit
         with merged_checkpoint(path, settings) as folder:
-            self.llm = LLM(
+            arguments = engine_arguments(
                 folder,
+                kit=self.codec.kit,
+                config=self.codec.config,
+                trust_remote_code=settings.trust_remote_code,
                 dtype=settings.dtype,
-                seed=settings.seed,
                 max_model_len=self.codec.max_len,
+                max_images=settings.max_images,
+                max_videos=settings.max_videos,
                 tensor_parallel_size=settings.tensor_parallel_size,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
-                trust_remote_code=settings.trust_remote_code,
-                enforce_eager=True,
-                # Whoever asks for responses says how far they are.
-                use_tqdm_on_load=False,
-                **kit.engine_arguments(
-                    self.codec.config, max_images=settings.max_images, max_videos=settings.max_videos
-                ),
             )
+            # Whoever asks for responses says how far they are.
+            self.llm = LLM(**arguments, seed=settings.seed, use_tqdm_on_load=False)
         self.engine = self.llm.llm_engine
         self._requests = 0
 
