@@ -10,7 +10,6 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
@@ -19,9 +18,9 @@ from lmm_r1.generation.adapter_merge import merged_checkpoint
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.generation.engine_arguments import engine_arguments
+from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.models.banned_tokens import BAN_BIAS
 
 # Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
 RESPONSES_AT_ONCE = 256
@@ -129,16 +128,14 @@ class VllmEngine:
         return prompt
 
     def _parameters(self, sampling: SamplingSettings, *, streamed: bool) -> SamplingParams:
-        return SamplingParams(
-            n=sampling.n_samples,
+        return sampling_params(
+            n_samples=sampling.n_samples,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_new_tokens,
-            # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
-            stop_token_ids=[self.codec.tokenizer.eos_token_id],
-            detokenize=False,
-            logit_bias=dict.fromkeys(self.codec.banned_token_ids, BAN_BIAS),
-            output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+            banned_token_ids=self.codec.banned_token_ids,
+            end_token_id=self.codec.tokenizer.eos_token_id,
+            streamed=streamed,
         )
 
     def _outcome(self, request: _Request, output: Any) -> Outcome:

@@ -58,3 +58,14 @@ def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
     parameters.update_from_generation_config({"eos_token_id": [5, 6]}, eos_token_id=5)
     assert parameters.stop_token_ids == []
     assert parameters.eos_token_id is None
+
+
+def test_outside_of_training_responses_come_whole_and_without_log_probs():
+    parameters = sampling_params(
+        n_samples=2, temperature=0.5, top_p=1.0, max_tokens=7, banned_token_ids=(4,), end_token_id=5, streamed=False
+    )
+    assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
+    assert (parameters.n, parameters.temperature, parameters.max_tokens, parameters.logprobs) == (2, 0.5, 7, None)
+    assert parameters.stop_token_ids == [5]
+    assert parameters.logit_bias == {4: BAN_BIAS}
+    assert parameters.seed is None
