@@ -17,9 +17,8 @@ from lmm_r1 import cpu
 from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
-from lmm_r1.generation.text_stream import TextStream
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.weight_files import torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
@@ -29,7 +28,7 @@ class TransformersEngine:
     """Generates batch by batch with the kit's model and its key-value cache."""
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
-        self.codec = PromptCodec(path, settings)
+        self.codec = LimitedCodec(path, settings)
         self.batch_rows = settings.batch_rows
         self.device = "cuda" if cpu.has_cuda() else "cpu"
         self.model = _load(path, settings, codec=self.codec).to(self.device).eval()
@@ -173,7 +172,7 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tens
     return sequences, mask
 
 
-def _load(path: str, settings: EngineSettings, *, codec: PromptCodec) -> Any:
+def _load(path: str, settings: EngineSettings, *, codec: LimitedCodec) -> Any:
     # A bar for each model would stand between the lines of the command.
     transformers_logging.disable_progress_bar()
     dtype = torch_dtype(settings.dtype, config=codec.config)

@@ -9,18 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import LLM, SamplingParams
-from vllm.inputs import TokensPrompt
 
 from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import merged_checkpoint
-from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.generation.text_stream import TextStream
-from lmm_r1.lmm_kits import EncodedPrompt
 
 # Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
 RESPONSES_AT_ONCE = 256
@@ -37,7 +34,7 @@ class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
-        self.codec = PromptCodec(path, settings)
+        self.codec = LimitedCodec(path, settings)
         with merged_checkpoint(path, settings) as folder:
             arguments = engine_arguments(
                 folder,
@@ -114,18 +111,11 @@ class VllmEngine:
 
     def _submit(self, row: Row, parameters: SamplingParams) -> str:
         """Return the name of the new request."""
-        encoded = self.codec.encode(row)
+        prompt = self.codec.request(self.codec.encode(row))
         self._requests += 1
         name = str(self._requests)
-        self.engine.add_request(name, self._prompt(encoded), parameters)
+        self.engine.add_request(name, prompt, parameters)
         return name
-
-    def _prompt(self, encoded: EncodedPrompt) -> TokensPrompt:
-        prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
-        media = self.codec.kit.engine_media(encoded)
-        if media:
-            prompt["multi_modal_data"] = media
-        return prompt
 
     def _parameters(self, sampling: SamplingSettings, *, streamed: bool) -> SamplingParams:
         return sampling_params(

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from lmm_r1.generation.text_stream import TextStream
+from lmm_r1.generation.codec import TextStream
 
 pytestmark = pytest.mark.unit
 
