@@ -8,16 +8,13 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
-from vllm.inputs import TokensPrompt
-
 from lmm_r1.data.messages import Row, to_json
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.rollout.scoring import Scorer
 from remote_rm.client import ItemReward, RewardUnavailable
 
@@ -61,16 +58,12 @@ class GroupRollout:
     def __init__(
         self,
         *,
-        kit: LmmKit,
-        processor: Any,
-        banned_token_ids: tuple[int, ...],
+        codec: PromptCodec,
         scorer: Scorer | None,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
-        self.kit = kit
-        self.processor = processor
-        self.tokenizer = kit.tokenizer_of(processor)
-        self.banned_token_ids = banned_token_ids
+        self.codec = codec
+        self.tokenizer = codec.tokenizer
         self.scorer = scorer
         # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
         self.in_thread = in_thread
@@ -82,8 +75,7 @@ class GroupRollout:
         Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
         response has not come whole: a group that is short is none.
         """
-        encode = partial(encode_row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
-        prompt = await self.in_thread(encode, row)
+        prompt = await self.in_thread(self.codec.encode, row)
         room = settings.max_len - len(prompt.token_ids)
         if room < (settings.max_new_tokens or 1):
             if settings.overlong_prompts == "skip":
@@ -117,16 +109,13 @@ class GroupRollout:
         max_tokens: int,
     ) -> AsyncIterator[_Sample]:
         """Fill in the samples of a group, and yield each when it has ended, in whatever way."""
-        request = TokensPrompt(prompt_token_ids=prompt.engine_token_ids)
-        media = self.kit.engine_media(prompt)
-        if media:
-            request["multi_modal_data"] = media
+        request = self.codec.request(prompt)
         parameters = sampling_params(
             n_samples=settings.n_samples,
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=max_tokens,
-            banned_token_ids=self.banned_token_ids,
+            banned_token_ids=self.codec.banned_token_ids,
             end_token_id=self.tokenizer.eos_token_id,
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,

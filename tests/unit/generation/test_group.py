@@ -13,6 +13,7 @@ from helpers.conversations import message, row
 from PIL import Image
 
 from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.models.banned_tokens import BAN_BIAS
 from remote_rm.client import ItemReward, RewardUnavailable
@@ -87,9 +88,7 @@ def run(
 ) -> tuple[list[dict[str, Any]], StreamingEngine, GroupRollout]:
     engine = StreamingEngine(pieces)
     rollout = GroupRollout(
-        kit=kit or CharacterKit(),
-        processor=None,
-        banned_token_ids=banned,
+        codec=PromptCodec(kit=kit or CharacterKit(), processor=None, banned_token_ids=banned),
         scorer=scorer or RecordingScorer(),
         in_thread=asyncio.to_thread,
     )
@@ -98,7 +97,7 @@ def run(
 
 def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
     samples, engine, rollout = run(row(message("user", IMAGE, "?"), answer="2"), banned=(PLACEHOLDER, AFTER_IMAGE))
-    assert rollout.kit.encoded == 1
+    assert rollout.codec.kit.encoded == 1
     ((request, parameters),) = engine.requests
     assert request["prompt_token_ids"] == [ord("u"), PLACEHOLDER, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
     (image,) = request["multi_modal_data"]["image"]
