@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.config.interactive_chat import LONGEST_CONVERSATION, ChatConfig
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import Engine, EngineSettings
+from lmm_r1.generation.engine import Engine, EngineSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,8 +73,8 @@ def _longest(model_config: PretrainedConfig) -> int:
 
 def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
-    from lmm_r1.inference.adapter_merge import split_adapter
-    from lmm_r1.inference.engines import make_engine, prepare_process
+    from lmm_r1.generation.adapter_merge import split_adapter
+    from lmm_r1.generation.backends import make_engine, prepare_process
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.lmm_kits.weight_files import check_weights
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from lmm_r1.cli.nearest import nearest
 from lmm_r1.errors import UserError
-from lmm_r1.inference.completion import SamplingSettings
+from lmm_r1.generation.engine import SamplingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

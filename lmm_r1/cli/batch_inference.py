@@ -11,7 +11,7 @@ from lmm_r1.cli.skipped_rows import report_skipped
 from lmm_r1.config.batch_inference import BatchConfig
 
 if TYPE_CHECKING:
-    from lmm_r1.inference.batch import BatchReport
+    from lmm_r1.batch.run import BatchReport
 
 PROG = "lmm-r1 batch_inference"
 DESCRIPTION = (
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the job; ends with code 3 where rows were left out."""
     config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
-        from lmm_r1.inference.batch import run_batch
+        from lmm_r1.batch.run import run_batch
 
         report = run_batch(config, progress=job_progress)
     for line in _lines(config, report):

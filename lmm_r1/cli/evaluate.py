@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmm_r1.evaluation.judging import Judge
     from lmm_r1.evaluation.row_set import RowSet
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
-    from lmm_r1.inference.completion import EngineSettings
+    from lmm_r1.generation.engine import EngineSettings
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
@@ -113,7 +113,7 @@ def _respond(
     for row_set in row_sets:
         for verifier in row_set.file.verifiers:
             judges[verifier].check_labels(list(row_set.rows.values()))
-    from lmm_r1.inference.engines import prepare_process
+    from lmm_r1.generation.backends import prepare_process
 
     prepare_process()
     _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
@@ -139,7 +139,7 @@ def _checkpoint(
     from lmm_r1.evaluation.judged_rows import judge_responses
     from lmm_r1.evaluation.response_log import write_responses
     from lmm_r1.evaluation.scoreboard import CheckpointResponses
-    from lmm_r1.inference.completion import SamplingSettings
+    from lmm_r1.generation.engine import SamplingSettings
 
     found = answer_files(
         path,
@@ -168,8 +168,8 @@ def _checkpoint(
 
 def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
     from lmm_r1.data.messages import images_of, videos_of
-    from lmm_r1.inference.adapter_merge import split_adapter
-    from lmm_r1.inference.completion import EngineSettings
+    from lmm_r1.generation.adapter_merge import split_adapter
+    from lmm_r1.generation.engine import EngineSettings
 
     rows = [row for row_set in row_sets for row in row_set.rows.values()]
     return EngineSettings(
@@ -235,8 +235,8 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
 
 def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
     """Raise UserError for the last checkpoint, too, before the first is measured."""
-    from lmm_r1.inference.adapter_merge import split_adapter
-    from lmm_r1.inference.engines import check_backend
+    from lmm_r1.generation.adapter_merge import split_adapter
+    from lmm_r1.generation.backends import check_backend
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.lmm_kits.weight_files import check_weights
 

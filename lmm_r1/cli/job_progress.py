@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from lmm_r1.inference.job import JobTotals
+    from lmm_r1.batch.job import JobTotals
 
 LINE_SECONDS = 10.0
 

@@ -82,8 +82,8 @@ def _serve(args: argparse.Namespace) -> None:
         if not root.is_dir():
             raise UserError(f"--image_root {root}: no such folder; check the path")
     from lmm_r1 import cpu
+    from lmm_r1.data.sent_prompt import MediaAccess
     from lmm_r1.inference.reward_service import serve
-    from lmm_r1.inference.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
     from remote_rm.server import ListeningOptions
 

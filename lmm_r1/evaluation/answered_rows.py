@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.inference.adapter_merge import split_adapter
-from lmm_r1.inference.completion import Completion, Engine, EngineSettings, SamplingSettings
-from lmm_r1.inference.engines import Backend, make_engine
+from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.generation.backends import Backend, make_engine
+from lmm_r1.generation.engine import Engine, EngineSettings, SamplingSettings
 
 # Rows between two lines about how far an engine is.
 REPORTED_ROWS = 256

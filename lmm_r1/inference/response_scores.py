@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.judging import Judge
-from lmm_r1.inference.completion import Completion
 from remote_rm.verifier import Item
 
 JUDGE_SECONDS = 5.0
@@ -65,8 +65,8 @@ class RewardModelScorer:
     ) -> None:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.inference.reward_model import RewardModel
-        from lmm_r1.inference.transformers_engine import torch_dtype
         from lmm_r1.lmm_kits import kit_of
+        from lmm_r1.lmm_kits.weight_files import torch_dtype
         from lmm_r1.models.loading import DTYPES
 
         kit = kit_of(path, trust_remote_code=trust_remote_code)

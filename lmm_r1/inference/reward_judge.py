@@ -14,8 +14,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.inference.sent_prompt import MediaAccess, ending_of
 from remote_rm.judge import JudgeCounts, Judgement, PoolUnavailable, UnusableItem
 from remote_rm.protocol import RewardRequest
 from remote_rm.verifier import Score

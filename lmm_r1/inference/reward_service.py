@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.inference.reward_judge import RewardModelJudge, items_of_request
-from lmm_r1.inference.sent_prompt import MediaAccess
 from remote_rm.app import create_service
 from remote_rm.limits import ServiceLimits
 from remote_rm.server import ListeningOptions, serve_app

@@ -1,9 +1,16 @@
-"""Whether the weight files of a checkpoint folder are all there and whole, told without loading them."""
+"""The weights of a checkpoint before they are loaded: whether its files are all there and whole, and their precision."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
 
 # In the order in which transformers looks for them; an index names the files of a model in several parts.
 _NAMES = (
@@ -28,6 +35,15 @@ def check_weights(model_path: str) -> None:
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
             _check_length(file)
+
+
+def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:
+    """Return the precision called `name`; `auto` is that of the checkpoint's config, fp32 where it names none."""
+    import torch
+
+    if name == "auto":
+        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return getattr(torch, name)
 
 
 def _parts(file: Path) -> list[Path]:

@@ -11,9 +11,9 @@ from helpers.tiny_models import encode
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.inference.completion import EngineSettings, SamplingSettings
-from lmm_r1.inference.prompts import PromptCodec
-from lmm_r1.inference.transformers_engine import TransformersEngine, left_padded
+from lmm_r1.generation.codec import LimitedCodec
+from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.generation.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
 pytestmark = pytest.mark.contract
@@ -105,7 +105,7 @@ def test_a_response_that_grows_beyond_the_limit_of_longrope_keeps_its_factors(
     row = Row(messages=conversations(images=False)[0], answer="", datasource="test", location="row 1")
     written = {}
     for max_len in (400, 4096):
-        codec = PromptCodec(str(tiny_checkpoint(name)), SETTINGS)
+        codec = LimitedCodec(str(tiny_checkpoint(name)), SETTINGS)
         limit = len(codec.encode(row).token_ids) + 3
         folder = with_longrope(tiny_checkpoint(name), limit if max_len == 400 else 4096, copy=tmp_path / str(max_len))
         engine = TransformersEngine(str(folder), replace(SETTINGS, max_model_len=max_len))

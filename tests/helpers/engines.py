@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lmm_r1 import cpu
+from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rollout.worker_extension import FileWeights
 
 MAX_MODEL_LEN = 4096
 CACHE_BYTES = 128 * 2**20
@@ -72,9 +72,8 @@ def sampled(
 ) -> list[list[tuple[list[int], list[float]]]]:
     """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
     from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind
 
-    from lmm_r1.rollout.sampling import sampling_params
+    from lmm_r1.generation.sampling import sampling_params
 
     requests = []
     for prompt in prompts:
@@ -85,10 +84,16 @@ def sampled(
         requests.append(request)
     # A rollout's own parameters, but that every sample is as long as it may be.
     parameters = sampling_params(
-        n_samples=n, temperature=temperature, top_p=top_p, max_tokens=max_tokens, banned_token_ids=banned, end_token_id=0, logprobs=True, ignore_eos=False
-    )  # fmt: skip
-    parameters.output_kind = RequestOutputKind.FINAL_ONLY
-    parameters.ignore_eos, parameters.stop_token_ids = True, []
+        n_samples=n,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        banned_token_ids=banned,
+        end_token_id=0,
+        logprobs=True,
+        ignore_eos=True,
+        streamed=False,
+    )
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"

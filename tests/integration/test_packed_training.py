@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
-from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

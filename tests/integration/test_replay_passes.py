@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.rollout.group import SampledGroup
+from lmm_r1.generation.group import SampledGroup
 from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
 from lmm_r1.trainer.samples import KitSamplesGenerator
 from lmm_r1.trainer.workers import PassMedia, media_per_row

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.inference.reward_judge import RewardItem, RewardModelJudge, items_of_request
 from lmm_r1.inference.reward_model import EncodedSample
-from lmm_r1.inference.sent_prompt import MediaAccess
 from lmm_r1.lmm_kits import EncodedPrompt
 from remote_rm.judge import PoolUnavailable, UnusableItem
 from remote_rm.protocol import RewardRequest

@@ -18,9 +18,9 @@ from helpers.value_models import save_reward_model
 from lmm_r1.cli import serve_rm
 from lmm_r1.config import precision
 from lmm_r1.data.messages import ImagePart, Row, to_json
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.inference.reward_model import RewardModel
 from lmm_r1.inference.reward_service import create_app
-from lmm_r1.inference.sent_prompt import MediaAccess
 from remote_rm.limits import ServiceLimits
 from remote_rm.middleware import Abandonment
 

@@ -8,7 +8,7 @@ from ray.exceptions import RayTaskError
 
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.samples import KitSamplesGenerator, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
 from remote_rm.client import RewardUnavailable

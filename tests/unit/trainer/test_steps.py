@@ -4,7 +4,7 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.rollout.group import GroupSettings
+from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.ppo_trainer import group_settings, optimizer_steps, total_steps
 
 pytestmark = pytest.mark.unit

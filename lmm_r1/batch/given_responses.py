@@ -1,0 +1,119 @@
+"""Rows that bring their responses along: the output of an earlier job, or conversations that end with an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmm_r1.data.completion import Completion
+from lmm_r1.data.files import Record, SkippedRow, read_records
+from lmm_r1.data.images import check_image_exists
+from lmm_r1.data.messages import Row, TextPart, images_of
+from lmm_r1.data.row_parser import parse_row
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import Outcome
+
+PROMPT_KEY = "prompt"
+RESPONSES_KEY = "responses"
+
+
+def load_responses(
+    path: str,
+    *,
+    split: str,
+    max_rows: int | None,
+    message_key: str | None,
+    answer_key: str,
+    image_key: str,
+    count_tokens: Callable[[str], int],
+) -> tuple[list[Outcome], list[SkippedRow]]:
+    """Return the rows of a file with their responses, and the records that cannot be used.
+
+    Raises UserError where the file is missing, empty or not readable.
+    """
+    outcomes: list[Outcome] = []
+    skipped: list[SkippedRow] = []
+    for index, record in _first(read_records(path, split=split), max_rows):
+        try:
+            outcomes.append(
+                _outcome(
+                    index,
+                    record,
+                    message_key=message_key,
+                    answer_key=answer_key,
+                    image_key=image_key,
+                    count_tokens=count_tokens,
+                )
+            )
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not outcomes:
+        reason = f"; the first: {skipped[0].reason}" if skipped else ""
+        raise UserError(f"{path} holds no rows with responses{reason}; check the path")
+    return outcomes, skipped
+
+
+def _first(records: Iterator[Record], count: int | None) -> Iterator[tuple[int, Record]]:
+    for index, record in enumerate(records):
+        if index == count:
+            return
+        yield index, record
+
+
+def _outcome(
+    index: int,
+    record: Record,
+    *,
+    message_key: str | None,
+    answer_key: str,
+    image_key: str,
+    count_tokens: Callable[[str], int],
+) -> Outcome:
+    fields, location, base_dir = record
+    listed = fields.get(RESPONSES_KEY)
+    if listed is not None and message_key is None:
+        message_key = PROMPT_KEY
+    row = _row(fields, location, base_dir, message_key=message_key, answer_key=answer_key, image_key=image_key)
+    if listed is None:
+        row, text = _split(row)
+        return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f'{location}: "{RESPONSES_KEY}" must be a list with at least one response')
+    completions = tuple(_completion(response, location, count_tokens) for response in listed)
+    return Outcome(index=index, row=row, completions=completions)
+
+
+def _row(fields: Mapping[str, Any], location: str, base_dir: Path, **keys: Any) -> Row:
+    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False, **keys)
+    for image in images_of(row.messages):
+        check_image_exists(image, location=location)
+    return row
+
+
+def _split(row: Row) -> tuple[Row, str]:
+    """Return the row without its last turn, and the text of that turn."""
+    *before, last = row.messages
+    if last.role != "assistant" or not before:
+        raise UserError(
+            f'{row.location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
+            "assistant turn behind a prompt"
+        )
+    if not all(isinstance(part, TextPart) for part in last.parts):
+        raise UserError(f"{row.location}: the assistant turn to score must be text")
+    return replace(row, messages=tuple(before)), "".join(part.text for part in last.parts)
+
+
+def _completion(response: Any, location: str, count_tokens: Callable[[str], int]) -> Completion:
+    if not isinstance(response, Mapping) or not isinstance(response.get("text"), str):
+        raise UserError(f'{location}: a response must be an object with a "text"')
+    tokens = response.get("tokens")
+    reason = response.get("finish_reason", "stop")
+    if reason not in ("stop", "length"):
+        raise UserError(f'{location}: the finish_reason {reason!r} is unknown; it is "stop" or "length"')
+    return Completion(
+        text=response["text"],
+        num_tokens=tokens if isinstance(tokens, int) else count_tokens(response["text"]),
+        finish_reason=reason,
+    )

@@ -1,0 +1,250 @@
+"""Batch inference: what a file of rows needs, in order: rows, engine, scorer, output, selection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+
+from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.batch.job import JobTotals, run_job
+from lmm_r1.batch.row_log import INDEX, RowLog
+from lmm_r1.batch.selection import select
+from lmm_r1.config.batch_inference import BatchConfig, check
+from lmm_r1.data.atomic_file import write_atomically
+from lmm_r1.data.files import SkippedRow, load_good_rows
+from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.stored_messages import stored_messages
+from lmm_r1.errors import UserError
+from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
+from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
+from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits.weight_files import check_weights
+
+BACKENDS = {"generate_vllm": "vllm", "generate": "transformers"}
+# What may differ between two sessions of one job: it changes no response.
+NOT_KEPT = (
+    *("output", "overwrite", "engines", "batch_rows", "judges", "gpu_memory_utilization", "tensor_parallel_size"),
+    *("select", "selected", "min_reward", "max_per_prompt", "min_margin"),
+)
+Progress = Callable[..., AbstractContextManager[Callable[[JobTotals], None]]]
+"""(what, *, total, done) -> what is told how far the job is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """What a session of a job has done."""
+
+    totals: JobTotals
+    rows: int
+    """Rows of the whole job."""
+    done_before: int
+    seconds: float
+    skipped: list[SkippedRow] = field(default_factory=list)
+    """Rows that were left out, in this session and before."""
+    selected: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """The rows of a job and where it goes on."""
+
+    log: RowLog
+    rows: int
+    order: list[int]
+
+
+def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
+    """Do the job, or go on with it; raises UserError for what the user gave and for a full disk."""
+    check(config)
+    log = RowLog(config.output)
+    kept = {name: value for name, value in json.loads(_as_json(config)).items() if name not in NOT_KEPT}
+    prepare_process()
+    began = time.perf_counter()
+    task = _score_given if config.eval_task == "rm" else _generate
+    plan, totals = task(config, log, kept=kept, progress=progress)
+    return BatchReport(
+        totals=totals,
+        rows=plan.rows,
+        done_before=plan.rows - len(plan.order),
+        seconds=time.perf_counter() - began,
+        skipped=log.skipped(),
+        selected=None if config.select is None else _select(config, log),
+    )
+
+
+def _generate(
+    config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
+) -> tuple[_Plan, JobTotals]:
+    rows, skipped = load_good_rows(
+        config.data,
+        split=config.split,
+        max_rows=config.max_rows,
+        message_key=config.input_key,
+        answer_key=config.label_key,
+        image_key=config.image_key,
+        answer_required=config.verifier is not None,
+    )
+    path, adapter = split_adapter(config.model, config.adapter)
+    _check_models(config, path)
+    first = log.open(kept, overwrite=config.overwrite, flag="--output")
+    _check_same_data(config, log, rows)
+    todo = _todo(rows, skipped, first=first)
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo))
+    if not todo:
+        return plan, JobTotals()
+    settings = EngineSettings(
+        adapter=adapter,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_images=max(len(images_of(row.messages)) for row in rows.values()),
+        max_videos=max(len(videos_of(row.messages)) for row in rows.values()),
+        batch_rows=config.batch_rows,
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
+    with _scorer(config) as scorer, contextlib.closing(_responder(config, path, settings)) as engine:
+        return plan, _run(config, plan, _outcomes(engine, todo, config), scorer=scorer, progress=progress)
+
+
+def _score_given(
+    config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
+) -> tuple[_Plan, JobTotals]:
+    kit = kit_of(config.model, trust_remote_code=config.trust_remote_code)
+    tokenizer = kit.tokenizer_of(kit.load_processor(config.model, trust_remote_code=config.trust_remote_code))
+    outcomes, skipped = load_responses(
+        config.data,
+        split=config.split,
+        max_rows=config.max_rows,
+        message_key=config.input_key,
+        answer_key=config.label_key,
+        image_key=config.image_key,
+        count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+    )
+    first = log.open(kept, overwrite=config.overwrite, flag="--output")
+    _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes})
+    todo = [outcome for outcome in [*outcomes, *map(_left_out, skipped)] if outcome.index >= first]
+    plan = _Plan(log=log, rows=len(outcomes) + len(skipped), order=sorted(outcome.index for outcome in todo))
+    if not todo:
+        return plan, JobTotals()
+    with _scorer(config) as scorer:
+        return plan, _run(config, plan, iter(todo), scorer=scorer, progress=progress)
+
+
+def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:
+    """Raise UserError where the last finished row of an earlier session is another one in the data now."""
+    if log.last is None:
+        return
+    row = rows.get(log.last[INDEX])
+    if row is None or stored_messages(row.messages) != log.last["prompt"]:
+        raise UserError(
+            f"--output {config.output} ends with row {log.last[INDEX]}, which is another one in --data {config.data} now; "
+            "choose another file or add --overwrite"
+        )
+
+
+def _run(
+    config: BatchConfig,
+    plan: _Plan,
+    outcomes: Iterator[Outcome],
+    *,
+    scorer: ResponseScorer | None,
+    progress: Progress,
+) -> JobTotals:
+    with progress(config.eval_task, total=plan.rows, done=plan.rows - len(plan.order)) as on_progress:
+        return run_job(outcomes, order=plan.order, log=plan.log, scorer=scorer, on_progress=on_progress)
+
+
+def _todo(rows: dict[int, Row], skipped: list[SkippedRow], *, first: int) -> dict[int, Row | str]:
+    """Return what is still to do by index, in order: a row, or why a record is none."""
+    everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
+    return {index: everything[index] for index in sorted(everything) if index >= first}
+
+
+def _outcomes(engine: Responder, todo: dict[int, Row | str], config: BatchConfig) -> Iterator[Outcome]:
+    sampling = SamplingSettings(
+        n_samples=config.n_samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_new_tokens=config.max_new_tokens,
+    )
+    good: list[tuple[int, Row]] = []
+    for index, item in todo.items():
+        if isinstance(item, str):
+            yield _left_out(SkippedRow(index=index, reason=item))
+        elif item.messages[-1].role == "assistant":
+            reason = f"{item.location}: the row ends with an assistant turn, so there is nothing to respond to"
+            yield _left_out(SkippedRow(index=index, reason=reason))
+        else:
+            good.append((index, item))
+    yield from engine.respond(good, sampling)
+
+
+def _left_out(row: SkippedRow) -> Outcome:
+    return Outcome(index=row.index, reason=row.reason)
+
+
+def _responder(config: BatchConfig, path: str, settings: EngineSettings) -> Responder:
+    backend = BACKENDS[config.eval_task]
+    if config.engines > 1:
+        from lmm_r1.generation.ray_engines import RayEngines
+
+        return RayEngines(backend, path, settings, count=config.engines)
+    return make_engine(backend, path, settings)
+
+
+@contextlib.contextmanager
+def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
+    path = config.model if config.eval_task == "rm" else config.reward_model
+    if config.verifier is None and path is None:
+        yield None
+        return
+    if path is None:
+        with verifier_scorer(config.verifier, workers=config.judges) as scorer:
+            yield scorer
+        return
+    yield RewardModelScorer(
+        path,
+        dtype=config.dtype,
+        max_len=config.max_model_len,
+        max_batch_tokens=config.max_batch_tokens,
+        normalize=config.normalize_reward,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _select(config: BatchConfig, log: RowLog) -> int:
+    """Write what is selected from all rows and return how many rows that are."""
+    rows = list(
+        select(
+            log.records(),
+            kind=config.select,
+            min_reward=config.min_reward,
+            max_per_prompt=config.max_per_prompt,
+            min_margin=config.min_margin,
+        )
+    )
+    write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(rows)
+
+
+def _check_models(config: BatchConfig, path: str) -> None:
+    """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
+    if config.eval_task != "rm":
+        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+        check_backend(BACKENDS[config.eval_task], kit, model=f"--model {path}")
+    for checkpoint in filter(None, (path, config.reward_model)):
+        kit = kit_of(checkpoint, trust_remote_code=config.trust_remote_code)
+        kit.load_processor(checkpoint, trust_remote_code=config.trust_remote_code)
+        check_weights(checkpoint)
+
+
+def _as_json(config: BatchConfig) -> str:
+    return json.dumps(asdict(config), default=str)

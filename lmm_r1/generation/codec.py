@@ -1,0 +1,146 @@
+"""A checkpoint's side of a conversation with an engine: prompts encoded by its kit, tokens decoded again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmm_r1.data.completion import Completion, FinishReason
+from lmm_r1.data.messages import Row
+from lmm_r1.data.row_checks import check_images_taken
+from lmm_r1.data.row_encoding import encode_row
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import EngineSettings
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
+from lmm_r1.models.rope_scaling import tell_factors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from vllm.inputs import TokensPrompt
+
+# What a tokenizer writes for bytes that are no whole character yet.
+_INCOMPLETE = "\ufffd"
+
+
+class PromptCodec:
+    """Rows become prompts, and tokens become text."""
+
+    def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...]) -> None:
+        self.kit = kit
+        self.processor = processor
+        self.tokenizer = kit.tokenizer_of(processor)
+        self.banned_token_ids = banned_token_ids
+
+    @classmethod
+    def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
+        """Return the codec of a checkpoint."""
+        kit, processor, config = _load(path, trust_remote_code=trust_remote_code)
+        banned = kit.banned_token_ids(config, kit.tokenizer_of(processor))
+        return cls(kit=kit, processor=processor, banned_token_ids=banned)
+
+    def encode(self, row: Row) -> EncodedPrompt:
+        """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
+        return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+
+    def request(self, encoded: EncodedPrompt) -> TokensPrompt:
+        """Return the prompt as vLLM takes it, which expands the placeholders itself."""
+        # A type alone, but its module takes seconds to load; plain transformers needs none of it.
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=encoded.engine_token_ids)
+        media = self.kit.engine_media(encoded)
+        if media:
+            prompt["multi_modal_data"] = media
+        return prompt
+
+    def text(self, token_ids: Sequence[int], *, ended: bool) -> str:
+        """Return a response's text, in which no end token stands: the last of its tokens, where it has ended."""
+        return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+
+    def completion(self, token_ids: Sequence[int], finish_reason: FinishReason) -> Completion:
+        """Return a response; `token_ids` end with the end token where the model wrote one."""
+        ids = list(token_ids)
+        text = self.text(ids, ended=finish_reason == "stop")
+        return Completion(text=text, num_tokens=len(ids), finish_reason=finish_reason)
+
+
+class LimitedCodec(PromptCodec):
+    """The codec of an engine outside of training: refuses prompts that the engine's settings leave no room for."""
+
+    def __init__(self, path: str, settings: EngineSettings) -> None:
+        kit, processor, self.config = _load(path, trust_remote_code=settings.trust_remote_code)
+        banned = kit.banned_token_ids(self.config, kit.tokenizer_of(processor))
+        super().__init__(kit=kit, processor=processor, banned_token_ids=banned)
+        self.path = path
+        self._asked_len = settings.max_model_len
+        self.max_len = min(settings.max_model_len, self.config.get_text_config().max_position_embeddings)
+        tell_factors(self.config, max_len=self.max_len, flag="--max_model_len")
+        self._limits = {"image": settings.max_images, "video": settings.max_videos}
+
+    def encode(self, row: Row) -> EncodedPrompt:
+        """Return the row's prompt; raises UserError for media that cannot be taken and a prompt that leaves no room."""
+        check_images_taken([row], kit=self.kit, model=self.path)
+        encoded = super().encode(row)
+        for kind, items in (("image", encoded.images), ("video", encoded.videos)):
+            if len(items) > self._limits[kind]:
+                raise UserError(
+                    f"{row.location}: {len(items)} {kind}s in one prompt, more than --max_{kind}s {self._limits[kind]}"
+                )
+        if len(encoded.token_ids) >= self.max_len:
+            bound = f"--max_model_len {self.max_len}; raise it"
+            if self.max_len < self._asked_len:
+                bound = f"the {self.max_len} tokens that the model takes"
+            raise UserError(
+                f"{row.location}: the prompt takes {len(encoded.token_ids)} tokens, which leaves no room for a response "
+                f"in {bound}"
+            )
+        return encoded
+
+    def room(self, encoded: EncodedPrompt, *, max_new_tokens: int) -> int:
+        """Return how many tokens a response to the prompt may take."""
+        return min(max_new_tokens, self.max_len - len(encoded.token_ids))
+
+    def stop_token_ids(self, generation_config: Any) -> list[int]:
+        """Return the tokenizer's end token and those of the checkpoint's generation config."""
+        ids = generation_config.eos_token_id
+        listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        return sorted({self.tokenizer.eos_token_id, *listed})
+
+
+class TextStream:
+    """Turns the tokens of one response into pieces of text, which together are the decoded response.
+
+    Where the tokens do not make up whole characters, the marks that stand for the broken ones may differ.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        # Text of the tokens before `_read` is out; decoding starts at `_from`, as a token's text depends on the one before.
+        self._from = 0
+        self._read = 0
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete; empty in the middle of a character."""
+        self._ids.extend(token_ids)
+        known, text = self._decoded(self._read), self._decoded(len(self._ids))
+        if text.endswith(_INCOMPLETE) or len(text) <= len(known):
+            return ""
+        self._from, self._read = self._read, len(self._ids)
+        return text[len(known) :]
+
+    def rest(self) -> str:
+        """Return the text that was held back, when no token follows."""
+        known, text = self._decoded(self._read), self._decoded(len(self._ids))
+        self._from = self._read = len(self._ids)
+        return text[len(known) :]
+
+    def _decoded(self, end: int) -> str:
+        return self._tokenizer.decode(self._ids[self._from : end], skip_special_tokens=False)
+
+
+def _load(path: str, *, trust_remote_code: bool) -> tuple[LmmKit, Any, PretrainedConfig]:
+    """Return a checkpoint's kit, processor and config."""
+    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    return kit, processor, kit.load_config(path, trust_remote_code=trust_remote_code)

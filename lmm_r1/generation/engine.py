@@ -1,0 +1,79 @@
+"""What every engine is: how it is loaded, what it is asked for, and how each row went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from lmm_r1.data.completion import Completion
+from lmm_r1.data.messages import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How a checkpoint is loaded."""
+
+    adapter: Path | None
+    """A LoRA adapter that is merged into the checkpoint's weights."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    max_model_len: int
+    """Longest prompt and response together, in tokens; never more than the model takes."""
+    max_images: int
+    max_videos: int
+    """Most images and videos in one prompt."""
+    batch_rows: int
+    """Rows in one batch of the transformers engine; vLLM makes its own."""
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    seed: int
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How responses are sampled; temperature 0 takes the likeliest token."""
+
+    n_samples: int
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one row went: its completions, or why it could not be taken."""
+
+    index: int
+    row: Row | None = None
+    """None for a record that is no row."""
+    completions: tuple[Completion, ...] = ()
+    reason: str | None = None
+    """One sentence with the row's place; None where there are completions."""
+    seconds: float = 0.0
+    """From the moment the engine got the prompt to its last completion."""
+
+
+class Responder(Protocol):
+    """Generates responses to many rows, with one engine or several."""
+
+    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
+        """Yield how each (index, row) went, in the order in which they end; one bad row stops no other."""
+
+    def close(self) -> None:
+        """Free the memory for what comes next."""
+
+
+class Engine(Responder, Protocol):
+    """One checkpoint in this process."""
+
+    def stream(
+        self,
+        row: Row,
+        sampling: SamplingSettings,
+        *,
+        on_text: Callable[[str], None],
+        should_stop: Callable[[], bool],
+    ) -> Completion:
+        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""

@@ -1,0 +1,76 @@
+"""The Ray actor around one vLLM engine: groups in, scored samples out, and its caches emptied with every update."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+
+from lmm_r1 import cpu
+from lmm_r1.data.messages import Row
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
+from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.rollout.scoring import make_scorer
+
+
+class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
+    """OpenRLHF's rollout actor with the prompt encoded once per group by the kit."""
+
+    async def __init__(
+        self,
+        *,
+        reward_endpoints: list[str] | None,
+        reward_timeout_s: float,
+        reward_deadline_s: float,
+        **engine_arguments: Any,
+    ) -> None:
+        if cpu.has_cuda():
+            await super().__init__(**engine_arguments)
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))
+        else:
+            self._start_in_process(**engine_arguments)
+            in_thread = self.llm.call
+        self.groups = GroupRollout(
+            codec=PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]),
+            scorer=(
+                make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s)
+                if reward_endpoints is not None
+                else None
+            ),
+            in_thread=in_thread,
+        )
+
+    def _start_in_process(
+        self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
+    ) -> None:
+        import vllm
+        from packaging import version
+
+        self._configure_device_env(arguments["distributed_executor_backend"], bundle_indices, num_gpus)
+        self._configure_vllm_env(version, vllm, full_determinism)
+        self.llm = InProcessEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+
+    async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
+        """Return the scored samples of one prompt; see `GroupRollout.run`."""
+        return SampledGroup(samples=await self.groups.run(self.llm, row, settings))
+
+    async def load_weights_from(self, folder: str) -> None:
+        """Load new weights from files (machines without CUDA)."""
+        await self.llm.collective_rpc("load_weights_from", args=(folder,))
+
+    async def reset_caches(self) -> None:
+        """Forget everything computed with the old weights: prefixes, image features, and processed images.
+
+        Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
+        """
+        await self.llm.reset_prefix_cache()
+        await self.llm.reset_encoder_cache()
+        await self.llm.reset_mm_cache()
+
+
+RolloutActor = ray.remote(KitRolloutActor)

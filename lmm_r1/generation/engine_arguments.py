@@ -1,0 +1,50 @@
+"""The arguments that every vLLM engine gets, in training and outside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from lmm_r1 import cpu
+from lmm_r1.lmm_kits import LmmKit
+
+# Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
+CPU_BLOCK_SIZE = 32
+
+
+def engine_arguments(
+    model: str,
+    *,
+    kit: LmmKit,
+    config: PretrainedConfig,
+    trust_remote_code: bool,
+    dtype: str,
+    max_model_len: int,
+    max_images: int,
+    max_videos: int,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    enforce_eager: bool = False,
+) -> dict[str, Any]:
+    """Return arguments of vLLM's `EngineArgs` and `LLM`.
+
+    Args:
+        model: a checkpoint without adapters.
+        config: the checkpoint's own.
+        max_model_len: longest prompt and response together, in tokens.
+        max_images, max_videos: most of them in one prompt.
+        enforce_eager: run without CUDA graphs; so it is always where there is no CUDA.
+    """
+    on_gpu = cpu.has_cuda()
+    return {
+        "model": model,
+        "trust_remote_code": trust_remote_code,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "enforce_eager": enforce_eager or not on_gpu,
+        **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
+        **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
+    }

@@ -1,0 +1,102 @@
+"""Several engines that share the rows of a job: one Ray actor each, data parallel."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from lmm_r1 import cpu
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.generation.backends import Backend, make_engine, prepare_process
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+
+# Rows that an engine gets at a time; it has two such shares, so that it need not wait for the next.
+SHARE_ROWS = 32
+SHARES_PER_ENGINE = 2
+
+
+class _EngineActor:
+    def load(self, backend: Backend, path: str, settings: EngineSettings) -> None:
+        """Load the engine; not in the constructor, whose errors Ray hands on without their type."""
+        prepare_process()
+        self.engine = make_engine(backend, path, settings)
+
+    def respond(self, rows: list[tuple[int, Row]], sampling: SamplingSettings) -> list[Outcome]:
+        return list(self.engine.respond(rows, sampling))
+
+
+class RayEngines:
+    """An engine that hands shares of its rows to several others."""
+
+    def __init__(self, backend: Backend, path: str, settings: EngineSettings, *, count: int) -> None:
+        _start_ray(count=count)
+        actor = ray.remote(_EngineActor)
+        gpus = settings.tensor_parallel_size if cpu.has_cuda() else 0
+        self._actors = [actor.options(num_gpus=gpus, num_cpus=1).remote() for _ in range(count)]
+        # Engines that sample must not all draw the same numbers.
+        seeds = (settings.seed + number for number in range(count))
+        ray.get(
+            [
+                actor.load.remote(backend, path, replace(settings, seed=seed))
+                for actor, seed in zip(self._actors, seeds, strict=True)
+            ]
+        )
+
+    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
+        """Yield how each (index, row) went, share by share."""
+        source = iter(rows)
+        running: dict[Any, Any] = {}
+
+        def give(actor: Any) -> None:
+            if share := list(itertools.islice(source, SHARE_ROWS)):
+                running[actor.respond.remote(share, sampling)] = actor
+
+        for actor in self._actors * SHARES_PER_ENGINE:
+            give(actor)
+        while running:
+            [done], _ = ray.wait(list(running), num_returns=1)
+            actor = running.pop(done)
+            give(actor)
+            try:
+                yield from ray.get(done)
+            except RayActorError as error:
+                raise UserError(
+                    "an engine's process died, perhaps for lack of memory; what was finished before is written: run the "
+                    f"same command again, with fewer --engines if need be ({str(error).splitlines()[0]})"
+                ) from error
+
+    def close(self) -> None:
+        """End the engines' processes."""
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.shutdown()
+
+
+def _start_ray(*, count: int) -> None:
+    # Otherwise Ray warns that it will leave this alone in future.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    cores = os.cpu_count() or 1
+    environment = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        **cpu.worker_environment(),
+        # Engines that run at the same time share the cores: each taking all of them is several times slower.
+        **({} if cpu.has_cuda() else {"OMP_NUM_THREADS": str(max(1, cores // count))}),
+    }
+    arguments: dict[str, Any] = {
+        "runtime_env": {"env_vars": environment, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"},
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+    }
+    if "RAY_ADDRESS" not in os.environ:
+        arguments["include_dashboard"] = False
+        if not cpu.has_cuda():
+            arguments["num_cpus"] = max(cores, count)
+    ray.init(**arguments)

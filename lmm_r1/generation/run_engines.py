@@ -1,0 +1,107 @@
+"""Starting the vLLM engines of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.utils import get_bundle_indices
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.generation.engine_actor import RolloutActor
+from lmm_r1.generation.engine_arguments import engine_arguments
+from lmm_r1.generation.worker_extension import FileWeights
+from lmm_r1.lmm_kits import kit_of
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# GPU share of an engine that lives with the models on one GPU.
+COLOCATED_SHARE = 0.2
+# What vLLM's workers can do beside their own methods: OpenRLHF's side of its weight broadcast, or ours.
+BROADCAST_WEIGHTS = "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
+FILE_WEIGHTS = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
+
+
+def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
+    """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
+    tensor_parallel = config.vllm.tensor_parallel_size
+    group = shared
+    if group is None:
+        bundles = [{"GPU": 1, "CPU": 1} for _ in range(config.vllm.num_engines * tensor_parallel)]
+        group = placement_group(bundles, strategy="PACK")
+        ray.get(group.ready())
+    share = COLOCATED_SHARE if shared is not None else 1
+    # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
+    actor_share = share if tensor_parallel == 1 else 0
+    arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
+    engines = []
+    for index in range(config.vllm.num_engines):
+        bundles = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
+        placement = PlacementGroupSchedulingStrategy(
+            placement_group=group,
+            placement_group_capture_child_tasks=True,
+            placement_group_bundle_index=bundles[0] if bundles else index,
+        )
+        options = {"num_cpus": actor_share, "num_gpus": actor_share, "scheduling_strategy": placement}
+        engines.append(
+            RolloutActor.options(**options).remote(**arguments, bundle_indices=bundles, seed=config.train.seed + index)
+        )
+    return engines
+
+
+def without_sleep(config: PPOConfig) -> PPOConfig:
+    """Return the configuration without `--vllm.enable_sleep` where there is no CUDA; vLLM refuses to start with it."""
+    if not config.vllm.enable_sleep or cpu.has_cuda():
+        return config
+    logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU's memory to free")
+    return dotted.replace(config, {"vllm.enable_sleep": False})
+
+
+def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
+    """Wait until all engines stand, and put them to sleep where they are to: before models come to their GPUs.
+
+    An engine measures the free memory while it starts, and vLLM asserts that nobody else takes or gives any then.
+    """
+    # A call is answered when the constructor, which loads the model and sets the cache up, is through.
+    ray.get([engine.__ray_ready__.remote() for engine in engines])
+    if config.vllm.enable_sleep:
+        batch_vllm_engine_call(engines, "sleep")
+
+
+def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
+    path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
+    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    return {
+        **engine_arguments(
+            path,
+            kit=kit,
+            config=kit.load_config(path, trust_remote_code=trust_remote_code),
+            trust_remote_code=trust_remote_code,
+            dtype=ENGINE_DTYPES[config.ds.param_dtype],
+            max_model_len=config.data.max_len,
+            max_images=max_images,
+            max_videos=max_videos,
+            tensor_parallel_size=config.vllm.tensor_parallel_size,
+            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
+            enforce_eager=config.vllm.enforce_eager,
+        ),
+        "enable_prefix_caching": config.vllm.enable_prefix_caching,
+        "enable_sleep_mode": config.vllm.enable_sleep,
+        "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
+        "worker_extension_cls": BROADCAST_WEIGHTS if cpu.has_cuda() else FILE_WEIGHTS,
+        # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 1,
+        "num_gpus": share,
+        "full_determinism": config.train.full_determinism_enable,
+        "reward_endpoints": config.reward.remote_url.split(",") if config.reward.remote_url else None,
+        "reward_timeout_s": config.reward.timeout_s,
+        "reward_deadline_s": config.reward.deadline_s,
+    }

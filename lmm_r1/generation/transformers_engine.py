@@ -1,0 +1,190 @@
+"""A checkpoint in plain transformers: for architectures that vLLM does not have, and to compare with it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging as transformers_logging
+
+from lmm_r1 import cpu
+from lmm_r1.data.completion import Completion, FinishReason
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import LimitedCodec, TextStream
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.weight_files import torch_dtype
+from lmm_r1.models.rope_scaling import keep_cache, settle_rope
+
+
+class TransformersEngine:
+    """Generates batch by batch with the kit's model and its key-value cache."""
+
+    def __init__(self, path: str, settings: EngineSettings) -> None:
+        self.codec = LimitedCodec(path, settings)
+        self.batch_rows = settings.batch_rows
+        self.device = "cuda" if cpu.has_cuda() else "cpu"
+        self.model = _load(path, settings, codec=self.codec).to(self.device).eval()
+        self.stop_token_ids = self.codec.stop_token_ids(self.model.generation_config)
+        # Released checkpoints bring settings of their own, a repetition penalty for one, which nobody asked for here.
+        self.model.generation_config = GenerationConfig()
+        torch.manual_seed(settings.seed)
+
+    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
+        """Yield how each (index, row) went, batch by batch."""
+        source = iter(rows)
+        while batch := list(itertools.islice(source, self.batch_rows)):
+            began = time.perf_counter()
+            prompts: list[EncodedPrompt] = []
+            taken: list[tuple[int, Row]] = []
+            for index, row in batch:
+                try:
+                    prompts.append(self.codec.encode(row))
+                    taken.append((index, row))
+                except UserError as error:
+                    yield Outcome(index=index, row=row, reason=str(error))
+            if not taken:
+                continue
+            samples = self._generate(prompts, sampling)
+            seconds = time.perf_counter() - began
+            for (index, row), completions in zip(taken, samples, strict=True):
+                yield Outcome(index=index, row=row, completions=tuple(completions), seconds=seconds)
+
+    def stream(
+        self,
+        row: Row,
+        sampling: SamplingSettings,
+        *,
+        on_text: Callable[[str], None],
+        should_stop: Callable[[], bool],
+    ) -> Completion:
+        """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        prompt = self.codec.encode(row)
+        streamer = _TokenStreamer(
+            TextStream(self.codec.tokenizer), stop_token_ids=self.stop_token_ids, on_text=on_text
+        )
+        [[completion]] = self._generate([prompt], sampling, streamer=streamer, should_stop=should_stop)
+        return completion
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        del self.model
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _generate(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        sampling: SamplingSettings,
+        *,
+        streamer: BaseStreamer | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[list[Completion]]:
+        """Return `n_samples` completions for each prompt."""
+        rows = [prompt for prompt in prompts for _ in range(sampling.n_samples)]
+        rooms = [self.codec.room(prompt, max_new_tokens=sampling.max_new_tokens) for prompt in rows]
+        sequences, mask = left_padded([prompt.token_ids for prompt in rows])
+        media = [prompt.media for prompt in rows if prompt.media is not None]
+        inputs = self.codec.kit.forward_inputs(
+            self.model.config, sequences, mask, self.codec.kit.merge_media(media) if media else None
+        )
+        output = self.model.generate(
+            input_ids=sequences.to(self.device),
+            attention_mask=mask.to(self.device),
+            **{name: value.to(self.device) for name, value in inputs.items()},
+            generation_config=self._generation_config(sampling, max_new_tokens=max(rooms)),
+            streamer=streamer,
+            stopping_criteria=StoppingCriteriaList([_Stop(should_stop)]),
+        )
+        new_tokens = output[:, sequences.shape[1] :].tolist()
+        completions = [self._completion(ids, room=room) for ids, room in zip(new_tokens, rooms, strict=True)]
+        size = sampling.n_samples
+        return [completions[start : start + size] for start in range(0, len(completions), size)]
+
+    def _generation_config(self, sampling: SamplingSettings, *, max_new_tokens: int) -> GenerationConfig:
+        chance = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            use_cache=True,
+            eos_token_id=self.stop_token_ids,
+            pad_token_id=self.codec.tokenizer.pad_token_id,
+            suppress_tokens=list(self.codec.banned_token_ids) or None,
+            **(chance if sampling.temperature > 0 else {"do_sample": False}),
+        )
+
+    def _completion(self, token_ids: Sequence[int], *, room: int) -> Completion:
+        """Return the response in a row of the output, which pads behind the end token."""
+        ids = list(token_ids[:room])
+        end = next((place for place, token in enumerate(ids) if token in self.stop_token_ids), None)
+        if end is not None:
+            return self.codec.completion(ids[: end + 1], "stop")
+        reason: FinishReason = "length" if len(ids) == room else "aborted"
+        return self.codec.completion(ids, reason)
+
+
+class _TokenStreamer(BaseStreamer):
+    """Hands on the text of one response; transformers puts the prompt in first."""
+
+    def __init__(self, text: TextStream, *, stop_token_ids: Sequence[int], on_text: Callable[[str], None]) -> None:
+        self._text = text
+        self._stop_token_ids = stop_token_ids
+        self._on_text = on_text
+        self._is_prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        self._hand_on(self._text.add([token for token in value.tolist() if token not in self._stop_token_ids]))
+
+    def end(self) -> None:
+        self._hand_on(self._text.rest())
+
+    def _hand_on(self, text: str) -> None:
+        if text:
+            self._on_text(text)
+
+
+class _Stop(StoppingCriteria):
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), self._should_stop(), device=input_ids.device)
+
+
+def left_padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sequences and attention mask, (B, T) each, of prompts that end in the last column."""
+    width = max(map(len, rows))
+    sequences, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
+    for place, ids in enumerate(rows):
+        sequences[place, width - len(ids) :] = torch.tensor(ids)
+        mask[place, width - len(ids) :] = 1
+    return sequences, mask
+
+
+def _load(path: str, settings: EngineSettings, *, codec: LimitedCodec) -> Any:
+    # A bar for each model would stand between the lines of the command.
+    transformers_logging.disable_progress_bar()
+    dtype = torch_dtype(settings.dtype, config=codec.config)
+    if settings.adapter is not None:
+        from lmm_r1.models.merging import load_with_adapter, merge_adapter
+
+        model = load_with_adapter(path, settings.adapter, dtype=dtype, trust_remote_code=settings.trust_remote_code)
+        merge_adapter(model)
+    else:
+        model = codec.kit.load_model(
+            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=settings.trust_remote_code
+        )
+    settle_rope(model, max_len=codec.max_len)
+    keep_cache(model)
+    return model

@@ -1,1 +1,0 @@
-"""Responses of a checkpoint outside of training: engines, files of rows, scores, and what is selected from them."""

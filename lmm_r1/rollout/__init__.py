@@ -1,1 +1,0 @@
-"""Generating responses with vLLM and having them scored."""

@@ -1,0 +1,77 @@
+"""Rows that bring their responses along."""
+
+import json
+
+import pytest
+
+from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+USER = {"role": "user", "content": "1+1?"}
+
+
+def load(path, **options):
+    settings = {"split": "train", "max_rows": None, "message_key": None, "answer_key": "answer", "image_key": "images"}
+    return load_responses(str(path), **{**settings, **options}, count_tokens=lambda text: len(text.split()))
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_an_output_of_a_job_and_a_conversation_bring_responses(tmp_path):
+    output = {
+        "prompt": [USER],
+        "answer": "2",
+        "responses": [{"text": "2", "tokens": 5, "finish_reason": "length"}, {"text": "it is 3"}],
+    }
+    conversation = {"messages": [USER, {"role": "assistant", "content": "it is 2"}]}
+    outcomes, skipped = load(write(tmp_path / "rows.jsonl", output, conversation))
+    assert skipped == []
+    first, second = outcomes
+    assert [(item.text, item.num_tokens, item.finish_reason) for item in first.completions] == [
+        ("2", 5, "length"),
+        ("it is 3", 3, "stop"),
+    ]
+    assert (first.index, first.row.answer, len(first.row.messages)) == (0, "2", 1)
+    assert [(item.text, item.num_tokens) for item in second.completions] == [("it is 2", 3)]
+    assert [message.role for message in second.row.messages] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"messages": [USER]}, "there is nothing to score"),
+        ({"messages": [{"role": "assistant", "content": "2"}]}, "there is nothing to score"),
+        ({"prompt": [USER], "responses": []}, "a list with at least one response"),
+        ({"prompt": [USER], "responses": ["2"]}, 'an object with a "text"'),
+        (
+            {"prompt": [USER], "responses": [{"text": "2", "finish_reason": "tired"}]},
+            "finish_reason 'tired' is unknown",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}, USER]},
+            "line 2: no image file",
+        ),
+    ],
+)
+def test_a_record_without_a_usable_response_is_left_out(record, reason, tmp_path):
+    good = {"messages": [USER, {"role": "assistant", "content": "2"}]}
+    outcomes, [skipped] = load(write(tmp_path / "rows.jsonl", good, record, good))
+    assert [outcome.index for outcome in outcomes] == [0, 2]
+    assert skipped.index == 1
+    assert reason in skipped.reason
+
+
+def test_a_file_without_any_response_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="holds no rows with responses; the first: .*nothing to score"):
+        load(write(tmp_path / "rows.jsonl", {"messages": [USER]}))
+
+
+def test_only_the_first_rows_are_taken_where_asked(tmp_path):
+    good = {"messages": [USER, {"role": "assistant", "content": "2"}]}
+    outcomes, _ = load(write(tmp_path / "rows.jsonl", good, good, good), max_rows=2)
+    assert len(outcomes) == 2

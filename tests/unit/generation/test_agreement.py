@@ -1,0 +1,54 @@
+"""What a run does with a kit that vLLM cannot run, or computes other log-probs for."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from helpers.conversations import message, picture, row
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.errors import UserError
+from lmm_r1.generation.agreement import CORRECTION, check_engine, with_correction
+from lmm_r1.lmm_kits import get_kit
+
+pytestmark = pytest.mark.unit
+
+KIT = replace(get_kit("llm"), engine_disagreement="the engine attends causally within images")
+TEXT, IMAGE = row(message("user", "1+1?")), row(message("user", picture(8, 8), "Which digit?"))
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "has_cuda", lambda: False)
+
+
+def test_a_kit_without_an_engine_is_refused_with_its_reason_and_what_it_can_do():
+    check_engine(KIT, model="--actor.model_name_or_path m")
+    with pytest.raises(UserError, match=r"--actor.model_name_or_path m: .*no class.*train_sft"):
+        check_engine(replace(KIT, engine_refusal="it has no class for it"), model="--actor.model_name_or_path m")
+
+
+def test_image_rows_of_a_kit_that_disagrees_are_corrected_per_token_with_one_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        corrected = with_correction(PPOConfig(), kit=KIT, rows=[TEXT, IMAGE])
+    assert dotted.get(corrected, CORRECTION) == "token"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the engine attends causally within images; its samples are corrected for that "
+        "(--algo.advantage.is_correction_level token)"
+    )
+
+
+def test_a_correction_that_the_user_chose_stays():
+    chosen = dotted.replace(PPOConfig(), {CORRECTION: "seq"})
+    assert with_correction(chosen, kit=KIT, rows=[IMAGE]) == chosen
+
+
+@pytest.mark.parametrize("why", ["text rows", "agreement", "gpu"])
+def test_where_both_sides_agree_nothing_is_corrected(why, monkeypatch, caplog):
+    monkeypatch.setattr(cpu, "has_cuda", lambda: why == "gpu")
+    kit = get_kit("llm") if why == "agreement" else KIT
+    rows = [TEXT] if why == "text rows" else [IMAGE]
+    assert with_correction(PPOConfig(), kit=kit, rows=rows) == PPOConfig()
+    assert not caplog.records

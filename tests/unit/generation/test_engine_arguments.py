@@ -1,0 +1,96 @@
+"""What vLLM is told, on machines with and without a GPU: one answer for training and for everything outside of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig
+from lmm_r1.generation import run_engines, vllm_engine
+from lmm_r1.generation.engine import EngineSettings
+from lmm_r1.generation.vllm_engine import VllmEngine
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = EngineSettings(
+    adapter=None,
+    dtype="float32",
+    max_model_len=256,
+    max_images=2,
+    max_videos=0,
+    batch_rows=1,
+    tensor_parallel_size=1,
+    gpu_memory_utilization=0.5,
+    seed=3,
+    trust_remote_code=False,
+)
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
+    return str(tiny_checkpoint("qwen2_5_vl"))
+
+
+def outside_of_training(checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool) -> dict[str, Any]:
+    """What chats, evaluations and batch inference give to vLLM."""
+    given: dict[str, Any] = {}
+
+    def load(**arguments: Any) -> SimpleNamespace:
+        given.update(arguments)
+        return SimpleNamespace(llm_engine=None)
+
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    monkeypatch.setattr(vllm_engine, "LLM", load)
+    VllmEngine(checkpoint, SETTINGS)
+    return given
+
+
+def in_training(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, **settings: object
+) -> dict[str, Any]:
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    same = {
+        "actor.model_name_or_path": checkpoint,
+        "ds.param_dtype": "fp32",
+        "data.max_len": SETTINGS.max_model_len,
+        "vllm.gpu_memory_utilization": SETTINGS.gpu_memory_utilization,
+    }
+    config = dotted.replace(PPOConfig(), {**same, **settings})
+    return run_engines._engine_arguments(config, share=1, max_images=SETTINGS.max_images, max_videos=0)
+
+
+@pytest.mark.parametrize("arguments_of", [outside_of_training, in_training])
+def test_cuda_graphs_are_used_where_there_is_cuda(arguments_of, checkpoint, monkeypatch):
+    on_gpu = arguments_of(checkpoint, monkeypatch, has_cuda=True)
+    assert on_gpu["enforce_eager"] is False
+    assert "block_size" not in on_gpu, "vLLM's own"
+    on_cpu = arguments_of(checkpoint, monkeypatch, has_cuda=False)
+    assert on_cpu["enforce_eager"] is True
+    assert on_cpu["block_size"] == 32
+
+
+def test_training_does_without_cuda_graphs_where_it_is_told_to(checkpoint, monkeypatch):
+    arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.enforce_eager": True})
+    assert arguments["enforce_eager"] is True
+
+
+@pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
+def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint, monkeypatch):
+    outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
+    training = in_training(checkpoint, monkeypatch, has_cuda=has_cuda)
+    # The seed is each engine's own.
+    assert outside.keys() - training.keys() == {"seed", "use_tqdm_on_load"}
+    assert {name: training[name] for name in outside.keys() & training.keys()} == {
+        name: value for name, value in outside.items() if name not in ("seed", "use_tqdm_on_load")
+    }
+    assert outside["limit_mm_per_prompt"]["image"] == SETTINGS.max_images
+
+
+def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(checkpoint, monkeypatch):
+    by_broadcast = in_training(checkpoint, monkeypatch, has_cuda=True)["worker_extension_cls"]
+    assert by_broadcast == "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
+    by_files = in_training(checkpoint, monkeypatch, has_cuda=False)["worker_extension_cls"]
+    assert by_files == "lmm_r1.generation.worker_extension.FileWeights"

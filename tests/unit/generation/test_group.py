@@ -1,0 +1,236 @@
+"""A group on a hand-written engine that streams as vLLM does."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
+from helpers.conversations import message, row
+from PIL import Image
+
+from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.group import GroupRollout, GroupSettings
+from lmm_r1.models.banned_tokens import BAN_BIAS
+from remote_rm.client import ItemReward, RewardUnavailable
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = GroupSettings(
+    n_samples=2,
+    temperature=0.7,
+    top_p=0.9,
+    max_new_tokens=4,
+    max_len=32,
+    logprobs=True,
+    ignore_eos=False,
+    overlong_prompts="error",
+)
+PROMPT = row(message("user", "1+1?"), answer="2")
+PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
+
+
+def delta(index: int, token_ids: Sequence[int], *, finish: str | None = None) -> SimpleNamespace:
+    """A piece of one sample; the log-prob of a token is minus its id."""
+    logprobs = [{token: SimpleNamespace(logprob=-float(token))} for token in token_ids]
+    return SimpleNamespace(index=index, token_ids=list(token_ids), logprobs=logprobs, finish_reason=finish)
+
+
+class StreamingEngine:
+    """Streams the given pieces, and waits where an event stands among them."""
+
+    def __init__(self, pieces: Sequence[SimpleNamespace | asyncio.Event]) -> None:
+        self.pieces = pieces
+        self.requests: list[tuple[Any, Any]] = []
+
+    async def generate(self, request: Any, parameters: Any, *, request_id: str) -> AsyncIterator[SimpleNamespace]:
+        self.requests.append((request, parameters))
+        for piece in self.pieces:
+            if isinstance(piece, asyncio.Event):
+                await piece.wait()
+            else:
+                yield SimpleNamespace(outputs=[piece])
+
+
+class RecordingScorer:
+    """Rewards 1 where the response is the label; sets an event at the first request."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.asked = asyncio.Event()
+
+    async def reward(self, **request: Any) -> ItemReward:
+        self.requests.append(request)
+        self.asked.set()
+        right = float(request["response"] == request["label"])
+        return ItemReward(reward=2 * right, score=right, extra_logs={"accuracy": right})
+
+
+class FailingScorer(RecordingScorer):
+    async def reward(self, **request: Any) -> ItemReward:
+        raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
+
+
+TWO_SAMPLES = (
+    delta(0, b"2"),
+    delta(1, b"3"),
+    delta(1, b"45", finish="length"),
+    delta(0, [END], finish="stop"),
+)
+
+
+def run(
+    prompt=PROMPT, *, pieces=TWO_SAMPLES, settings=SETTINGS, scorer=None, kit=None, banned=()
+) -> tuple[list[dict[str, Any]], StreamingEngine, GroupRollout]:
+    engine = StreamingEngine(pieces)
+    rollout = GroupRollout(
+        codec=PromptCodec(kit=kit or CharacterKit(), processor=None, banned_token_ids=banned),
+        scorer=scorer or RecordingScorer(),
+        in_thread=asyncio.to_thread,
+    )
+    return asyncio.run(asyncio.wait_for(rollout.run(engine, prompt, settings), timeout=10)), engine, rollout
+
+
+def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
+    samples, engine, rollout = run(row(message("user", IMAGE, "?"), answer="2"), banned=(PLACEHOLDER, AFTER_IMAGE))
+    assert rollout.codec.kit.encoded == 1
+    ((request, parameters),) = engine.requests
+    assert request["prompt_token_ids"] == [ord("u"), PLACEHOLDER, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
+    (image,) = request["multi_modal_data"]["image"]
+    assert image.tobytes() == IMAGE.tobytes()
+    assert (parameters.n, parameters.max_tokens, parameters.temperature, parameters.top_p) == (2, 4, 0.7, 0.9)
+    assert parameters.logit_bias == {PLACEHOLDER: BAN_BIAS, AFTER_IMAGE: BAN_BIAS}
+    expanded = [ord("u"), *[PLACEHOLDER] * 3, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
+    for sample in samples:
+        assert sample["observation_tokens"][: len(expanded)] == expanded
+        assert sample["action_ranges"][0][0] == len(expanded)
+    assert samples[0]["mm_train_inputs"] is samples[1]["mm_train_inputs"], "one object travels once"
+
+
+def test_a_text_prompt_has_no_media():
+    samples, engine, _ = run()
+    assert "multi_modal_data" not in engine.requests[0][0]
+    assert all(sample["mm_train_inputs"] is None for sample in samples)
+
+
+def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
+    samples, _, _ = run()
+    by_response = {sample["response"]: sample for sample in samples}
+    right, wrong = by_response["2"], by_response["345"]
+    assert right["observation_tokens"] == [*PROMPT_IDS, *b"2", END]
+    assert right["action_ranges"] == [(8, 10)]
+    assert right["rollout_log_probs"] == [0.0] * 8 + [-50.0, -1.0]
+    assert (right["reward"], right["scores"], right["extra_logs"]) == (2.0, 1.0, {"accuracy": 1.0})
+    assert right["truncated"] is False
+    assert wrong["observation_tokens"] == [*PROMPT_IDS, *b"345"]
+    assert wrong["rollout_log_probs"] == [0.0] * 8 + [-51.0, -52.0, -53.0]
+    assert (wrong["reward"], wrong["truncated"]) == (0.0, True)
+    assert right["label"] == wrong["label"] == "2"
+    assert right["row"] is PROMPT
+
+
+def test_log_probs_are_left_out_where_they_were_not_asked_for():
+    pieces = [SimpleNamespace(**{**vars(piece), "logprobs": None}) for piece in TWO_SAMPLES]
+    samples, engine, _ = run(pieces=pieces, settings=replace(SETTINGS, logprobs=False))
+    assert engine.requests[0][1].logprobs is None
+    assert all(sample["rollout_log_probs"] is None for sample in samples)
+
+
+def test_a_reward_request_holds_prompt_response_and_label():
+    scorer = RecordingScorer()
+    run(scorer=scorer)
+    request = next(request for request in scorer.requests if request["response"] == "2")
+    assert request == {
+        "query": "u1+1?<end>\na2<end>",
+        "prompt": '[{"role":"user","content":"1+1?"}]',
+        "label": "2",
+        "response": "2",
+    }
+
+
+def test_a_finished_sample_is_scored_while_the_others_are_generated():
+    scorer = RecordingScorer()
+    # The engine goes on only when the first sample's reward has been asked for.
+    # (two end tokens: a model may have several)
+    pieces = [delta(0, [*b"2", END], finish="stop"), scorer.asked, delta(1, [*b"3", NEWLINE], finish="stop")]
+    samples, _, _ = run(pieces=pieces, scorer=scorer)
+    assert [sample["response"] for sample in samples] == ["2", "3"]
+
+
+def test_a_reward_that_cannot_be_had_stops_the_group():
+    with pytest.raises(RewardUnavailable, match="^rows.jsonl, line 1: http://127.0.0.1:1/get_reward does not answer"):
+        run(scorer=FailingScorer())
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("abort", "1 ended in abort"),
+        ("error", "1 ended in error"),
+        ("repetition", "1 ended in repetition"),
+        (None, "1 never ended"),
+    ],
+)
+def test_a_group_of_which_a_response_is_broken_off_is_none(end, said):
+    pieces = [delta(0, [*b"2", END], finish="stop"), delta(1, b"345", finish=end)]
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: the engine gave 1 of 2 responses whole \({said}\)"):
+        run(pieces=pieces)
+
+
+def test_a_group_without_one_of_its_responses_is_none():
+    with pytest.raises(UserError, match=r"line 1: the engine gave 0 of 2 responses whole \(2 never ended\)"):
+        run(pieces=[])
+
+
+class GivingScorer(RecordingScorer):
+    """Gives the first response what it is told to, and all others 1."""
+
+    def __init__(self, given: ItemReward) -> None:
+        super().__init__()
+        self.given = given
+
+    async def reward(self, **request: Any) -> ItemReward:
+        return self.given if request["response"] == "2" else ItemReward(reward=1.0, score=1.0, extra_logs={})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((math.nan, 1.0, 1.0), "reward nan"),
+        ((-math.inf, 1.0, 1.0), "reward -inf"),
+        ((1.0, math.nan, 1.0), "score nan"),
+        ((math.inf, 1.0, math.nan), "reward inf, accuracy nan"),
+    ],
+)
+def test_a_reward_that_is_no_finite_number_stops_with_its_row(values, said):
+    reward, score, accuracy = values
+    scorer = GivingScorer(ItemReward(reward=reward, score=score, extra_logs={"accuracy": accuracy}))
+    with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: --reward.remote_url gives {said} for a response"):
+        run(scorer=scorer)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():
+    # 8 prompt tokens and 4 new ones need 12.
+    assert len(run(settings=replace(SETTINGS, max_len=12))[0]) == 2
+    tight = replace(SETTINGS, max_len=11)
+    with pytest.raises(UserError, match=r"rows.jsonl, line 1: the prompt takes 8 tokens.*--data.max_len 11"):
+        run(settings=tight)
+    samples, engine, _ = run(settings=replace(tight, overlong_prompts="skip"))
+    assert samples == []
+    assert engine.requests == []
+
+
+def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
+    settings = replace(SETTINGS, max_new_tokens=None, max_len=20)
+    assert run(settings=settings)[1].requests[0][1].max_tokens == 12
+    with pytest.raises(UserError, match="--data.max_len 8"):
+        run(settings=replace(settings, max_len=8))
+
+
+def test_what_the_kit_refuses_is_told_with_the_rows_place():
+    with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
+        run(row(message("user", Image.new("RGB", (1, 1)))))

@@ -1,0 +1,71 @@
+import pytest
+from vllm.sampling_params import RequestOutputKind
+
+from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.models.banned_tokens import BAN_BIAS
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_group_is_streamed_with_banned_tokens_and_without_text():
+    parameters = sampling_params(
+        n_samples=3,
+        temperature=0.5,
+        top_p=0.9,
+        max_tokens=7,
+        banned_token_ids=(4, 9),
+        end_token_id=5,
+        logprobs=True,
+        ignore_eos=False,
+    )
+    assert (parameters.n, parameters.temperature, parameters.top_p) == (3, 0.5, 0.9)
+    assert (parameters.max_tokens, parameters.logprobs) == (7, 0)
+    # At a first token vLLM would mask the end token, which the training forward does not.
+    assert parameters.min_tokens == 0
+    assert parameters.stop_token_ids == [5]
+    assert parameters.logit_bias == {4: BAN_BIAS, 9: BAN_BIAS}
+    assert parameters.output_kind is RequestOutputKind.DELTA
+    assert parameters.detokenize is False
+
+
+def test_log_probs_are_returned_only_where_asked_for():
+    parameters = sampling_params(
+        n_samples=1,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=1,
+        banned_token_ids=(),
+        end_token_id=5,
+        logprobs=False,
+        ignore_eos=False,
+    )
+    assert parameters.logprobs is None
+
+
+def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
+    parameters = sampling_params(
+        n_samples=1,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=7,
+        banned_token_ids=(),
+        end_token_id=5,
+        logprobs=False,
+        ignore_eos=True,
+    )
+    assert parameters.ignore_eos
+    assert parameters.stop_token_ids == []
+    parameters.update_from_generation_config({"eos_token_id": [5, 6]}, eos_token_id=5)
+    assert parameters.stop_token_ids == []
+    assert parameters.eos_token_id is None
+
+
+def test_outside_of_training_responses_come_whole_and_without_log_probs():
+    parameters = sampling_params(
+        n_samples=2, temperature=0.5, top_p=1.0, max_tokens=7, banned_token_ids=(4,), end_token_id=5, streamed=False
+    )
+    assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
+    assert (parameters.n, parameters.temperature, parameters.max_tokens, parameters.logprobs) == (2, 0.5, 7, None)
+    assert parameters.stop_token_ids == [5]
+    assert parameters.logit_bias == {4: BAN_BIAS}
+    assert parameters.seed is None
