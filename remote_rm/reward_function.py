@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remote_rm.answers.response import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.response import find_response
 from remote_rm.verifier import Item, Score, Verifier
 
 if TYPE_CHECKING:
-    from remote_rm.pool import Judgement, VerifierPool
+    from remote_rm.service.pool import Judgement, VerifierPool
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class _Judge:
 
     def _start(self) -> None:
         # The pool's own dependencies are imported only by verifiers that have slow items.
-        from remote_rm.pool import VerifierPool
+        from remote_rm.service.pool import VerifierPool
 
         assert self._verifier is not None
         pool = VerifierPool(self._verifier, workers=self._workers, item_timeout_seconds=self._item_timeout_seconds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.errors import UserError
-from remote_rm.serving_arguments import add_listening_arguments, parse_flags, positive
+from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
     from lmm_r1.inference.reward_model import RewardModel
@@ -85,7 +85,7 @@ def _serve(args: argparse.Namespace) -> None:
     from lmm_r1.inference.reward_service import serve
     from lmm_r1.inference.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
-    from remote_rm.server import ListeningOptions
+    from remote_rm.service.server import ListeningOptions
 
     # Asked before PyTorch is loaded, which takes longer than telling.
     kit_name_of(args.model, trust_remote_code=args.trust_remote_code)

@@ -14,8 +14,8 @@ from typing_extensions import Self
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.verifier_spec import verifier_from
-from remote_rm.limits import ServiceLimits
-from remote_rm.pool import Judgement, VerifierPool
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.pool import Judgement, VerifierPool
 from remote_rm.verifier import Item
 
 T = TypeVar("T")

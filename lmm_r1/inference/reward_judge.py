@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.sent_prompt import MediaAccess, ending_of
-from remote_rm.judge import JudgeCounts, Judgement, PoolUnavailable, UnusableItem
 from remote_rm.protocol import RewardRequest
+from remote_rm.service.judge import JudgeCounts, Judgement, PoolUnavailable, UnusableItem
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:

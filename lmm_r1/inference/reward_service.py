@@ -9,9 +9,9 @@ from fastapi import FastAPI
 
 from lmm_r1.inference.reward_judge import RewardModelJudge, items_of_request
 from lmm_r1.inference.sent_prompt import MediaAccess
-from remote_rm.app import create_service
-from remote_rm.limits import ServiceLimits
-from remote_rm.server import ListeningOptions, serve_app
+from remote_rm.service.app import create_service
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.server import ListeningOptions, serve_app
 
 if TYPE_CHECKING:
     from lmm_r1.inference.reward_model import RewardModel

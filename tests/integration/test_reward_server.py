@@ -19,9 +19,9 @@ import pytest
 
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
-from remote_rm.pool import VerifierPool
+from remote_rm.service.pool import VerifierPool
+from remote_rm.service.worker import WORKER_NAME
 from remote_rm.verifier import Item, Verifier
-from remote_rm.worker import WORKER_NAME
 
 pytestmark = pytest.mark.integration
 
@@ -176,7 +176,7 @@ def test_help_answers_within_a_second_and_loads_no_training_stack():
         "from remote_rm.math_verifier import build_parser\n"
         "build_parser().format_help(); assert time.perf_counter() - started < 1\n"
         "assert 'fastapi' not in sys.modules\n"
-        "import remote_rm.app, remote_rm.client, remote_rm.server, remote_rm.accuracy\n"
+        "import remote_rm.service.app, remote_rm.client, remote_rm.service.server, remote_rm.answers.accuracy\n"
         "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf', 'lmm_r1', 'sympy'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )

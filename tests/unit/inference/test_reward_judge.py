@@ -13,8 +13,8 @@ from lmm_r1.inference.reward_judge import RewardItem, RewardModelJudge, items_of
 from lmm_r1.inference.reward_model import EncodedSample
 from lmm_r1.inference.sent_prompt import MediaAccess
 from lmm_r1.lmm_kits import EncodedPrompt
-from remote_rm.judge import PoolUnavailable, UnusableItem
 from remote_rm.protocol import RewardRequest
+from remote_rm.service.judge import PoolUnavailable, UnusableItem
 
 pytestmark = pytest.mark.unit
 

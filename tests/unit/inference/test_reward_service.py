@@ -21,8 +21,8 @@ from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.inference.reward_model import RewardModel
 from lmm_r1.inference.reward_service import create_app
 from lmm_r1.inference.sent_prompt import MediaAccess
-from remote_rm.limits import ServiceLimits
-from remote_rm.middleware import Abandonment
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.middleware import Abandonment
 
 pytestmark = pytest.mark.unit
 

@@ -9,14 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from remote_rm.access_log import Sampler, log_request
-from remote_rm.judge import Judge, Judgement, PoolUnavailable, UnusableItem
-from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
-from remote_rm.metrics import ServiceMetrics
-from remote_rm.middleware import Abandonment, BodyLimit, Observer, RequestRecord, TokenGate
-from remote_rm.pool import VerifierPool
+from remote_rm.answers.response import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
-from remote_rm.response import find_response
+from remote_rm.service.access_log import Sampler, log_request
+from remote_rm.service.judge import DEFAULT_LIMITS, Judge, Judgement, PoolUnavailable, ServiceLimits, UnusableItem
+from remote_rm.service.metrics import ServiceMetrics
+from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, RequestRecord, TokenGate
+from remote_rm.service.pool import VerifierPool
 from remote_rm.verifier import Item, Verifier
 
 SERVICE_NAME = "lmm-r1 reward server"

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.accuracy import check_label, matches, quick_match
+from remote_rm.answers.accuracy import check_label, matches, quick_match
 
 pytestmark = pytest.mark.unit
 

@@ -2,7 +2,7 @@ r"""Matrices and vectors as rows of cells: `\begin{pmatrix}1&2\\3&4\end{pmatrix}
 
 import re
 
-from remote_rm.normalization import enclosing_delimiters, split_top_level
+from remote_rm.answers.normalization import enclosing_delimiters, split_top_level
 
 _MATRIX = re.compile(
     r"(?:[A-Za-z]=)?(?:[(\[]\s*)?\\begin\{(?:[pb]?matrix|smallmatrix|array)\}(?P<columns>\{[lcr|@\s]*\})?"

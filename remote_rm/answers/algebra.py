@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import gcd, isqrt
 
-from remote_rm.normalization import to_latex
+from remote_rm.answers.normalization import to_latex
 
 MAX_CHARS = 300
 MAX_DIGITS = 30

@@ -1,11 +1,10 @@
-r"""Numbers as they are written in answers, read exactly: `1,234.50`, `3/4`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`."""
+r"""Numbers as they are written in answers, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`."""
 
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from remote_rm.number_words import parse_number_words
-from remote_rm.units import canonical_unit, conversion
+from remote_rm.answers.units import canonical_unit, conversion
 
 ROUNDED_FROM_PLACES = 2
 """From this many decimal places on, a gold answer counts as rounded; below it is exact."""
@@ -26,6 +25,16 @@ _QUANTITY = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SMALL_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_WORD_VALUES = {word: value for value, word in enumerate(_SMALL_WORDS)} | {
+    word: 10 * value for value, word in enumerate(_TEN_WORDS, start=2)
+}
+_WORD_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
+_NUMBER_WORDS = re.compile(r"[a-z]+(?:(?:-| and |[ ])[a-z]+){0,8}")
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
 
@@ -58,6 +67,31 @@ def parse_quantity(text: str) -> Quantity | None:
     places = 0 if scaled else len(match["places"] or match["bare_places"] or "")
     signed = -value if match["sign"] == "-" else value
     return Quantity(value=signed, places=places, percent=match["percent"] is not None, unit=unit)
+
+
+def parse_number_words(text: str) -> int | None:
+    """Return the number that the words are, or None for anything else."""
+    lowered = text.lower()
+    if not _NUMBER_WORDS.fullmatch(lowered):
+        return None
+    words = [word for word in re.split("[- ]", lowered) if word != "and"]
+    if (
+        not words
+        or not all(word in _WORD_VALUES or word in _WORD_SCALES for word in words)
+        or words[0] in _WORD_SCALES
+    ):
+        return None
+    total, group = 0, 0
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "hundred":
+            group *= 100
+        elif word in _WORD_SCALES:
+            total, group = total + group * _WORD_SCALES[word], 0
+        elif before in _TEN_WORDS and 0 < _WORD_VALUES[word] < 10 or not before or before in _WORD_SCALES:
+            group += _WORD_VALUES[word]
+        else:
+            return None
+    return total + group
 
 
 def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from remote_rm.app import create_app
-from remote_rm.limits import ServiceLimits
 from remote_rm.math_verifier import MathVerifier
+from remote_rm.service.app import create_app
+from remote_rm.service.judge import ServiceLimits
 
 pytestmark = pytest.mark.unit
 

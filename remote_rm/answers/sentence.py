@@ -2,7 +2,7 @@
 
 import re
 
-from remote_rm.units import canonical_unit, unit_behind
+from remote_rm.answers.units import canonical_unit, unit_behind
 
 MAX_SENTENCE_CHARS = 400
 MAX_VERBS = 3

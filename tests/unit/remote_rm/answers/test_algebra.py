@@ -7,8 +7,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.algebra import same_algebra
-from remote_rm.normalization import normalize
+from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.normalization import normalize
 
 pytestmark = pytest.mark.unit
 

@@ -2,13 +2,14 @@ r"""Finds the final answer in a response: the answer block, else the last \boxed
 
 The thinking is cut off first: what a model wrote while it was thinking is no answer.
 A block that was never closed runs to the end; where the thinking was not closed either, the last answer block ends it.
+The format that the model is taught is one think block, then one answer block.
 """
 
 import re
 
-from remote_rm.normalization import without_environments
-from remote_rm.number_words import parse_number_words
-from remote_rm.sentence import bold_end, complement, unit_in_prose
+from remote_rm.answers.normalization import without_environments
+from remote_rm.answers.quantity import parse_number_words
+from remote_rm.answers.sentence import bold_end, complement, unit_in_prose
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -18,6 +19,8 @@ MAX_BOX_CHARS = 2000
 """The length from which on a box counts as never closed."""
 MAX_PLAIN_CHARS = 100
 
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![\w/]|[.,]\d)")
@@ -70,6 +73,16 @@ def without_thinking(response: str) -> str:
     else:
         outside.append(response[position:])
     return " ".join(outside).rpartition("</think>")[2]
+
+
+def format_score(response: str) -> float:
+    """Return 1.0 for exactly one think block followed by exactly one answer block, else 0.0.
+
+    White space may stand between the two blocks and around them, and nothing else.
+    """
+    if any(response.count(tag) != 1 for tag in _TAGS):
+        return 0.0
+    return 1.0 if _LAYOUT.fullmatch(response) else 0.0
 
 
 def last_boxed(text: str) -> str | None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from remote_rm.accuracy import matches, quick_match
-from remote_rm.extraction import final_answer
-from remote_rm.gold import is_gradable
-from remote_rm.normalization import normalize
+from remote_rm.answers.accuracy import matches, quick_match
+from remote_rm.answers.extraction import final_answer
+from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.normalization import normalize
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data"
 THINKING = "<think>\nSome $x = 3$, then \\boxed{99}.\n</think>\n"
 

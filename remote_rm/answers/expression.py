@@ -4,8 +4,8 @@ import logging
 import re
 from functools import lru_cache
 
-from remote_rm.normalization import to_latex
-from remote_rm.quantity import ROUNDED_FROM_PLACES, parse_quantity
+from remote_rm.answers.normalization import to_latex
+from remote_rm.answers.quantity import ROUNDED_FROM_PLACES, parse_quantity
 
 EXACT_DECIMALS = 12
 """Decimal places to which floating-point values of exact golds are compared."""

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from remote_rm.number_words import parse_number_words
-from remote_rm.sentence import bold_end, complement, complements, subject, unit_in_prose, without_remark
-from remote_rm.units import conversion
+from remote_rm.answers.quantity import parse_number_words
+from remote_rm.answers.sentence import bold_end, complement, complements, subject, unit_in_prose, without_remark
+from remote_rm.answers.units import conversion
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ sympy and the LaTeX grammar set up much at the first use of each kind of functio
 count against the first items of every worker.
 """
 
-from remote_rm.expression import same_expression
+from remote_rm.answers.expression import same_expression
 
 same_expression(r"\sqrt{8}+x", r"x+2\sqrt{2}")
 same_expression(r"\frac{x^2-1}{x-1}", "x+1")

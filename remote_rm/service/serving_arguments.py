@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from remote_rm.limits import DEFAULT_LIMITS
+from remote_rm.service.judge import DEFAULT_LIMITS
 
 MIB = 2**20
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)

@@ -2,7 +2,7 @@
 
 import re
 
-from remote_rm.quantity import parse_quantity
+from remote_rm.answers.quantity import parse_quantity
 
 _YES_NO = re.compile(r"(yes|no|true|false)(?:$|[,.;:!]\s*(?!.*\b(?:yes|no|true|false|or)\b).*$)", re.IGNORECASE)
 _TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)(?: ?(AM|PM))?", re.IGNORECASE)

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from remote_rm.judge import Judge
-from remote_rm.middleware import RequestRecord
+from remote_rm.service.judge import Judge
+from remote_rm.service.middleware import RequestRecord
 
 KNOWN_PATHS = frozenset(("/get_reward", "/health", "/metrics", "/docs", "/redoc", "/openapi.json"))
 """Others are counted together: anyone can ask for any path."""

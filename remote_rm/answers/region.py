@@ -3,7 +3,7 @@ r"""Intervals, unions of them and inequalities in one variable, read into end po
 import re
 from dataclasses import dataclass
 
-from remote_rm.normalization import enclosing_delimiters, split_top_level
+from remote_rm.answers.normalization import enclosing_delimiters, split_top_level
 
 _SIGN = re.compile(r"\s*(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)\s*")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")

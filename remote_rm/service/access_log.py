@@ -9,8 +9,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from remote_rm.judge import Judgement
-from remote_rm.middleware import RequestRecord
+from remote_rm.service.judge import Judgement
+from remote_rm.service.middleware import RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.response import find_response
+from remote_rm.answers.response import find_response
 
 pytestmark = pytest.mark.unit
 

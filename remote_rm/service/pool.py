@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from remote_rm.judge import JudgeCounts, Judgement, PoolUnavailable
-from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
+from remote_rm.service.judge import DEFAULT_LIMITS, JudgeCounts, Judgement, PoolUnavailable, ServiceLimits
+from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 from remote_rm.verifier import Item, Score, Verifier
-from remote_rm.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from remote_rm.access_log import open_access_log
-from remote_rm.app import create_app
-from remote_rm.judge import Judge
-from remote_rm.limits import DEFAULT_LIMITS, ServiceLimits
-from remote_rm.serving_arguments import MIB
+from remote_rm.service.access_log import open_access_log
+from remote_rm.service.app import create_app
+from remote_rm.service.judge import DEFAULT_LIMITS, Judge, ServiceLimits
+from remote_rm.service.serving_arguments import MIB
 from remote_rm.verifier import Verifier
 
 GRACE_SECONDS = 5

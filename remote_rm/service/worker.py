@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 from remote_rm.verifier import Item, Score, Verifier
 
 WORKER_NAME = "verifier worker"
-PRELOADED_MODULES = ("sympy", "math_verify", "remote_rm.worker", "remote_rm.warm_start")
+PRELOADED_MODULES = ("sympy", "math_verify", "remote_rm.service.worker", "remote_rm.service.warm_start")
 """Imported once, in the process that workers are forked from, so that a killed worker is replaced in milliseconds."""
 START_TIMEOUT_SECONDS = 60.0
 END_TIMEOUT_SECONDS = 5.0
