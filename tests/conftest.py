@@ -11,6 +11,7 @@ import pytest
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         "unit/models/*",
+        "unit/scoring/*",
         "unit/trainer/*",
         "unit/rollout/*",
         "unit/lmm_kits/*",

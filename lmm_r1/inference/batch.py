@@ -19,12 +19,12 @@ from lmm_r1.inference.completion import EngineSettings, Outcome, Responder, Samp
 from lmm_r1.inference.engines import check_backend, make_engine, prepare_process
 from lmm_r1.inference.given_responses import load_responses
 from lmm_r1.inference.job import JobTotals, run_job
-from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 from lmm_r1.inference.row_log import INDEX, RowLog
 from lmm_r1.inference.selection import select
 from lmm_r1.inference.stored_messages import stored_messages
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 
 BACKENDS = {"generate_vllm": "vllm", "generate": "transformers"}
 # What may differ between two sessions of one job: it changes no response.

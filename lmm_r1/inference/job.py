@@ -10,9 +10,9 @@ from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, Outcome
-from lmm_r1.inference.response_scores import ResponseScore, ResponseScorer
 from lmm_r1.inference.row_log import INDEX, RowLog
 from lmm_r1.inference.stored_messages import stored_messages
+from lmm_r1.scoring.response_scores import ResponseScore, ResponseScorer
 
 
 @dataclass(kw_only=True)

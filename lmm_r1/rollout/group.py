@@ -18,7 +18,7 @@ from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.rollout.sampling import sampling_params
-from lmm_r1.rollout.scoring import Scorer
+from lmm_r1.scoring.sources import Scorer
 from remote_rm.client import ItemReward, RewardUnavailable
 
 # How vLLM says that a response is whole; it also knows abort, error and repetition.

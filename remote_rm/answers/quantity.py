@@ -1,4 +1,4 @@
-r"""Numbers as they are written in answers, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`."""
+r"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`."""
 
 import re
 from dataclasses import dataclass, replace

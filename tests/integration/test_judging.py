@@ -7,7 +7,7 @@ import pytest
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.judging import Judge
+from lmm_r1.scoring.judging import Judge
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.integration

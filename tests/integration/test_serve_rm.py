@@ -23,7 +23,7 @@ from helpers.reward_servers import ROOT, RunningServer, running
 from helpers.value_models import save_reward_model
 
 from lmm_r1.data.messages import ImagePart, Row, to_json
-from lmm_r1.inference.reward_model import RewardModel
+from lmm_r1.scoring.reward_model import RewardModel
 from remote_rm.client import ItemReward, RewardClient, RewardUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -8,8 +8,8 @@ from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, Outcome
 from lmm_r1.inference.job import in_order, run_job
-from lmm_r1.inference.response_scores import ResponseScore
 from lmm_r1.inference.row_log import RowLog
+from lmm_r1.scoring.response_scores import ResponseScore
 
 pytestmark = pytest.mark.unit
 

@@ -14,15 +14,15 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.inference.sent_prompt import MediaAccess, ending_of
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.judge import JudgeCounts, Judgement, PoolUnavailable, UnusableItem
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
-    from lmm_r1.inference.reward_model import EncodedSample, RewardModel
     from lmm_r1.lmm_kits import EncodedPrompt
+    from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.verifier_spec import verifier_from
 from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.pool import Judgement, VerifierPool
 from remote_rm.verifier import Item

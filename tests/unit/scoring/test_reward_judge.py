@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
-from lmm_r1.inference.reward_judge import RewardItem, RewardModelJudge, items_of_request
-from lmm_r1.inference.reward_model import EncodedSample
-from lmm_r1.inference.sent_prompt import MediaAccess
 from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge, items_of_request
+from lmm_r1.scoring.reward_model import EncodedSample
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.judge import PoolUnavailable, UnusableItem
 

@@ -6,12 +6,11 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.judging import Judge
-from lmm_r1.inference.completion import Completion
+from lmm_r1.scoring.judging import Judge
 from remote_rm.verifier import Item
 
 JUDGE_SECONDS = 5.0
@@ -24,9 +23,21 @@ class ResponseScore:
     """The verdicts that the reward was formed from; none for a reward model."""
 
 
+class Response(Protocol):
+    """What is scored; the completions of every engine are such."""
+
+    @property
+    def text(self) -> str:
+        """Without the end token."""
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` where the model ended it."""
+
+
 class ResponseScorer(Protocol):
-    def score(self, row: Row, completions: Sequence[Completion]) -> list[ResponseScore]:
-        """Return one score per completion; raises UserError for a row that cannot be scored."""
+    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
+        """Return one score per response; raises UserError for a row that cannot be scored."""
 
 
 class VerifierScorer:
@@ -35,11 +46,11 @@ class VerifierScorer:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 
-    def score(self, row: Row, completions: Sequence[Completion]) -> list[ResponseScore]:
+    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
         """Return the verdicts; raises UserError for a row whose answer the verifier cannot judge by."""
         self._judge.check_labels([row])
         prompt = to_json(row.messages)
-        items = [Item(prompt=prompt, response=completion.text, label=row.answer) for completion in completions]
+        items = [Item(prompt=prompt, response=response.text, label=row.answer) for response in responses]
         judgements = self._judge.judge(items)
         return [
             ResponseScore(
@@ -64,16 +75,14 @@ class RewardModelScorer:
         trust_remote_code: bool,
     ) -> None:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
-        from lmm_r1.inference.reward_model import RewardModel
-        from lmm_r1.inference.transformers_engine import torch_dtype
         from lmm_r1.lmm_kits import kit_of
-        from lmm_r1.models.loading import DTYPES
+        from lmm_r1.scoring.reward_model import RewardModel
 
         kit = kit_of(path, trust_remote_code=trust_remote_code)
-        precision = torch_dtype(dtype, config=kit.load_config(path, trust_remote_code=trust_remote_code))
+        config = kit.load_config(path, trust_remote_code=trust_remote_code)
         self._model = RewardModel(
             path,
-            dtype=next(name for name, known in DTYPES.items() if known == precision),
+            dtype=_param_dtype(dtype, config=config),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
             value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
@@ -82,12 +91,12 @@ class RewardModelScorer:
         )
         self._path = path
 
-    def score(self, row: Row, completions: Sequence[Completion]) -> list[ResponseScore]:
+    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
         """Return the rewards; raises UserError for a row that the model cannot take."""
         samples = [
             # A response that was cut off has no end token, in training neither.
-            self._model.encode(row, completion.text, ending=None if completion.finish_reason == "stop" else "")
-            for completion in completions
+            self._model.encode(row, response.text, ending=None if response.finish_reason == "stop" else "")
+            for response in responses
         ]
         rewards = self._model.score(samples)
         for reward in rewards:
@@ -101,3 +110,13 @@ def verifier_scorer(name: str, *, workers: int) -> Iterator[VerifierScorer]:
     """Give a scorer whose worker processes run as long as the block."""
     with Judge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS) as judge:
         yield VerifierScorer(judge)
+
+
+def _param_dtype(name: str, *, config: Any) -> str:
+    """Return the precision called `name` as `--ds.param_dtype` does; `auto` is the checkpoint's own, else fp32."""
+    import torch
+
+    from lmm_r1.models.loading import DTYPES
+
+    dtype = config.dtype if name == "auto" else getattr(torch, name)
+    return next((short for short, known in DTYPES.items() if known == dtype), "fp32")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from lmm_r1.inference.reward_judge import RewardModelJudge, items_of_request
-from lmm_r1.inference.sent_prompt import MediaAccess
+from lmm_r1.data.sent_prompt import MediaAccess
+from lmm_r1.scoring.reward_judge import RewardModelJudge, items_of_request
 from remote_rm.service.app import create_service
 from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.server import ListeningOptions, serve_app
 
 if TYPE_CHECKING:
-    from lmm_r1.inference.reward_model import RewardModel
+    from lmm_r1.scoring.reward_model import RewardModel
 
 
 def create_app(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lmm_r1.errors import UserError
-from lmm_r1.rollout.scoring import FunctionScorer, make_scorer
+from lmm_r1.scoring.sources import FunctionScorer, make_scorer
 from remote_rm.client import RewardClient
 
 pytestmark = pytest.mark.unit

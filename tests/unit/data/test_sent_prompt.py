@@ -13,8 +13,8 @@ from helpers.conversations import message, picture, row
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, VideoPart, images_of, to_json, videos_of
+from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.inference.sent_prompt import MediaAccess, ending_of
 
 pytestmark = pytest.mark.unit
 

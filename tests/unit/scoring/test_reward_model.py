@@ -11,8 +11,8 @@ from helpers.tiny_models import encode, pad
 from helpers.value_models import make_value_model, save_reward_model
 
 from lmm_r1.errors import UserError
-from lmm_r1.inference.reward_model import RewardModel, plan_batches
 from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.scoring.reward_model import RewardModel, plan_batches
 
 pytestmark = pytest.mark.unit
 
@@ -103,7 +103,7 @@ def test_a_model_that_errs_on_packed_rows_runs_on_padded_batches(folder, model, 
     def refuse(model: object) -> None:
         raise UserError("does not run on packed rows here")
 
-    monkeypatch.setattr("lmm_r1.inference.reward_model.check_packing", refuse)
+    monkeypatch.setattr("lmm_r1.scoring.reward_model.check_packing", refuse)
     padded = load(folder)
     assert not padded.is_packed
     assert "scored in padded batches: does not run on packed rows here" in caplog.text

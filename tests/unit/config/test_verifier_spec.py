@@ -1,7 +1,7 @@
 import pytest
 
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.verifier_spec import verifier_from
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.unit

@@ -18,9 +18,9 @@ from helpers.value_models import save_reward_model
 from lmm_r1.cli import serve_rm
 from lmm_r1.config import precision
 from lmm_r1.data.messages import ImagePart, Row, to_json
-from lmm_r1.inference.reward_model import RewardModel
-from lmm_r1.inference.reward_service import create_app
-from lmm_r1.inference.sent_prompt import MediaAccess
+from lmm_r1.data.sent_prompt import MediaAccess
+from lmm_r1.scoring.reward_model import RewardModel
+from lmm_r1.scoring.reward_service import create_app
 from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.middleware import Abandonment
 
@@ -201,7 +201,7 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
     monkeypatch.setattr(precision, "has_gpu", lambda environment: has_gpu)
     monkeypatch.setattr("lmm_r1.lmm_kits.registry.kit_name_of", lambda path, **settings: "llm")
     monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
-    monkeypatch.setattr("lmm_r1.inference.reward_model.RewardModel", lambda path, **settings: loaded.update(settings))
-    monkeypatch.setattr("lmm_r1.inference.reward_service.serve", lambda load, **settings: load())
+    monkeypatch.setattr("lmm_r1.scoring.reward_model.RewardModel", lambda path, **settings: loaded.update(settings))
+    monkeypatch.setattr("lmm_r1.scoring.reward_service.serve", lambda load, **settings: load())
     serve_rm.main(["--model", "my-rm", *flags])
     assert loaded["dtype"] == dtype
