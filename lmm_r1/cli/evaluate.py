@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmm_r1.evaluation.row_set import RowSet
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
     from lmm_r1.inference.completion import EngineSettings
-    from lmm_r1.scoring.judging import Judge
+    from lmm_r1.scoring.response_scores import Judge
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
@@ -103,7 +103,7 @@ def _respond(
 
     Each checkpoint's responses are written down as soon as it is done.
     """
-    from lmm_r1.scoring.judging import Judge
+    from lmm_r1.scoring.response_scores import Judge
 
     verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
     judges = {

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
+from typing_extensions import Self
+
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.judging import Judge
-from remote_rm.verifier import Item
+from remote_rm.service.blocking_pool import BlockingPool
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.verifier import Item, Score
 
 JUDGE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResponseScore:
-    reward: float
-    parts: dict[str, float] = field(default_factory=dict)
-    """The verdicts that the reward was formed from; none for a reward model."""
 
 
 class Response(Protocol):
@@ -36,29 +33,60 @@ class Response(Protocol):
 
 
 class ResponseScorer(Protocol):
-    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
         """Return one score per response; raises UserError for a row that cannot be scored."""
 
 
-class VerifierScorer:
-    """Scores by a rule."""
+class Judge:
+    """Scores by a verifier, from `with Judge(...)` to the end of the block.
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    Its worker processes are killed at a time limit, so that no response can hang a command.
+    """
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
-        """Return the verdicts; raises UserError for a row whose answer the verifier cannot judge by."""
-        self._judge.check_labels([row])
+    def __init__(self, verifier_name: str, *, workers: int, item_timeout_seconds: float) -> None:
+        """Take a verifier by the name that `verifier_from` reads; raises UserError for one that there is not.
+
+        Args:
+            item_timeout_seconds: an answer that is not judged by then is wrong, and its score says so.
+        """
+        self.name = verifier_name
+        self._verifier = verifier_from(verifier_name)
+        self._pool = BlockingPool(
+            self._verifier,
+            workers=workers,
+            item_timeout_seconds=item_timeout_seconds,
+            # One caller waits for its own items, however many: nobody else is to be told to come back later.
+            limits=ServiceLimits(max_queued_items=sys.maxsize),
+        )
+
+    def __enter__(self) -> Self:
+        """Start the workers; raises RuntimeError where one does not come up."""
+        self._pool.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the workers, whatever they are at."""
+        self._pool.stop()
+
+    def check_labels(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row whose answer the verifier refuses as a label."""
+        for row in rows:
+            try:
+                self._verifier.check_label(row.answer)
+            except ValueError as error:
+                raise UserError(f"{row.location}: {self.name} cannot judge by this row's answer: {error}") from error
+
+    def judge(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in their order; one that cannot be judged in time is wrong."""
+        return self._pool.judge(items)
+
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+        """Return one score per response; raises UserError for a row whose answer the verifier cannot judge by."""
+        self.check_labels([row])
         prompt = to_json(row.messages)
-        items = [Item(prompt=prompt, response=response.text, label=row.answer) for response in responses]
-        judgements = self._judge.judge(items)
-        return [
-            ResponseScore(
-                reward=judgement.score.reward,
-                parts={**judgement.score.parts, **({"timed_out": 1.0} if judgement.timed_out else {})},
-            )
-            for judgement in judgements
-        ]
+        return self.judge([Item(prompt=prompt, response=response.text, label=row.answer) for response in responses])
 
 
 class RewardModelScorer:
@@ -91,7 +119,7 @@ class RewardModelScorer:
         )
         self._path = path
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[ResponseScore]:
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
         """Return the rewards; raises UserError for a row that the model cannot take."""
         samples = [
             # A response that was cut off has no end token, in training neither.
@@ -102,14 +130,12 @@ class RewardModelScorer:
         for reward in rewards:
             if not math.isfinite(reward):
                 raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint whole?")
-        return [ResponseScore(reward=reward) for reward in rewards]
+        return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
 
 
-@contextlib.contextmanager
-def verifier_scorer(name: str, *, workers: int) -> Iterator[VerifierScorer]:
-    """Give a scorer whose worker processes run as long as the block."""
-    with Judge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS) as judge:
-        yield VerifierScorer(judge)
+def verifier_scorer(name: str, *, workers: int) -> Judge:
+    """Return the judge of a verifier, to be used in a `with` block."""
+    return Judge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS)
 
 
 def _param_dtype(name: str, *, config: Any) -> str:

@@ -17,7 +17,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.judge import JudgeCounts, Judgement, PoolUnavailable, UnusableItem
+from remote_rm.service.judge import JudgeCounts, PoolUnavailable, UnusableItem
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RewardModelJudge:
         self._readers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._model_thread.shutdown)
 
-    async def judge(self, items: Sequence[RewardItem]) -> list[Judgement]:
+    async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
         """Return the rewards in the items' order; cancelled, it frees what still waits.
 
         Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable where too many wait.
@@ -135,7 +135,7 @@ class RewardModelJudge:
             for job in jobs:
                 job.reward.cancel()
                 self._open.discard(job)
-        return [Judgement(score=Score(reward=reward, score=reward, parts={})) for reward in rewards]
+        return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
 
     async def _read(self, items: Sequence[RewardItem]) -> list[_Job]:
         loop = asyncio.get_running_loop()

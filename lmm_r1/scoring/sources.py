@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmm_r1.errors import UserError
-from remote_rm.client import ItemReward, RewardClient
+from remote_rm.client import RewardClient
+from remote_rm.verifier import Score
 
 
 class Scorer(Protocol):
     """Scores one response; raises when no reward can be had, and never returns without one."""
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward: ...
+    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score: ...
 
     async def check_health(self) -> None: ...
 
@@ -29,13 +30,13 @@ class FunctionScorer:
         self.path = path
         self.function = _load_function(path)
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward:
+    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score:
         """Return what the function says of one sample; its errors are not caught."""
         reply = await asyncio.to_thread(self.function, [query], [prompt], [label])
         try:
             reward = _scalar(reply["rewards"])
-            parts = {name: _scalar(value) for name, value in (reply.get("extra_logs") or {}).items()}
-            return ItemReward(reward=reward, score=_scalar(reply.get("scores", reward)), extra_logs=parts)
+            logs = {name: _scalar(value) for name, value in (reply.get("extra_logs") or {}).items()}
+            return Score.of_reply(reward=reward, score=_scalar(reply.get("scores", reward)), extra_logs=logs)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise UserError(
                 f"--reward.remote_url {self.path}: reward_func gave no usable reward ({type(error).__name__}: {error}) in "

@@ -9,8 +9,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from remote_rm.service.judge import Judgement
 from remote_rm.service.middleware import RequestRecord
+from remote_rm.verifier import Score
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ class Sampler:
         self._step = round(1 / share) if share else None
         self._seen = 0
 
-    def rollouts(self, items: Sequence[Any], judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
+    def rollouts(self, items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
         """Return those of the items whose turn it is, with their scores."""
         if self._step is None:
             return []
         first = -self._seen % self._step
         self._seen += len(items)
-        return [_rollout(items[index], judgements[index]) for index in range(first, len(items), self._step)]
+        return [_rollout(items[index], scores[index]) for index in range(first, len(items), self._step)]
 
 
 def log_request(record: RequestRecord) -> None:
@@ -72,9 +72,9 @@ def open_access_log(file: Path | None) -> None:
     logger.propagate = False
 
 
-def _rollout(item: Any, judgement: Judgement) -> dict[str, Any]:
+def _rollout(item: Any, score: Score) -> dict[str, Any]:
     texts = {name: _clipped(text) for name, text in asdict(item).items() if text is not None}
-    return texts | asdict(judgement.score) | {"timed_out": judgement.timed_out}
+    return texts | asdict(score)
 
 
 def _clipped(text: str) -> str:

@@ -12,11 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from remote_rm.answers.response import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
 from remote_rm.service.access_log import Sampler, log_request
-from remote_rm.service.judge import DEFAULT_LIMITS, Judge, Judgement, PoolUnavailable, ServiceLimits, UnusableItem
+from remote_rm.service.judge import DEFAULT_LIMITS, Judge, PoolUnavailable, ServiceLimits, UnusableItem
 from remote_rm.service.metrics import ServiceMetrics
 from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, RequestRecord, TokenGate
 from remote_rm.service.pool import VerifierPool
-from remote_rm.verifier import Item, Verifier
+from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
 
 SERVICE_NAME = "lmm-r1 reward server"
 DESCRIPTION = """Rewards for reinforcement learning, in the protocol of OpenRLHF's remote reward models.
@@ -125,9 +125,9 @@ def _add_routes(
         items = items_of_request(request)
         record: RequestRecord = http_request.state.record
         record.items = len(items)
-        judgements = await judge.judge(items)
-        record.rollouts = sampler.rollouts(items, judgements)
-        return reply_from(judgements)
+        scores = await judge.judge(items)
+        record.rollouts = sampler.rollouts(items, scores)
+        return reply_from(scores)
 
     @app.get("/health", summary="Is it up")
     async def health() -> Health:
@@ -189,13 +189,10 @@ def items_of(request: RewardRequest) -> list[Item]:
     ]
 
 
-def reply_from(judgements: Sequence[Judgement]) -> RewardReply:
-    """Return the reply; `timed_out` (0.0 or 1.0) stands beside the parts of the scores in `extra_logs`."""
-    names = judgements[0].score.parts if judgements else ()
-    logs = {name: [judgement.score.parts[name] for judgement in judgements] for name in names}
-    logs["timed_out"] = [float(judgement.timed_out) for judgement in judgements]
+def reply_from(scores: Sequence[Score]) -> RewardReply:
+    """Return the reply of one verifier or model."""
     return RewardReply(
-        rewards=[judgement.score.reward for judgement in judgements],
-        scores=[judgement.score.score for judgement in judgements],
-        extra_logs=logs,
+        rewards=[score.reward for score in scores],
+        scores=[score.score for score in scores],
+        extra_logs=extra_logs_of(scores),
     )

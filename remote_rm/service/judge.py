@@ -24,14 +24,6 @@ class JudgeCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The score of one item, and whether it was cut off."""
-
-    score: Score
-    timed_out: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
     """What the service accepts, and what one of its workers may use.
 
@@ -100,5 +92,5 @@ class Judge(Protocol):
     async def stop(self) -> None:
         """Drop what is at hand and free what was taken."""
 
-    async def judge(self, items: Sequence[Any]) -> list[Judgement]:
-        """Return one judgement per item, in their order; raises PoolUnavailable or UnusableItem."""
+    async def judge(self, items: Sequence[Any]) -> list[Score]:
+        """Return one score per item, in their order; raises PoolUnavailable or UnusableItem."""

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from remote_rm.service.judge import DEFAULT_LIMITS, JudgeCounts, Judgement, PoolUnavailable, ServiceLimits
+from remote_rm.service.judge import DEFAULT_LIMITS, JudgeCounts, PoolUnavailable, ServiceLimits
 from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 from remote_rm.verifier import Item, Score, Verifier
 
@@ -30,7 +30,7 @@ MAX_RETRY_AFTER_SECONDS = 60
 @dataclass(kw_only=True, eq=False)
 class _Job:
     item: Item
-    judgement: "asyncio.Future[Judgement]"
+    score: "asyncio.Future[Score]"
     lost_workers: int = 0
     failed_starts: int = 0
     is_stalled: bool = False
@@ -120,16 +120,16 @@ class VerifierPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job in dropped:
-            if not job.judgement.done():
-                job.judgement.set_exception(PoolUnavailable("the pool was stopped", retry_after_seconds=1))
+            if not job.score.done():
+                job.score.set_exception(PoolUnavailable("the pool was stopped", retry_after_seconds=1))
         for worker in workers:
             worker.kill()
         await asyncio.gather(*(worker.ended() for worker in workers))
         self._idle.clear()
         self._alive.clear()
 
-    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Return one judgement per item, in their order.
+    async def judge(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in their order.
 
         No item makes it raise: PoolUnavailable says that too many items wait, or that no worker can be started.
         """
@@ -139,13 +139,10 @@ class VerifierPool:
         self.counts.items += len(items)
         self.counts.quick += len(items) - len(slow)
         if not slow:
-            return [Judgement(score=score) for score in quick if score is not None]
-        judging = [next(jobs).judgement if score is None else None for score in quick]
-        await asyncio.gather(*(judgement for judgement in judging if judgement is not None))
-        return [
-            Judgement(score=score) if judgement is None else judgement.result()
-            for score, judgement in zip(quick, judging, strict=True)
-        ]
+            return [score for score in quick if score is not None]
+        judging = [next(jobs).score if score is None else None for score in quick]
+        await asyncio.gather(*(future for future in judging if future is not None))
+        return [known if future is None else future.result() for known, future in zip(quick, judging, strict=True)]
 
     async def _quick_scores(self, items: Sequence[Item]) -> list[Score | None]:
         if sum(len(item.response) + len(item.label) for item in items) <= INLINE_CHARS:
@@ -171,7 +168,7 @@ class VerifierPool:
                 retry_after_seconds=self._seconds_until_room(),
             )
         loop = asyncio.get_running_loop()
-        jobs = [_Job(item=item, judgement=loop.create_future()) for item in items]
+        jobs = [_Job(item=item, score=loop.create_future()) for item in items]
         self._waiting.extend(jobs)
         self._dispatch()
         return jobs
@@ -198,7 +195,7 @@ class VerifierPool:
             while self._is_running and self._waiting and (job is None or not job.is_stalled):
                 self._tasks[task] = job = self._waiting.popleft()
                 # Nobody waits any longer where the request was cancelled.
-                if not job.judgement.done():
+                if not job.score.done():
                     job.is_stalled = False
                     await self._settle(job)
         finally:
@@ -211,18 +208,18 @@ class VerifierPool:
     async def _settle(self, job: _Job) -> None:
         """Have one job judged, whatever comes of it, or put it back where its worker was lost."""
         try:
-            judgement = await self._judged_by_worker(job)
-            if judgement is None:
+            score = await self._judged_by_worker(job)
+            if score is None:
                 self._waiting.appendleft(job)
-            elif not job.judgement.done():
-                job.judgement.set_result(judgement)
+            elif not job.score.done():
+                job.score.set_result(score)
         except Exception as error:
             # A fault of this service or its verifier: the request must learn of it instead of waiting.
-            if not job.judgement.done():
-                job.judgement.set_exception(error)
+            if not job.score.done():
+                job.score.set_exception(error)
 
-    async def _judged_by_worker(self, job: _Job) -> Judgement | None:
-        """Return the judgement, or None where the worker was lost and the item is to be judged again."""
+    async def _judged_by_worker(self, job: _Job) -> Score | None:
+        """Return the score, or None where the worker was lost and the item is to be judged again."""
         worker = None
         try:
             worker = await self._take_worker()
@@ -231,7 +228,7 @@ class VerifierPool:
             self._end(worker)
             self.counts.timed_out += 1
             logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(job.item))
-            return Judgement(score=self._verifier.failed_score(job.item), timed_out=True)
+            return replace(self._verifier.failed_score(job.item), timed_out=True)
         except VerifierFailed as error:
             self._release(worker)
             return self._failed(job, error)
@@ -246,7 +243,7 @@ class VerifierPool:
             raise
         self._release(worker)
         self.counts.worker += 1
-        return Judgement(score=score)
+        return score
 
     async def _score_within_limit(self, worker: WorkerProcess, job: _Job) -> Score:
         """Raises TimeoutError, with the worker still computing."""
@@ -293,7 +290,7 @@ class VerifierPool:
         worker.kill()
         self._alive.discard(worker)
 
-    def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Judgement | None:
+    def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Score | None:
         """None, or after too many losses a wrong answer; raises PoolUnavailable where no worker can be started."""
         self.counts.lost_workers += 1
         job.lost_workers += had_worker
@@ -305,10 +302,10 @@ class VerifierPool:
         logger.warning("%s; its item is judged again", error)
         return None
 
-    def _failed(self, job: _Job, error: Exception) -> Judgement:
+    def _failed(self, job: _Job, error: Exception) -> Score:
         self.counts.failed += 1
         logger.warning("the verifier failed with %s: %s", error, _excerpt(job.item))
-        return Judgement(score=self._verifier.failed_score(job.item))
+        return self._verifier.failed_score(job.item)
 
 
 def _excerpt(item: Item) -> str:

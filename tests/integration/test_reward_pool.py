@@ -37,7 +37,7 @@ def items(*responses: str) -> list[Item]:
 
 
 async def rewards(pool: VerifierPool, *responses: str) -> list[float]:
-    return [judgement.score.reward for judgement in await pool.judge(items(*responses))]
+    return [score.reward for score in await pool.judge(items(*responses))]
 
 
 def run_with(pool: VerifierPool, scenario: Callable[[], Awaitable[object]]) -> object:

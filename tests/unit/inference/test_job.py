@@ -9,7 +9,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, Outcome
 from lmm_r1.inference.job import in_order, run_job
 from lmm_r1.inference.row_log import RowLog
-from lmm_r1.scoring.response_scores import ResponseScore
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ class LengthScorer:
     def score(self, row, completions):
         if any(not completion.text for completion in completions):
             raise UserError(f"{row.location}: nothing to score")
-        return [ResponseScore(reward=float(len(item.text)), parts={"long": 1.0}) for item in completions]
+        return [Score(reward=float(len(item.text)), score=1.0, parts={"long": 1.0}) for item in completions]
 
 
 def test_outcomes_wait_for_those_before_them():

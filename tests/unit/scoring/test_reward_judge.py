@@ -73,7 +73,7 @@ def chats(prompt: str, *responses: str) -> list[RewardItem]:
 
 
 async def rewards(judge: RewardModelJudge, items: Sequence[RewardItem]) -> list[float]:
-    return [judgement.score.reward for judgement in await judge.judge(items)]
+    return [score.reward for score in await judge.judge(items)]
 
 
 def run_with(

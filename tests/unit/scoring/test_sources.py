@@ -33,12 +33,12 @@ def score(path: str):
 )
 def test_tensors_lists_and_numbers_are_read_alike(tmp_path, reply):
     item = score(reward_file(tmp_path, reply))
-    assert (item.reward, item.score, item.extra_logs) == (2.0, 1.0, {"accuracy": 0.5})
+    assert (item.reward, item.score, item.parts) == (2.0, 1.0, {"accuracy": 0.5})
 
 
 def test_the_reward_is_the_score_where_there_is_no_other(tmp_path):
     item = score(reward_file(tmp_path, "{'rewards': torch.tensor(0.25)}"))
-    assert (item.reward, item.score, item.extra_logs) == (0.25, 0.25, {})
+    assert (item.reward, item.score, item.parts) == (0.25, 0.25, {})
 
 
 def test_the_function_gets_lists_of_one(tmp_path):

@@ -5,16 +5,14 @@ import pytest
 
 from remote_rm.service.access_log import MAX_TEXT_CHARS, Sampler, log_request
 from remote_rm.service.middleware import RequestRecord
-from remote_rm.service.pool import Judgement
 from remote_rm.verifier import Item, Score
 
 pytestmark = pytest.mark.unit
 
 
-def batch(*responses: str) -> tuple[list[Item], list[Judgement]]:
+def batch(*responses: str) -> tuple[list[Item], list[Score]]:
     items = [Item(prompt="p", response=response, label="1") for response in responses]
-    scores = [Score(reward=1.5, score=1.0, parts={"accuracy": 1.0}) for _ in responses]
-    return items, [Judgement(score=score) for score in scores]
+    return items, [Score(reward=1.5, score=1.0, parts={"accuracy": 1.0}) for _ in responses]
 
 
 def test_every_third_item_is_taken_across_requests():
