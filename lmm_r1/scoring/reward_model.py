@@ -93,7 +93,7 @@ class RewardModel:
 
     @property
     def is_packed(self) -> bool:
-        """Whether batches are rows without padding."""
+        """Whether batches are packed sequences, without padding."""
         return self._model.packing_samples
 
     def encode_prompt(self, row: Row) -> EncodedPrompt:
