@@ -62,6 +62,10 @@ async def ask(*endpoints: str, **settings: float) -> Score:
             '{"rewards": [[0.25]], "scores": null, "extra_logs": null}',
             Score(reward=0.25, score=0.25, parts={}),
         ),
+        (
+            '{"rewards": [0.5], "scores": [0.0], "extra_logs": {"timed_out": [1.0]}}',
+            Score(reward=0.5, score=0.0, parts={"timed_out": 1.0}, timed_out=True),
+        ),
     ],
 )
 def test_scalars_and_lists_of_one_are_read(body, expected):
