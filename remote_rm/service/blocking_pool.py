@@ -30,6 +30,11 @@ class BlockingPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return self._pool.worker_pids
+
     def start(self) -> None:
         """Start the workers; raises RuntimeError where one does not come up."""
         assert self._loop is None, "a pool is started once at a time"
