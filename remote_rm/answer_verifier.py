@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from remote_rm import accuracy
-from remote_rm.extraction import final_answer
-from remote_rm.format_check import format_score
+from remote_rm.answers import accuracy
+from remote_rm.answers.extraction import final_answer, format_score
 from remote_rm.verifier import Item, Score
 
 

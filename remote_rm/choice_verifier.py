@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier
-from remote_rm.normalization import normalize
+from remote_rm.answers.normalization import normalize
 from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000

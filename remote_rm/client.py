@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from remote_rm.endpoints import Endpoint, EndpointRota
+from remote_rm.verifier import Score
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +42,6 @@ class _TryAgain(Exception):
     def __init__(self, reason: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after_seconds = retry_after_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemReward:
-    """The reward of one sample, its score, and the named parts for the log."""
-
-    reward: float
-    score: float
-    extra_logs: dict[str, float]
 
 
 class RewardClient:
@@ -109,7 +100,7 @@ class RewardClient:
     ) -> None:
         await self.close()
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> ItemReward:
+    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score:
         """Return the reward of one sample; raises RewardUnavailable when none can be had.
 
         Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
@@ -143,7 +134,7 @@ class RewardClient:
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
-    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> ItemReward:
+    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> Score:
         started, attempts = time.monotonic(), 0
         while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
             endpoint = self._rota.take()
@@ -179,7 +170,7 @@ class RewardClient:
 
 async def _request_once(
     session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[str]], *, timeout_s: float
-) -> ItemReward:
+) -> Score:
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.post(endpoint, json=payload, timeout=timeout) as reply:
@@ -198,7 +189,7 @@ async def _request_once(
     return parse_reply(body, endpoint=endpoint)
 
 
-def parse_reply(body: str, *, endpoint: str) -> ItemReward:
+def parse_reply(body: str, *, endpoint: str) -> Score:
     """Read the reply to a request of one sample: scalars and lists of one, with or without scores and extra_logs."""
     try:
         reply = json.loads(body)
@@ -206,7 +197,7 @@ def parse_reply(body: str, *, endpoint: str) -> ItemReward:
         scores = reply.get("scores")
         score = reward if scores is None else _scalar(scores, name="scores")
         logs = reply.get("extra_logs") or {}
-        return ItemReward(
+        return Score.of_reply(
             reward=reward,
             score=score,
             extra_logs={name: _scalar(value, name=f"extra_logs[{name!r}]") for name, value in logs.items()},

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
-from remote_rm.extraction import last_boxed
+from remote_rm.answers.extraction import last_boxed
 from remote_rm.reward_function import reward_func_of
 
 

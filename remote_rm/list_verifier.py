@@ -11,11 +11,12 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from remote_rm import accuracy, verifier_command
+from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
-from remote_rm.extraction import is_prose, sole_value
-from remote_rm.gold import is_gradable
-from remote_rm.normalization import enclosing_delimiters, normalize, split_top_level
+from remote_rm.answers import accuracy
+from remote_rm.answers.extraction import is_prose, sole_value
+from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
 from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import accuracy, verifier_command
+from remote_rm import verifier_command
 from remote_rm.answer_verifier import DEFAULT_WEIGHTS, AnswerVerifier, Weights
-from remote_rm.gold import is_gradable
+from remote_rm.answers import accuracy
+from remote_rm.answers.gold import is_gradable
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item, Score
 

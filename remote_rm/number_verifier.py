@@ -6,11 +6,12 @@ python -m remote_rm.number_verifier --port 5000
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import accuracy, verifier_command
+from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier
-from remote_rm.gold import is_gradable
-from remote_rm.normalization import normalize
-from remote_rm.quantity import parse_quantity
+from remote_rm.answers import accuracy
+from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.normalization import normalize
+from remote_rm.answers.quantity import parse_quantity
 from remote_rm.reward_function import reward_func_of
 
 MAX_LABEL_CHARS = 1000

@@ -3,18 +3,17 @@
 A file of one's own: `reward_func = reward_func_of(get_verifier("exact", ignore_case=True))`.
 """
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remote_rm.answers.response import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.response import find_response
-from remote_rm.verifier import Item, Score, Verifier
+from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
 
 if TYPE_CHECKING:
-    from remote_rm.pool import Judgement, VerifierPool
+    from remote_rm.service.blocking_pool import BlockingPool
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +62,12 @@ def _items(
     ]
 
 
-def _reply(judged: Sequence[tuple[Score, bool]]) -> dict[str, Any]:
+def _reply(scores: Sequence[Score]) -> dict[str, Any]:
     """The reply of the server as a dict: OpenRLHF reads both alike."""
-    names = judged[0][0].parts if judged else ()
-    logs = {name: [score.parts[name] for score, _ in judged] for name in names}
     return {
-        "rewards": [score.reward for score, _ in judged],
-        "scores": [score.score for score, _ in judged],
-        "extra_logs": {**logs, "timed_out": [float(timed_out) for _, timed_out in judged]},
+        "rewards": [score.reward for score in scores],
+        "scores": [score.score for score in scores],
+        "extra_logs": extra_logs_of(scores),
     }
 
 
@@ -83,21 +80,20 @@ class _Judge:
         self._item_timeout_seconds = item_timeout_seconds
         self._lock = threading.Lock()
         self._verifier: Verifier | None = None
-        self._pool: VerifierPool | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool: BlockingPool | None = None
 
-    def __call__(self, items: Sequence[Item]) -> list[tuple[Score, bool]]:
-        """Return score and timed-out for each item, in order; raises ValueError for a label without answer."""
+    def __call__(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in order; raises ValueError for a label without answer."""
         verifier = self._resolved()
         for index, item in enumerate(items):
             try:
                 verifier.check_label(item.label)
             except ValueError as error:
                 raise ValueError(f"labels[{index}]: {error}") from error
-        scores = [self._quick_score(verifier, item) for item in items]
-        open_items = [item for item, score in zip(items, scores, strict=True) if score is None]
-        slow = iter(self._judge_in_pool(open_items) if open_items else ())
-        return [(score, False) if score is not None else _scored(next(slow)) for score in scores]
+        quick = [self._quick_score(verifier, item) for item in items]
+        open_items = [item for item, score in zip(items, quick, strict=True) if score is None]
+        slow = iter(self._running_pool(verifier).judge(open_items) if open_items else ())
+        return [next(slow) if score is None else score for score in quick]
 
     def _resolved(self) -> Verifier:
         # By name only at the first call: a module that defines its own reward_func is still being imported before.
@@ -114,31 +110,13 @@ class _Judge:
             logger.exception("quick_score raised for label %r", item.label[:100])
             return None
 
-    def _judge_in_pool(self, items: Sequence[Item]) -> "list[Judgement]":
+    def _running_pool(self, verifier: Verifier) -> "BlockingPool":
+        # The pool's own dependencies are imported only by verifiers that have slow items.
+        from remote_rm.service.blocking_pool import BlockingPool
+
         with self._lock:
             if self._pool is None:
-                self._start()
-            assert self._pool is not None
-            assert self._loop is not None
-            judging = asyncio.run_coroutine_threadsafe(self._pool.judge(items), self._loop)
-        return judging.result()
-
-    def _start(self) -> None:
-        # The pool's own dependencies are imported only by verifiers that have slow items.
-        from remote_rm.pool import VerifierPool
-
-        assert self._verifier is not None
-        pool = VerifierPool(self._verifier, workers=self._workers, item_timeout_seconds=self._item_timeout_seconds)
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="reward_func", daemon=True).start()
-        try:
-            asyncio.run_coroutine_threadsafe(pool.start(), loop).result()
-        except RuntimeError:
-            loop.call_soon_threadsafe(loop.stop)
-            raise
-        # Nothing stops the workers at the end: they are daemons, which multiprocessing ends with this process.
-        self._pool, self._loop = pool, loop
-
-
-def _scored(judgement: "Judgement") -> tuple[Score, bool]:
-    return judgement.score, judgement.timed_out
+                pool = BlockingPool(verifier, workers=self._workers, item_timeout_seconds=self._item_timeout_seconds)
+                pool.start()
+                self._pool = pool
+            return self._pool

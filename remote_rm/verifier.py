@@ -1,5 +1,6 @@
 """What a verifier is: the item it judges, the score it gives, and the four methods the service calls."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,13 +16,29 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A reward and the named parts it was formed from."""
+    """What a response is worth, whoever says so: a verifier, a reward server, a user's function, a reward model."""
 
     reward: float
+    """What the policy is trained on."""
     score: float
-    """Right (1.0) or wrong (0.0)."""
+    """Right (1.0) or wrong (0.0) by a verifier; the reward itself where nothing else is known."""
     parts: dict[str, float]
-    """Unweighted, e.g. {"accuracy": 1.0, "format": 0.0}; every score of one verifier names the same parts."""
+    """Named numbers for the log. Of a verifier, the unweighted verdicts that the reward is formed from, the same names in
+    each of its scores: {"accuracy": 1.0, "format": 0.0}. Of a server or a function, all of its `extra_logs`."""
+    timed_out: bool = False
+    """The response was not judged within the time limit, and counts as wrong."""
+
+    @classmethod
+    def of_reply(cls, *, reward: float, score: float, extra_logs: dict[str, float]) -> "Score":
+        """Return what a reward server or a user's function says of one response."""
+        return cls(reward=reward, score=score, parts=extra_logs, timed_out=extra_logs.get("timed_out", 0.0) > 0)
+
+
+def extra_logs_of(scores: Sequence[Score]) -> dict[str, list[float]]:
+    """Return the parts of one verifier's scores as a reply lists them, with `timed_out` (0.0 or 1.0) beside them."""
+    names = scores[0].parts if scores else ()
+    logs = {name: [score.parts[name] for score in scores] for name in names}
+    return {**logs, "timed_out": [float(score.timed_out) for score in scores]}
 
 
 class Verifier(Protocol):

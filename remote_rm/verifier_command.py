@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from remote_rm.registry import VERIFIERS, verifier_class
-from remote_rm.serving_arguments import add_serving_arguments, parse_flags
+from remote_rm.service.serving_arguments import add_serving_arguments, parse_flags
 
 
 def build_parser(name: str, *, prog: str) -> argparse.ArgumentParser:
@@ -36,6 +36,6 @@ def run(name: str, argv: Sequence[str] | None, *, prog: str) -> None:
     except ValueError as error:
         parser.error(str(error))
     # The HTTP stack is imported after parsing, so that --help and a bad flag answer at once.
-    from remote_rm.server import ServingOptions, serve
+    from remote_rm.service.server import ServingOptions, serve
 
     serve(verifier, options=ServingOptions.from_arguments(args))

@@ -14,6 +14,7 @@ if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         "unit/batch/*",
         "unit/models/*",
+        "unit/scoring/*",
         "unit/trainer/*",
         "unit/generation/*",
         "unit/lmm_kits/*",

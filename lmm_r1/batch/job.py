@@ -13,7 +13,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.stored_messages import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
-from lmm_r1.inference.response_scores import ResponseScore, ResponseScorer
+from lmm_r1.scoring.response_scores import ResponseScorer
+from remote_rm.verifier import Score
 
 
 @dataclass(kw_only=True)
@@ -78,12 +79,13 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
     assert wanted is None, f"no outcome came for row {wanted}"
 
 
-def record_of(outcome: Outcome, scores: Sequence[ResponseScore] | None) -> dict[str, Any]:
+def record_of(outcome: Outcome, scores: Sequence[Score] | None) -> dict[str, Any]:
     """Return a row's line in the output."""
     responses = [_response(completion) for completion in outcome.completions]
     if scores is not None:
         for response, score in zip(responses, scores, strict=True):
-            response |= {"reward": score.reward, "scores": score.parts}
+            timed_out = {"timed_out": 1.0} if score.timed_out else {}
+            response |= {"reward": score.reward, "scores": {**score.parts, **timed_out}}
     return {**row_fields(outcome.index, outcome.row), "responses": responses, "seconds": round(outcome.seconds, 4)}
 
 

@@ -22,9 +22,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
-from lmm_r1.inference.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 
 BACKENDS = {"generate_vllm": "vllm", "generate": "transformers"}
 # What may differ between two sessions of one job: it changes no response.

@@ -20,10 +20,10 @@ from lmm_r1.evaluation.response_log import responses_path
 
 if TYPE_CHECKING:
     from lmm_r1.data.files import SkippedRow
-    from lmm_r1.evaluation.judging import Judge
     from lmm_r1.evaluation.row_set import RowSet
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
     from lmm_r1.generation.engine import EngineSettings
+    from lmm_r1.scoring.response_scores import Judge
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
@@ -103,7 +103,7 @@ def _respond(
 
     Each checkpoint's responses are written down as soon as it is done.
     """
-    from lmm_r1.evaluation.judging import Judge
+    from lmm_r1.scoring.response_scores import Judge
 
     verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
     judges = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.errors import UserError
-from remote_rm.serving_arguments import add_listening_arguments, parse_flags, positive
+from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
-    from lmm_r1.inference.reward_model import RewardModel
+    from lmm_r1.scoring.reward_model import RewardModel
 
 PROG = "lmm-r1 serve_rm"
 DESCRIPTION = "Serve the rewards of a trained reward model, for text and images, in OpenRLHF's remote reward protocol."
@@ -83,9 +83,9 @@ def _serve(args: argparse.Namespace) -> None:
             raise UserError(f"--image_root {root}: no such folder; check the path")
     from lmm_r1 import cpu
     from lmm_r1.data.sent_prompt import MediaAccess
-    from lmm_r1.inference.reward_service import serve
     from lmm_r1.lmm_kits.registry import kit_name_of
-    from remote_rm.server import ListeningOptions
+    from lmm_r1.scoring.reward_service import serve
+    from remote_rm.service.server import ListeningOptions
 
     # Asked before PyTorch is loaded, which takes longer than telling.
     kit_name_of(args.model, trust_remote_code=args.trust_remote_code)
@@ -94,7 +94,7 @@ def _serve(args: argparse.Namespace) -> None:
 
     def load() -> "RewardModel":
         cpu.prepare_process()
-        from lmm_r1.inference.reward_model import RewardModel
+        from lmm_r1.scoring.reward_model import RewardModel
 
         return RewardModel(
             args.model,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row, TextPart
-from lmm_r1.evaluation.judging import Judge
 from lmm_r1.evaluation.response_log import JudgedResponse, Verdict
 from lmm_r1.evaluation.row_set import RowSet
+from lmm_r1.scoring.response_scores import Judge
 from remote_rm.verifier import Item
 
 
@@ -45,11 +45,9 @@ def judge_responses(
             finish_reason=completion.finish_reason,
             verdicts={
                 verifier: Verdict(
-                    score=judgements[place].score.score,
-                    parts=judgements[place].score.parts,
-                    timed_out=judgements[place].timed_out,
+                    score=scores[place].score, parts=scores[place].parts, timed_out=scores[place].timed_out
                 )
-                for verifier, judgements in judged.items()
+                for verifier, scores in judged.items()
             },
         )
         for place, (index, row, sample, completion) in enumerate(asked)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from lmm_r1.evaluation.clustered_mean import Estimate, clustered_mean
+from remote_rm.answers.extraction import final_answer
+from remote_rm.answers.normalization import normalize
 from remote_rm.choice_verifier import read_choice
-from remote_rm.extraction import final_answer
-from remote_rm.normalization import normalize
-from remote_rm.pool import QUICK_CHARS
+from remote_rm.service.pool import QUICK_CHARS
 
 MAX_NORMALIZED_CHARS = 1000
 """A longer answer is a vote for itself, character by character."""

@@ -15,7 +15,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
-from lmm_r1.rollout.scoring import make_scorer
+from lmm_r1.scoring.sources import make_scorer
 
 
 class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):

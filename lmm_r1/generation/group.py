@@ -15,8 +15,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.rollout.scoring import Scorer
-from remote_rm.client import ItemReward, RewardUnavailable
+from lmm_r1.scoring.sources import Scorer
+from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 # How vLLM says that a response is whole; it also knows abort, error and repetition.
 WHOLE = ("stop", "length")
@@ -165,7 +166,7 @@ class GroupRollout:
             # Without a scorer a reward model gives them, when the samples have become experiences.
             "reward": None if scored is None else scored.reward,
             "scores": None if scored is None else scored.score,
-            "extra_logs": {} if scored is None else scored.extra_logs,
+            "extra_logs": {} if scored is None else scored.parts,
         }
 
 
@@ -183,9 +184,9 @@ def _check_whole(samples: Sequence[_Sample], row: Row) -> None:
         )
 
 
-def _check_finite(scored: ItemReward, row: Row) -> None:
+def _check_finite(scored: Score, row: Row) -> None:
     """Raise UserError where a reward, a score or a part of it is no finite number."""
-    values = {"reward": scored.reward, "score": scored.score, **scored.extra_logs}
+    values = {"reward": scored.reward, "score": scored.score, **scored.parts}
     wrong = ", ".join(f"{name} {value}" for name, value in values.items() if not math.isfinite(value))
     if wrong:
         raise UserError(

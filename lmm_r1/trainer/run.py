@@ -30,7 +30,7 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.models.value_head import head_name, stored_weight
-from lmm_r1.rollout.scoring import make_scorer
+from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps

@@ -14,10 +14,10 @@ from helpers.hostile_texts import response as any_response
 from hypothesis import given, settings
 
 import remote_rm
-from remote_rm.app import create_app
 from remote_rm.composition import Composition, part_from
-from remote_rm.pool import QUICK_CHARS
 from remote_rm.registry import VERIFIERS, get_verifier
+from remote_rm.service.app import create_app
+from remote_rm.service.pool import QUICK_CHARS
 from remote_rm.verifier import Item, Verifier
 
 pytestmark = pytest.mark.contract

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmm_r1.data.messages import Row, to_json
-from lmm_r1.inference.reward_model import RewardModel
+from lmm_r1.scoring.reward_model import RewardModel
 
 
 def sent_by_rollouts(model: RewardModel, row: Row, responses: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.judging import Judge
+from lmm_r1.scoring.response_scores import Judge
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.integration
@@ -33,11 +33,11 @@ def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
         Item(prompt="", response="<answer>5</answer>", label="2"),
     ]
     with Judge("math", workers=1, item_timeout_seconds=1.0) as judge:
-        judgements = judge.judge(items)
+        scores = judge.judge(items)
         again = judge.judge(items[:1])
-    assert [judgement.score.score for judgement in judgements] == [1.0, 0.0, 1.0, 0.0]
-    assert [judgement.timed_out for judgement in judgements] == [False, True, False, False]
-    assert again[0].score.score == 1.0
+    assert [score.score for score in scores] == [1.0, 0.0, 1.0, 0.0]
+    assert [score.timed_out for score in scores] == [False, True, False, False]
+    assert again[0].score == 1.0
 
 
 def test_no_worker_and_no_thread_is_left_behind():

@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 from helpers.reward_servers import math_command, running
 
-from remote_rm.client import ItemReward, RewardClient
+from remote_rm.client import RewardClient
+from remote_rm.verifier import Score
 
 torch = pytest.importorskip("torch")
 agent = pytest.importorskip("openrlhf.utils.agent")
@@ -114,12 +115,11 @@ def serve_rm(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_our_client_gets_its_rewards_from_the_server_of_openrlhf(serve_rm):
-    async def scenario() -> list[ItemReward]:
+    async def scenario() -> list[Score]:
         async with RewardClient([serve_rm]) as client:
             asked = [client.reward(query="q" * length, prompt="q", label="1", response="r") for length in (3, 5)]
             return await asyncio.gather(*asked)
 
     assert asyncio.run(scenario()) == [
-        ItemReward(reward=float(length), score=float(length), extra_logs={"dummy_scores": float(length)})
-        for length in (3, 5)
+        Score(reward=float(length), score=float(length), parts={"dummy_scores": float(length)}) for length in (3, 5)
     ]

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from helpers.reward_servers import UNRULY_VERIFIER, running, unruly_command
 
-from remote_rm.limits import ServiceLimits
-from remote_rm.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
 from remote_rm.verifier import Item, Verifier
 
 pytestmark = pytest.mark.integration
@@ -37,7 +37,7 @@ def items(*responses: str) -> list[Item]:
 
 
 async def rewards(pool: VerifierPool, *responses: str) -> list[float]:
-    return [judgement.score.reward for judgement in await pool.judge(items(*responses))]
+    return [score.reward for score in await pool.judge(items(*responses))]
 
 
 def run_with(pool: VerifierPool, scenario: Callable[[], Awaitable[object]]) -> object:

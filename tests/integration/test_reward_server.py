@@ -19,9 +19,9 @@ import pytest
 
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
-from remote_rm.pool import VerifierPool
+from remote_rm.service.pool import VerifierPool
+from remote_rm.service.worker import WORKER_NAME
 from remote_rm.verifier import Item, Verifier
-from remote_rm.worker import WORKER_NAME
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +81,7 @@ def items(*responses: str, label: str = "42") -> list[Item]:
 async def judged_by(pool: VerifierPool, *batches: list[Item]) -> list[list[float]]:
     await pool.start()
     try:
-        return [[judgement.score.reward for judgement in await pool.judge(batch)] for batch in batches]
+        return [[score.reward for score in await pool.judge(batch)] for batch in batches]
     finally:
         await pool.stop()
 
@@ -143,7 +143,7 @@ def test_a_hanging_answer_costs_its_own_accuracy_and_nothing_else(server):
                 query="q", prompt="p", label=r"2\sqrt[3]{2}", response=r"<answer>\sqrt[3]{16}</answer>"
             )
             first, second = await asyncio.gather(hanging, beside)
-            return first.reward, first.extra_logs, second.reward
+            return first.reward, first.parts, second.reward
 
     parts = {"accuracy": 0.0, "format": 1.0, "ungradable": 0.0, "timed_out": 1.0}
     assert asyncio.run(scenario()) == (0.5, parts, 1.0)
@@ -176,7 +176,7 @@ def test_help_answers_within_a_second_and_loads_no_training_stack():
         "from remote_rm.math_verifier import build_parser\n"
         "build_parser().format_help(); assert time.perf_counter() - started < 1\n"
         "assert 'fastapi' not in sys.modules\n"
-        "import remote_rm.app, remote_rm.client, remote_rm.server, remote_rm.accuracy\n"
+        "import remote_rm.service.app, remote_rm.client, remote_rm.service.server, remote_rm.answers.accuracy\n"
         "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf', 'lmm_r1', 'sympy'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
@@ -243,7 +243,7 @@ def test_workers_killed_from_outside_are_replaced(unruly):
             for process in multiprocessing.active_children():
                 os.kill(process.pid, signal.SIGKILL)
             await asyncio.sleep(0.5)
-            return [judgement.score.reward for judgement in await pool.judge(items("1", "2", "3"))]
+            return [score.reward for score in await pool.judge(items("1", "2", "3"))]
         finally:
             await pool.stop()
 

@@ -23,8 +23,9 @@ from helpers.reward_servers import ROOT, RunningServer, running
 from helpers.value_models import save_reward_model
 
 from lmm_r1.data.messages import ImagePart, Row, to_json
-from lmm_r1.inference.reward_model import RewardModel
-from remote_rm.client import ItemReward, RewardClient, RewardUnavailable
+from lmm_r1.scoring.reward_model import RewardModel
+from remote_rm.client import RewardClient, RewardUnavailable
+from remote_rm.verifier import Score
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -135,7 +136,7 @@ def test_our_client_gets_many_rewards_at_a_time(served):
         for request in [sent_by_rollouts(served.model, asked, [response])]
     ]
 
-    async def scenario() -> list[ItemReward]:
+    async def scenario() -> list[Score]:
         async with RewardClient([served.server.endpoint], token=TOKEN) as client:
             await client.check_health()
             return await asyncio.gather(*(client.reward(**request) for request in requests))

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from lmm_r1.batch.job import in_order, run_job
+from lmm_r1.batch.job import in_order, record_of, run_job
 from lmm_r1.batch.row_log import RowLog
 from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
-from lmm_r1.inference.response_scores import ResponseScore
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +35,7 @@ class LengthScorer:
     def score(self, row, completions):
         if any(not completion.text for completion in completions):
             raise UserError(f"{row.location}: nothing to score")
-        return [ResponseScore(reward=float(len(item.text)), parts={"long": 1.0}) for item in completions]
+        return [Score(reward=float(len(item.text)), score=1.0, parts={"long": 1.0}) for item in completions]
 
 
 def test_outcomes_wait_for_those_before_them():
@@ -85,3 +85,9 @@ def test_rows_are_written_in_order_with_scores_and_bad_ones_apart(tmp_path):
     }
     assert second["index"] == 4
     assert [item.reason for item in log.skipped()] == ["rows line 1: no image", "rows line 1: nothing to score"]
+
+
+def test_a_response_that_was_not_judged_in_time_says_so_in_its_line():
+    score = Score(reward=0.5, score=0.0, parts={"accuracy": 0.0}, timed_out=True)
+    (response,) = record_of(outcome(0, "a"), [score])["responses"]
+    assert (response["reward"], response["scores"]) == (0.5, {"accuracy": 0.0, "timed_out": 1.0})

@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
     """Collects what would be served, as (verifier, port)."""
     collected: list = []
     monkeypatch.setattr(
-        "remote_rm.server.serve", lambda verifier, *, options: collected.append((verifier, options.port))
+        "remote_rm.service.server.serve", lambda verifier, *, options: collected.append((verifier, options.port))
     )
     return collected
 

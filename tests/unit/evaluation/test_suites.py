@@ -9,10 +9,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.suites import get_suite, load_suite, suite_names
-from lmm_r1.evaluation.verifier_spec import verifier_from
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.models.banned_tokens import BAN_BIAS
-from remote_rm.client import ItemReward, RewardUnavailable
+from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -63,15 +64,15 @@ class RecordingScorer:
         self.requests: list[dict[str, Any]] = []
         self.asked = asyncio.Event()
 
-    async def reward(self, **request: Any) -> ItemReward:
+    async def reward(self, **request: Any) -> Score:
         self.requests.append(request)
         self.asked.set()
         right = float(request["response"] == request["label"])
-        return ItemReward(reward=2 * right, score=right, extra_logs={"accuracy": right})
+        return Score(reward=2 * right, score=right, parts={"accuracy": right})
 
 
 class FailingScorer(RecordingScorer):
-    async def reward(self, **request: Any) -> ItemReward:
+    async def reward(self, **request: Any) -> Score:
         raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
 
 
@@ -189,12 +190,12 @@ def test_a_group_without_one_of_its_responses_is_none():
 class GivingScorer(RecordingScorer):
     """Gives the first response what it is told to, and all others 1."""
 
-    def __init__(self, given: ItemReward) -> None:
+    def __init__(self, given: Score) -> None:
         super().__init__()
         self.given = given
 
-    async def reward(self, **request: Any) -> ItemReward:
-        return self.given if request["response"] == "2" else ItemReward(reward=1.0, score=1.0, extra_logs={})
+    async def reward(self, **request: Any) -> Score:
+        return self.given if request["response"] == "2" else Score(reward=1.0, score=1.0, parts={})
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ class GivingScorer(RecordingScorer):
 )
 def test_a_reward_that_is_no_finite_number_stops_with_its_row(values, said):
     reward, score, accuracy = values
-    scorer = GivingScorer(ItemReward(reward=reward, score=score, extra_logs={"accuracy": accuracy}))
+    scorer = GivingScorer(Score(reward=reward, score=score, parts={"accuracy": accuracy}))
     with pytest.raises(UserError, match=rf"^rows.jsonl, line 1: --reward.remote_url gives {said} for a response"):
         run(scorer=scorer)
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from remote_rm.client import ItemReward, RewardClient, RewardUnavailable, parse_reply
+from remote_rm.client import RewardClient, RewardUnavailable, parse_reply
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +41,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def ask(*endpoints: str, **settings: float) -> ItemReward:
+async def ask(*endpoints: str, **settings: float) -> Score:
     async with RewardClient(endpoints, **settings) as client:
         return await client.reward(**SAMPLE)
 
@@ -50,16 +51,20 @@ async def ask(*endpoints: str, **settings: float) -> ItemReward:
     [
         (
             '{"rewards": [1.5], "scores": [1.0], "extra_logs": {"accuracy": [1.0]}}',
-            ItemReward(reward=1.5, score=1.0, extra_logs={"accuracy": 1.0}),
+            Score(reward=1.5, score=1.0, parts={"accuracy": 1.0}),
         ),
-        ('{"rewards": 0.5}', ItemReward(reward=0.5, score=0.5, extra_logs={})),
+        ('{"rewards": 0.5}', Score(reward=0.5, score=0.5, parts={})),
         (
             '{"rewards": [2], "scores": 1, "extra_logs": {"a": 0}}',
-            ItemReward(reward=2.0, score=1.0, extra_logs={"a": 0.0}),
+            Score(reward=2.0, score=1.0, parts={"a": 0.0}),
         ),
         (
             '{"rewards": [[0.25]], "scores": null, "extra_logs": null}',
-            ItemReward(reward=0.25, score=0.25, extra_logs={}),
+            Score(reward=0.25, score=0.25, parts={}),
+        ),
+        (
+            '{"rewards": [0.5], "scores": [0.0], "extra_logs": {"timed_out": [1.0]}}',
+            Score(reward=0.5, score=0.0, parts={"timed_out": 1.0}, timed_out=True),
         ),
     ],
 )
@@ -82,11 +87,11 @@ def test_the_request_is_openrlhfs_with_the_response_added():
         seen.append(await request.json())
         return web.json_response(GOOD)
 
-    async def scenario() -> ItemReward:
+    async def scenario() -> Score:
         async with Server(handler) as endpoint:
             return await ask(endpoint)
 
-    assert asyncio.run(scenario()) == ItemReward(reward=1.5, score=1.0, extra_logs={"accuracy": 1.0})
+    assert asyncio.run(scenario()) == Score(reward=1.5, score=1.0, parts={"accuracy": 1.0})
     assert seen == [{"query": ["q"], "prompts": ["p"], "labels": ["42"], "responses": ["r"]}]
 
 
@@ -96,7 +101,7 @@ def test_server_errors_are_tried_again():
     async def handler(_request: web.Request) -> web.Response:
         return web.json_response(GOOD, status=statuses.pop(0))
 
-    async def scenario() -> ItemReward:
+    async def scenario() -> Score:
         async with Server(handler) as endpoint:
             return await ask(endpoint)
 
@@ -108,7 +113,7 @@ def test_a_dead_endpoint_is_passed_over_for_a_live_one():
     async def handler(_request: web.Request) -> web.Response:
         return web.json_response(GOOD)
 
-    async def scenario() -> ItemReward:
+    async def scenario() -> Score:
         async with Server(handler) as endpoint:
             return await ask(f"http://127.0.0.1:{free_port()}/get_reward", endpoint)
 
@@ -124,7 +129,7 @@ def test_a_busy_server_is_left_alone_for_as_long_as_it_asks():
             return web.json_response({"detail": "full"}, status=503, headers={"Retry-After": "1"})
         return web.json_response(GOOD)
 
-    async def scenario() -> ItemReward:
+    async def scenario() -> Score:
         async with Server(handler) as endpoint:
             return await ask(endpoint)
 

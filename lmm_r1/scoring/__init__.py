@@ -1,0 +1,1 @@
+"""Rewards of responses: verifiers in process and over HTTP, user functions, reward models and their service."""

@@ -1,0 +1,148 @@
+"""Scores of responses: by a verifier, which compares them with the row's answer, or by a reward model."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from typing_extensions import Self
+
+from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.data.messages import Row, to_json
+from lmm_r1.errors import UserError
+from remote_rm.service.blocking_pool import BlockingPool
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.verifier import Item, Score
+
+JUDGE_SECONDS = 5.0
+
+
+class Response(Protocol):
+    """What is scored; the completions of every engine are such."""
+
+    @property
+    def text(self) -> str:
+        """Without the end token."""
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` where the model ended it."""
+
+
+class ResponseScorer(Protocol):
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+        """Return one score per response; raises UserError for a row that cannot be scored."""
+
+
+class Judge:
+    """Scores by a verifier, from `with Judge(...)` to the end of the block.
+
+    Its worker processes are killed at a time limit, so that no response can hang a command.
+    """
+
+    def __init__(self, verifier_name: str, *, workers: int, item_timeout_seconds: float) -> None:
+        """Take a verifier by the name that `verifier_from` reads; raises UserError for one that there is not.
+
+        Args:
+            item_timeout_seconds: an answer that is not judged by then is wrong, and its score says so.
+        """
+        self.name = verifier_name
+        self._verifier = verifier_from(verifier_name)
+        self._pool = BlockingPool(
+            self._verifier,
+            workers=workers,
+            item_timeout_seconds=item_timeout_seconds,
+            # One caller waits for its own items, however many: nobody else is to be told to come back later.
+            limits=ServiceLimits(max_queued_items=sys.maxsize),
+        )
+
+    def __enter__(self) -> Self:
+        """Start the workers; raises RuntimeError where one does not come up."""
+        self._pool.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the workers, whatever they are at."""
+        self._pool.stop()
+
+    def check_labels(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row whose answer the verifier refuses as a label."""
+        for row in rows:
+            try:
+                self._verifier.check_label(row.answer)
+            except ValueError as error:
+                raise UserError(f"{row.location}: {self.name} cannot judge by this row's answer: {error}") from error
+
+    def judge(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in their order; one that cannot be judged in time is wrong."""
+        return self._pool.judge(items)
+
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+        """Return one score per response; raises UserError for a row whose answer the verifier cannot judge by."""
+        self.check_labels([row])
+        prompt = to_json(row.messages)
+        return self.judge([Item(prompt=prompt, response=response.text, label=row.answer) for response in responses])
+
+
+class RewardModelScorer:
+    """Scores by a trained reward model."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: str,
+        max_len: int,
+        max_batch_tokens: int | None,
+        normalize: bool,
+        trust_remote_code: bool,
+    ) -> None:
+        from lmm_r1.config.ppo import PPODeepSpeedConfig
+        from lmm_r1.lmm_kits import kit_of
+        from lmm_r1.scoring.reward_model import RewardModel
+
+        kit = kit_of(path, trust_remote_code=trust_remote_code)
+        config = kit.load_config(path, trust_remote_code=trust_remote_code)
+        self._model = RewardModel(
+            path,
+            dtype=_param_dtype(dtype, config=config),
+            max_len=max_len,
+            max_batch_tokens=max_batch_tokens,
+            value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
+            normalize=normalize,
+            trust_remote_code=trust_remote_code,
+        )
+        self._path = path
+
+    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+        """Return the rewards; raises UserError for a row that the model cannot take."""
+        samples = [
+            # A response that was cut off has no end token, in training neither.
+            self._model.encode(row, response.text, ending=None if response.finish_reason == "stop" else "")
+            for response in responses
+        ]
+        rewards = self._model.score(samples)
+        for reward in rewards:
+            if not math.isfinite(reward):
+                raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint whole?")
+        return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
+
+
+def verifier_scorer(name: str, *, workers: int) -> Judge:
+    """Return the judge of a verifier, to be used in a `with` block."""
+    return Judge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS)
+
+
+def _param_dtype(name: str, *, config: Any) -> str:
+    """Return the precision called `name` as `--ds.param_dtype` does; `auto` is the checkpoint's own, else fp32."""
+    import torch
+
+    from lmm_r1.models.loading import DTYPES
+
+    dtype = config.dtype if name == "auto" else getattr(torch, name)
+    return next((short for short, known in DTYPES.items() if known == dtype), "fp32")

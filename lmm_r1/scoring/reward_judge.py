@@ -1,0 +1,261 @@
+"""Judges samples by a reward model: those of all requests are gathered into batches, which one thread computes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess, ending_of
+from lmm_r1.errors import UserError
+from remote_rm.protocol import RewardRequest
+from remote_rm.service.judge import JudgeCounts, PoolUnavailable, UnusableItem
+from remote_rm.verifier import Score
+
+if TYPE_CHECKING:
+    from lmm_r1.lmm_kits import EncodedPrompt
+    from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
+
+logger = logging.getLogger(__name__)
+
+READERS = 4
+"""Threads that parse prompts and fetch images, which keeps neither the event loop nor the model waiting."""
+MAX_RETRY_AFTER_SECONDS = 60
+LEAST_SECONDS_LEFT = 30.0
+"""How long a stopping server waits at least for its samples: before the first batch, nobody knows what one takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardItem:
+    """One sample as it was sent."""
+
+    query: str
+    prompt: str
+    response: str | None
+    label: str
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    item: RewardItem
+    place: str
+    """Where the sample stands in its request."""
+    row: Row | None
+    """None for a sample that is text."""
+    reward: asyncio.Future[float]
+    sample: EncodedSample | None = None
+
+
+Outcome = tuple[_Job, "float | Exception"]
+
+
+class RewardModelJudge:
+    """Scores samples in the order in which they come, as many at a time as a batch holds tokens.
+
+    Belongs to the event loop that `start` ran in. The model is used by one thread alone, which also loads it: PyTorch
+    gives each thread that computes threads of its own, which on a CPU would stand in one another's way.
+    """
+
+    name = "reward_model"
+    workers = 1
+
+    def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess, max_queued_items: int) -> None:
+        """Load the model, whose errors are raised here."""
+        self.counts = JudgeCounts()
+        self._media = media
+        self._max_queued_items = max_queued_items
+        self._model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
+        self._model = self._model_thread.submit(load).result()
+        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="prompt reader")
+        self._queue: deque[_Job] = deque()
+        self._open: set[_Job] = set()
+        self._reading = 0
+        self._busy = 0
+        self._mean_seconds = 0.0
+        self._computing: asyncio.Task[None] | None = None
+        self._has_jobs = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """How many samples wait for the model, or for their prompts to be read."""
+        return self._reading + len(self._queue)
+
+    @property
+    def busy(self) -> int:
+        """How many samples are in the batch that is being computed."""
+        return self._busy
+
+    def most_seconds_left(self) -> float:
+        """A generous guess, by the mean of earlier samples."""
+        return LEAST_SECONDS_LEFT + 3 * self._mean_seconds * (self.waiting + self.busy)
+
+    async def start(self) -> None:
+        """Compute what comes from now on."""
+        self._computing = asyncio.get_running_loop().create_task(self._compute())
+
+    async def stop(self) -> None:
+        """End with the batch at hand; what is not answered is dropped, and `judge` raises PoolUnavailable for it."""
+        assert self._computing is not None
+        self._computing.cancel()
+        self._computing = None
+        for job in self._open:
+            if not job.reward.done():
+                job.reward.set_exception(PoolUnavailable("the server was stopped", retry_after_seconds=1))
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._model_thread.shutdown)
+
+    async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
+        """Return the rewards in the items' order; cancelled, it frees what still waits.
+
+        Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable where too many wait.
+        """
+        if self._computing is None:
+            raise RuntimeError("the judge is not running; call start() first")
+        if self.waiting >= self._max_queued_items:
+            raise PoolUnavailable(
+                f"{self.waiting} samples wait to be scored, and the limit is {self._max_queued_items}; try again later",
+                retry_after_seconds=min(max(1, ceil(self.waiting * self._mean_seconds)), MAX_RETRY_AFTER_SECONDS),
+            )
+        self.counts.items += len(items)
+        jobs = await self._read(items)
+        self._open.update(jobs)
+        self._queue.extend(jobs)
+        self._has_jobs.set()
+        try:
+            rewards = await asyncio.gather(*(job.reward for job in jobs))
+        finally:
+            for job in jobs:
+                job.reward.cancel()
+                self._open.discard(job)
+        return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
+
+    async def _read(self, items: Sequence[RewardItem]) -> list[_Job]:
+        loop = asyncio.get_running_loop()
+        self._reading += len(items)
+        try:
+            places = await loop.run_in_executor(self._readers, self._rows_of, items)
+        except UserError as error:
+            self.counts.failed += 1
+            raise UnusableItem(str(error)) from error
+        finally:
+            self._reading -= len(items)
+        return [
+            _Job(item=item, place=place, row=row, reward=loop.create_future())
+            for item, (place, row) in zip(items, places, strict=True)
+        ]
+
+    def _rows_of(self, items: Sequence[RewardItem]) -> list[tuple[str, Row | None]]:
+        """Return each sample's place in its request and its row; those of a group, with one prompt, are read once."""
+        rows: dict[str, Row | None] = {}
+        places = []
+        for index, item in enumerate(items):
+            place = f"prompts[{index}]"
+            if item.response is None:
+                places.append((f"query[{index}]", None))
+                continue
+            if item.prompt not in rows:
+                rows[item.prompt] = self._media.row_of(item.prompt, location=place)
+            row = rows[item.prompt]
+            places.append((f"query[{index}]", None) if row is None else (place, replace(row, location=place)))
+        return places
+
+    async def _compute(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._has_jobs.wait()
+            self._has_jobs.clear()
+            while self._queue:
+                started = time.monotonic()
+                outcomes = await loop.run_in_executor(self._model_thread, self._next_batch)
+                self._busy = 0
+                if outcomes:
+                    seconds = (time.monotonic() - started) / len(outcomes)
+                    self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
+                for job, outcome in outcomes:
+                    self._settle(job, outcome)
+
+    def _settle(self, job: _Job, outcome: float | Exception) -> None:
+        if isinstance(outcome, float) and not math.isfinite(outcome):
+            outcome = UnusableItem(f"{job.place}: the reward model gives {outcome} for it, which is no reward")
+        if isinstance(outcome, float):
+            self.counts.worker += 1
+        else:
+            self.counts.failed += 1
+        if job.reward.done():
+            return
+        if isinstance(outcome, float):
+            job.reward.set_result(outcome)
+        else:
+            job.reward.set_exception(outcome)
+
+    def _next_batch(self) -> list[Outcome]:
+        """Encode waiting samples until a batch is full, and score them; runs in the model's thread, never raises."""
+        batch: list[_Job] = []
+        outcomes: list[Outcome] = []
+        prompts: dict[str, EncodedPrompt] = {}
+        tokens = 0
+        while self._queue:
+            job = self._queue.popleft()
+            # Nobody waits any longer where the request was cancelled, or failed by another of its samples.
+            if job.reward.done():
+                continue
+            try:
+                job.sample = job.sample or self._encoded(job, prompts)
+            except UserError as error:
+                outcomes.append((job, UnusableItem(_placed(str(error), place=job.place))))
+                continue
+            except Exception as error:
+                # A fault of this service: the request must learn of it, and the others go on.
+                logger.exception("%s cannot be encoded", job.place)
+                outcomes.append((job, error))
+                continue
+            if batch and tokens + len(job.sample.token_ids) > self._model.max_batch_tokens:
+                self._queue.appendleft(job)
+                break
+            batch.append(job)
+            tokens += len(job.sample.token_ids)
+            self._busy = len(batch)
+        return outcomes + self._scored(batch)
+
+    def _encoded(self, job: _Job, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
+        item = job.item
+        if job.row is None or item.response is None:
+            return self._model.encode_text(item.query)
+        if item.prompt not in prompts:
+            prompts[item.prompt] = self._model.encode_prompt(job.row)
+        ending = self._model.known_ending(ending_of(item.query, response=item.response))
+        return self._model.encode(job.row, item.response, ending=ending, prompt=prompts[item.prompt])
+
+    def _scored(self, batch: Sequence[_Job]) -> list[Outcome]:
+        samples = [job.sample for job in batch if job.sample is not None]
+        try:
+            return list(zip(batch, self._model.score(samples), strict=True))
+        except Exception as error:
+            # One sample may be too much for the machine; whichever it is, it must not fail those of other requests.
+            logger.exception("a batch of %d samples failed", len(batch))
+            if len(batch) == 1:
+                return [(batch[0], error)]
+        return [outcome for job in batch for outcome in self._scored([job])]
+
+
+def items_of_request(request: RewardRequest) -> list[RewardItem]:
+    """Return the samples of a request; OpenRLHF's own requests have no responses, but rendered queries."""
+    responses = [None] * len(request.query) if request.responses is None else request.responses
+    return [
+        RewardItem(query=query, prompt=prompt, response=response, label=label)
+        for query, prompt, response, label in zip(
+            request.query, request.prompts, responses, request.labels, strict=True
+        )
+    ]
+
+
+def _placed(sentence: str, *, place: str) -> str:
+    return sentence if sentence.startswith(place) else f"{place}: {sentence}"

@@ -1,0 +1,242 @@
+"""A trained reward model: samples are encoded as the RL loop builds them, and scored in batches of many tokens."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lmm_r1.data.messages import Row
+from lmm_r1.data.row_encoding import encode_row
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, Media, kit_of
+from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
+from lmm_r1.models.rope_scaling import tell_factors
+from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.value_head import head_name, stored_weight
+from lmm_r1.models.value_model import KitValueModel
+
+logger = logging.getLogger(__name__)
+
+GPU_BATCH_TOKENS = 16384
+# Measured: with 16,384 tokens a sample of 85 or 379 tokens took 2.3 and 2.0 times as long as with this many.
+CPU_BATCH_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedSample:
+    """A prompt and its response, as the model reads them."""
+
+    token_ids: list[int]
+    """Every image stands as its full run of placeholders."""
+    media: Media | None
+    """None for a sample without images and videos."""
+
+
+class RewardModel:
+    """A checkpoint with a value head, on the GPU where there is one; to be used by one thread at a time."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: str,
+        max_len: int,
+        max_batch_tokens: int | None,
+        value_head_prefix: str,
+        normalize: bool,
+        trust_remote_code: bool,
+    ) -> None:
+        """Load the checkpoint; raises UserError where it cannot be loaded or has no value head.
+
+        Args:
+            path: a folder or a hub name.
+            dtype: bf16, fp16 or fp32.
+            max_len: longest sample, in tokens; a longer one is refused.
+            max_batch_tokens: tokens computed in one forward pass, padding included; only a single sample may exceed it.
+                None takes what suits the device.
+            value_head_prefix: the name of the value head, for a checkpoint whose config does not tell.
+            normalize: by the mean and the standard deviation in the checkpoint's config.
+        """
+        self.path = path
+        self.max_len = max_len
+        self.max_batch_tokens = max_batch_tokens or batch_tokens(has_gpu=torch.cuda.is_available())
+        self.kit = kit_of(path, trust_remote_code=trust_remote_code)
+        check_weights(path)
+        self.processor = self.kit.load_processor(path, trust_remote_code=trust_remote_code)
+        self._tokenizer = self.kit.tokenizer_of(self.processor)
+        self._check_head(value_head_prefix, trust_remote_code=trust_remote_code)
+        model = KitValueModel(
+            path,
+            "reward",
+            attn_implementation="auto",
+            param_dtype=dtype,
+            value_head_prefix=value_head_prefix,
+            normalize_reward=normalize,
+            trust_remote_code=trust_remote_code,
+            max_len=max_len,
+        )
+        tell_factors(model.model_config, max_len=max_len, flag="--max_len")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = model.to(self.device).eval()
+        self._pack_where_it_can()
+        known = len(self._tokenizer)
+        banned = self.kit.banned_token_ids(model.model_config, self._tokenizer)
+        self._media_ids = self.kit.placeholder_ids(self.processor) | {token for token in banned if token < known}
+        texts = self._tokenizer.convert_ids_to_tokens(sorted(self._media_ids))
+        # Without any, what matches nowhere.
+        self._media_text = re.compile("|".join(f"({re.escape(text)})" for text in texts) or "(?!)")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether batches are packed sequences, without padding."""
+        return self._model.packing_samples
+
+    def encode_prompt(self, row: Row) -> EncodedPrompt:
+        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does."""
+        return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+
+    def encode(
+        self, row: Row, response: str, *, ending: str | None = None, prompt: EncodedPrompt | None = None
+    ) -> EncodedSample:
+        """Return the row's prompt with its images, the response and its end token.
+
+        A response may spell out a media token, which is read as the plain text that the policy wrote.
+
+        Args:
+            ending: the token behind the response where it is not the model's end token; "" for a response that was cut
+                off at the limit.
+            prompt: what `encode_prompt` gave for the row, which is then not encoded again.
+
+        Raises:
+            UserError: the kit cannot take the prompt, or the sample is longer than `max_len`; names the row's location.
+        """
+        prompt = prompt or self.encode_prompt(row)
+        end = [self._tokenizer.eos_token_id] if ending is None else self._ids(ending)
+        token_ids = [*prompt.token_ids, *self._response_ids(response), *end]
+        self._check_length(len(token_ids), where=f"{row.location}: ")
+        return EncodedSample(token_ids=token_ids, media=prompt.media)
+
+    def known_ending(self, text: str | None) -> str | None:
+        """Return a text that may be the `ending` of a response, a single special token or nothing; None for any other."""
+        if not text:
+            return text
+        ids = self._ids(text)
+        is_end = len(ids) == 1 and ids[0] in self._tokenizer.all_special_ids and ids[0] not in self._media_ids
+        return text if is_end else None
+
+    def encode_text(self, query: str) -> EncodedSample:
+        """Return a prompt and its response that were rendered already, special tokens included.
+
+        Raises UserError for a text that is empty, too long, or holds a media token: there is no image that it stands for.
+        """
+        token_ids = self._ids(query)
+        if not token_ids:
+            raise UserError("the text is empty, so there is nothing to score")
+        if not self._media_ids.isdisjoint(token_ids):
+            found = self._media_text.search(query)
+            raise UserError(
+                f"the text holds the media token {found[0] if found else 'of an image'}, and no image comes with it; "
+                "send the prompt as messages with the images' places, and the response by itself"
+            )
+        self._check_length(len(token_ids), where="")
+        return EncodedSample(token_ids=token_ids, media=None)
+
+    def score(self, samples: Sequence[EncodedSample]) -> list[float]:
+        """Return the reward of each sample; nothing is checked, so that one may be no finite number."""
+        rewards = [0.0] * len(samples)
+        lengths = [len(sample.token_ids) for sample in samples]
+        for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
+            for index, reward in zip(batch, self._forward([samples[index] for index in batch]), strict=True):
+                rewards[index] = reward
+        return rewards
+
+    def _check_head(self, prefix: str, *, trust_remote_code: bool) -> None:
+        """Raise UserError for a checkpoint without a value head, before all of it is loaded."""
+        config = self.kit.load_config(self.path, trust_remote_code=trust_remote_code)
+        try:
+            stored_weight(self.path, name=head_name(config, default=prefix), config=config, required=True)
+        except UserError as error:
+            # Flags that stand in a group where models are trained stand alone where they are used.
+            raise UserError(str(error).replace("--ds.", "--")) from error
+
+    def _pack_where_it_can(self) -> None:
+        refusal = packing_refusal(self._model.model)
+        if refusal is not None:
+            logger.warning("samples are scored in padded batches: %s", refusal)
+            return
+        use_packed_attention(self._model.model)
+        self._model.packing_samples = True
+        try:
+            check_packing(self._model)
+        except UserError as error:
+            # Where a run would stop, padded batches do as well, only slower.
+            self._model.packing_samples = False
+            logger.warning("samples are scored in padded batches: %s", error)
+
+    def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
+        width = max(len(sample.token_ids) for sample in samples)
+        sequences, mask = torch.zeros(2, len(samples), width, dtype=torch.long)
+        for row, sample in enumerate(samples):
+            sequences[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
+            mask[row, : len(sample.token_ids)] = 1
+        with torch.no_grad():
+            rewards = self._model(
+                sequences.to(self.device),
+                attention_mask=mask.to(self.device),
+                media=[sample.media for sample in samples],
+            )
+        return rewards.float().tolist()
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _response_ids(self, response: str) -> list[int]:
+        """Return the response's ids, none of which is a media token's: those are never sampled, but may be spelled out."""
+        ids: list[int] = []
+        start = 0
+        for found in self._media_text.finditer(response):
+            # Cut in two, it is not the token any more.
+            ids += [
+                *self._ids(response[start : found.start() + 1]),
+                *self._ids(response[found.start() + 1 : found.end()]),
+            ]
+            start = found.end()
+        ids += self._ids(response[start:])
+        if not self._media_ids.isdisjoint(ids):
+            raise UserError("the response holds a media token that cannot be read as plain text")
+        return ids
+
+    def _check_length(self, length: int, *, where: str) -> None:
+        if length > self.max_len:
+            raise UserError(
+                f"{where}the prompt and the response take {length} tokens, which is more than --max_len {self.max_len}; "
+                "raise it, or leave the sample out"
+            )
+
+
+def batch_tokens(*, has_gpu: bool) -> int:
+    """Return how many tokens are best computed together: on a CPU, as many as leave the activations in its caches."""
+    return GPU_BATCH_TOKENS if has_gpu else CPU_BATCH_TOKENS
+
+
+def plan_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool) -> list[list[int]]:
+    """Return the samples' indices in batches of at most `max_tokens` tokens, the longest first.
+
+    [3, 9, 4] and 9 -> [[1], [2, 0]], padded to 8 tokens or packed in 7.
+    """
+    batches: list[list[int]] = []
+    width = used = 0
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
+        cost = width if padded else lengths[index]
+        if not batches or used + cost > max_tokens:
+            batches.append([])
+            width = cost = lengths[index]
+            used = 0
+        batches[-1].append(index)
+        used += cost
+    return batches

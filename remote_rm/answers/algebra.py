@@ -1,0 +1,366 @@
+r"""Compares sums, products, powers and quotients of numbers, square roots and letters exactly, without sympy.
+
+An expression becomes a quotient of two polynomials whose terms are a rational number, the root of an integer without
+square factors, and letters: `\frac{6}{\sqrt{2}}` and `3\sqrt{2}` are equal if the cross products are, term by term.
+"""
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, isqrt
+
+from remote_rm.answers.normalization import to_latex
+
+MAX_CHARS = 300
+MAX_DIGITS = 30
+"""Of one number as written."""
+MAX_POWER = 40
+MAX_BITS = 2000
+"""Of a coefficient."""
+MAX_PRODUCTS = 1000
+"""How many pairs of terms are multiplied for one text or comparison, which bounds its time to milliseconds."""
+MAX_TERMS = 100
+MAX_CACHED = 512
+"""How many parsed texts are kept: the samples of a prompt share their gold, and every element of a list meets every other."""
+MAX_DEPTH = 20
+MAX_RADICAND = 10**12
+
+Monomial = tuple[int, tuple[tuple[str, int], ...]]
+"""What a coefficient is multiplied by: the root of the first entry, and letters with their powers, sorted."""
+Polynomial = dict[Monomial, Fraction]
+
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[A-Za-z]+)|([A-Za-z](?:_(?:\w|\{\w+\}))?)|(\^|[-+/(){}\[\]]))")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}|(?<![\\A-Za-z])[fgh]\(")
+_LETTERS = frozenset(
+    r"\pi \alpha \beta \gamma \delta \epsilon \theta \lambda \mu \rho \sigma \tau \phi \varphi \psi \omega".split()
+)
+_TIMES = (r"\cdot", r"\times")
+_DIVIDED = ("/", r"\div")
+_ONE: Monomial = (1, ())
+
+
+class _Undecided(Exception):
+    """The text is no such expression, or too large a one."""
+
+
+@dataclass(kw_only=True)
+class _Budget:
+    products: int = MAX_PRODUCTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quotient:
+    top: Polynomial
+    bottom: Polynomial
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Expression:
+    value: _Quotient
+    has_opaque: bool
+    """Whether a root was taken for a letter, so that equal values may be written in different terms."""
+
+
+def same_algebra(answer: str, gold: str) -> bool | None:
+    r"""Return whether two normalised expressions are equal for all values of their letters; None where that is not told.
+
+    `(x+2)(x+3)` and `x^2+5x+6` are, `2\sqrt{13}` and `2\sqrt{10}` are not; `\sin x`, `n!` and inequalities
+    are left open. Of two equations it is told whether they say the same: `2y=4x+6` and `y-2x=3` do.
+    """
+    if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
+        return None
+    if answer.count("=") == gold.count("=") == 1:
+        return _same_equation(answer, gold)
+    first, second = _parsed(answer), _parsed(gold)
+    if first is None or second is None:
+        return None
+    try:
+        is_equal = _are_equal(first.value, second.value)
+    except _Undecided:
+        return None
+    if is_equal:
+        return True
+    # Whether `X` may stand for `x` is not for this module to say.
+    has_capitals = re.search(r"(?<!\\)[A-Z]", answer + gold) is not None
+    return None if first.has_opaque or second.has_opaque or has_capitals else False
+
+
+def _same_equation(answer: str, gold: str) -> bool | None:
+    """Whether one equation is a multiple of the other; only of linear ones is it told that they are not."""
+    first, second = _parsed_equation(answer), _parsed_equation(gold)
+    if not first or not second:
+        return None
+    monomial = next(iter(first))
+    factor = second.get(monomial, Fraction(0)) / first[monomial]
+    if factor and second == {each: factor * number for each, number in first.items()}:
+        return True
+    is_linear = all(_is_linear(monomial) for polynomial in (first, second) for monomial in polynomial)
+    has_capitals = re.search("[A-Z]", answer + gold) is not None
+    return False if is_linear and not has_capitals else None
+
+
+def _parsed_equation(text: str) -> Polynomial | None:
+    """What the equation says is zero, or None."""
+    left, right = (_parsed(side) for side in text.split("="))
+    if left is None or right is None or left.has_opaque or right.has_opaque:
+        return None
+    try:
+        return _sum(left.value, _negated(right.value), _Budget()).top
+    except _Undecided:
+        return None
+
+
+def _is_linear(monomial: Monomial) -> bool:
+    root, letters = monomial
+    return root == 1 and sum(power for _, power in letters) <= 1
+
+
+def _are_equal(first: _Quotient, second: _Quotient) -> bool:
+    if first.bottom == second.bottom:
+        return first.top == second.top
+    budget = _Budget()
+    return _multiply(first.top, second.bottom, budget) == _multiply(second.top, first.bottom, budget)
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _parsed(text: str) -> _Expression | None:
+    try:
+        tokens = _tokens(to_latex(text))
+        parser = _Parser(tokens=tokens)
+        value = parser.total(depth=0)
+    except _Undecided:
+        return None
+    return _Expression(value=value, has_opaque=parser.has_opaque) if parser.next is None else None
+
+
+def _tokens(latex: str) -> list[str]:
+    if _WORD.search(latex):
+        raise _Undecided
+    tokens, position = [], 0
+    while position < len(latex):
+        match = _TOKEN.match(latex, position)
+        if match is None:
+            raise _Undecided
+        tokens.append(match[match.lastindex or 0])
+        position = match.end()
+    return tokens
+
+
+@dataclass(kw_only=True)
+class _Parser:
+    """A parser by recursive descent; every method reads one thing and leaves `position` behind it."""
+
+    tokens: list[str]
+    position: int = 0
+    has_opaque: bool = False
+    budget: _Budget = field(default_factory=_Budget)
+
+    @property
+    def next(self) -> str | None:
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    def take(self, *expected: str) -> str | None:
+        """The next token if it is one of the expected."""
+        token = self.next
+        if token not in expected:
+            return None
+        self.position += 1
+        return token
+
+    def total(self, *, depth: int) -> _Quotient:
+        """Terms with plus and minus signs between them."""
+        if depth > MAX_DEPTH:
+            raise _Undecided
+        sign = self.take("+", "-")
+        value = self.product(depth=depth)
+        if sign == "-":
+            value = _negated(value)
+        while (sign := self.take("+", "-")) is not None:
+            term = self.product(depth=depth)
+            value = _sum(value, _negated(term) if sign == "-" else term, self.budget)
+        return value
+
+    def product(self, *, depth: int) -> _Quotient:
+        """Factors with or without signs between them; what a product without signs after a slash means is left open."""
+        value = self.power(depth=depth)
+        is_divided = False
+        while self.next is not None and self.next not in ("+", "-", ")", "}", "]"):
+            if self.take(*_TIMES):
+                value, is_divided = self.product_of(value, self.power(depth=depth)), False
+            elif self.take(*_DIVIDED):
+                value, is_divided = self.product_of(value, _inverted(self.power(depth=depth))), True
+            else:
+                is_mixed_number = self.next == r"\frac" and _is_number(self.tokens[self.position - 1])
+                if is_divided or is_mixed_number or _is_number(self.next):
+                    raise _Undecided
+                value = self.product_of(value, self.power(depth=depth))
+        return value
+
+    def power(self, *, depth: int) -> _Quotient:
+        """A factor and its exponent, which has to be an integer."""
+        base = self.factor(depth=depth)
+        if not self.take("^"):
+            return base
+        exponent = self.braced(depth=depth) if self.next == "{" else self.factor(depth=depth)
+        if self.next == "^" or exponent.bottom != _constant(Fraction(1)) or set(exponent.top) - {_ONE}:
+            raise _Undecided
+        number = exponent.top.get(_ONE, Fraction(0))
+        if number.denominator != 1 or abs(number) > MAX_POWER:
+            raise _Undecided
+        if number < 0:
+            base = _inverted(base)
+        value = _whole(_constant(Fraction(1)))
+        for _ in range(abs(int(number))):
+            value = self.product_of(value, base)
+        return value
+
+    def factor(self, *, depth: int) -> _Quotient:
+        """A number, a letter, a fraction, a root, or a sum in brackets."""
+        token = self.next
+        if token is None:
+            raise _Undecided
+        if token in ("(", "{"):
+            return self.braced(depth=depth)
+        self.position += 1
+        if _is_number(token):
+            if len(token) > MAX_DIGITS:
+                raise _Undecided
+            return _whole(_constant(Fraction(token)))
+        if token == "i":
+            return _whole({(-1, ()): Fraction(1)})
+        if token in _LETTERS or token[0].isalpha():
+            return _whole({(1, ((token.replace("{", "").replace("}", ""), 1),)): Fraction(1)})
+        if token == r"\frac":
+            top = self.braced(depth=depth)
+            return self.product_of(top, _inverted(self.braced(depth=depth)))
+        if token == r"\sqrt" and self.next == "{":
+            return self.root(self.braced(depth=depth))
+        raise _Undecided
+
+    def braced(self, *, depth: int) -> _Quotient:
+        """A sum within brackets."""
+        opening = self.take("(", "{")
+        if opening is None:
+            raise _Undecided
+        value = self.total(depth=depth + 1)
+        if not self.take({"(": ")", "{": "}"}[opening]):
+            raise _Undecided
+        return value
+
+    def root(self, value: _Quotient) -> _Quotient:
+        """The square root: of a number in lowest terms, of anything else as a letter of its own."""
+        if set(value.top) <= {_ONE} and set(value.bottom) == {_ONE}:
+            number = value.top.get(_ONE, Fraction(0)) / value.bottom[_ONE]
+            return _whole(_root_of(number))
+        self.has_opaque = True
+        name = f"sqrt{sorted(value.top.items())}{sorted(value.bottom.items())}"
+        return _whole({(1, ((name, 1),)): Fraction(1)})
+
+    def product_of(self, first: _Quotient, second: _Quotient) -> _Quotient:
+        return _Quotient(
+            top=_multiply(first.top, second.top, self.budget),
+            bottom=_multiply(first.bottom, second.bottom, self.budget),
+        )
+
+
+def _is_number(token: str) -> bool:
+    return token[0].isdigit() or token[0] == "."
+
+
+def _constant(number: Fraction) -> Polynomial:
+    return {_ONE: number} if number else {}
+
+
+def _whole(polynomial: Polynomial) -> _Quotient:
+    return _Quotient(top=polynomial, bottom=_constant(Fraction(1)))
+
+
+def _negated(value: _Quotient) -> _Quotient:
+    return _Quotient(top={monomial: -number for monomial, number in value.top.items()}, bottom=value.bottom)
+
+
+def _sum(first: _Quotient, second: _Quotient, budget: _Budget) -> _Quotient:
+    if first.bottom == second.bottom:
+        return _Quotient(top=_add(first.top, second.top), bottom=first.bottom)
+    left, right = _multiply(first.top, second.bottom, budget), _multiply(second.top, first.bottom, budget)
+    return _Quotient(top=_add(left, right), bottom=_multiply(first.bottom, second.bottom, budget))
+
+
+def _inverted(value: _Quotient) -> _Quotient:
+    if not value.top:
+        raise _Undecided
+    return _Quotient(top=value.bottom, bottom=value.top)
+
+
+def _add(first: Polynomial, second: Polynomial) -> Polynomial:
+    total = dict(first)
+    for monomial, number in second.items():
+        _put(total, monomial, number)
+    return total
+
+
+def _multiply(first: Polynomial, second: Polynomial, budget: _Budget) -> Polynomial:
+    budget.products -= len(first) * len(second)
+    if budget.products < 0:
+        raise _Undecided
+    product: Polynomial = {}
+    for (root, letters), number in first.items():
+        for (other_root, other_letters), other_number in second.items():
+            factor, both = _root_product(root, other_root)
+            _put(product, (both, _letter_product(letters, other_letters)), factor * number * other_number)
+    return product
+
+
+def _put(polynomial: Polynomial, monomial: Monomial, number: Fraction) -> None:
+    total = polynomial.get(monomial, Fraction(0)) + number
+    if max(total.numerator.bit_length(), total.denominator.bit_length()) > MAX_BITS:
+        raise _Undecided
+    if total:
+        polynomial[monomial] = total
+        if len(polynomial) > MAX_TERMS:
+            raise _Undecided
+    else:
+        polynomial.pop(monomial, None)
+
+
+def _root_product(first: int, second: int) -> tuple[int, int]:
+    r"""The product of two roots as an integer and a root: 6, 10 → 2, 15; of two imaginary ones, -2, -2 → -2, 1."""
+    common = gcd(first, second)
+    factor = -common if first < 0 and second < 0 else common
+    return factor, first * second // common**2
+
+
+def _letter_product(
+    first: tuple[tuple[str, int], ...], second: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    if not first or not second:
+        return first or second
+    powers = dict(first)
+    for letter, power in second:
+        powers[letter] = powers.get(letter, 0) + power
+    return tuple(sorted(powers.items()))
+
+
+def _root_of(number: Fraction) -> Polynomial:
+    if not number:
+        return {}
+    outside, inside = _without_squares(abs(number.numerator) * number.denominator)
+    return {(-inside if number < 0 else inside, ()): Fraction(outside, number.denominator)}
+
+
+@lru_cache(maxsize=1024)
+def _without_squares(number: int) -> tuple[int, int]:
+    """The number as a square and what is left: 72 → 6, 2."""
+    if number > MAX_RADICAND:
+        raise _Undecided
+    outside, inside, left, prime = 1, 1, number, 2
+    while prime**3 <= left:
+        count = 0
+        while left % prime == 0:
+            left, count = left // prime, count + 1
+        outside, inside = outside * prime ** (count // 2), inside * prime ** (count % 2)
+        prime += 1
+    # What has no prime factor up to its cube root is a prime, a square of one, or a product of two.
+    side = isqrt(left)
+    return (outside * side, inside) if side * side == left else (outside, inside * left)

@@ -1,0 +1,198 @@
+"""The HTTP application: POST /get_reward in OpenRLHF's protocol, GET /health and GET /metrics."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from remote_rm.answers.response import find_response
+from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
+from remote_rm.service.access_log import Sampler, log_request
+from remote_rm.service.judge import DEFAULT_LIMITS, Judge, PoolUnavailable, ServiceLimits, UnusableItem
+from remote_rm.service.metrics import ServiceMetrics
+from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, RequestRecord, TokenGate
+from remote_rm.service.pool import VerifierPool
+from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
+
+SERVICE_NAME = "lmm-r1 reward server"
+DESCRIPTION = """Rewards for reinforcement learning, in the protocol of OpenRLHF's remote reward models.
+
+A request holds parallel lists, one entry per sample; the reply holds as many numbers, in the same order. A response that
+cannot be judged within the time limit scores 0 and is reported as `timed_out`; it never fails the request it came with.
+"""
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Refusal, "description": "The service wants a bearer token, and the request has another or none."},
+    413: {"model": Refusal, "description": "The body is larger than `--max-request-mib`."},
+    422: {
+        "model": Refusal,
+        "description": "Lists of unequal length, a sample that cannot be judged, or no such JSON. Nothing is scored.",
+    },
+    503: {
+        "model": Refusal,
+        "description": "`--max-queued-items` items wait already: try again after `Retry-After` seconds.",
+        "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
+    },
+}
+
+
+def create_app(
+    verifier: Verifier,
+    *,
+    workers: int,
+    item_timeout_seconds: float,
+    limits: ServiceLimits = DEFAULT_LIMITS,
+    token: str | None = None,
+    log_sample_share: float = 0.0,
+) -> FastAPI:
+    """Return the application of a verifier, whose worker processes run from startup to shutdown; see `create_service`."""
+
+    def items_of_request(request: RewardRequest) -> list[Item]:
+        check_labels(request.labels, verifier=verifier)
+        return items_of(request)
+
+    return create_service(
+        VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits),
+        items_of_request=items_of_request,
+        limits=limits,
+        token=token,
+        log_sample_share=log_sample_share,
+    )
+
+
+def create_service(
+    judge: Judge,
+    *,
+    items_of_request: Callable[[RewardRequest], Sequence[Any]],
+    limits: ServiceLimits,
+    token: str | None,
+    log_sample_share: float,
+    frees_abandoned: bool = False,
+) -> FastAPI:
+    """Return the application around a judge, which runs from startup to shutdown and is `app.state.judge`.
+
+    Args:
+        items_of_request: what the judge is to judge, one item per sample; raises UnusableItem for a wrong request.
+        token: what a request must bring as its bearer token; None asks for none.
+        log_sample_share: the share of items, from 0 to 1, that the access log shows whole.
+        frees_abandoned: cancel the judging for a client that has gone away, for judges that take longer than to look.
+    """
+    metrics = ServiceMetrics(judge)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await judge.start()
+        try:
+            yield
+        finally:
+            await judge.stop()
+
+    def on_answered(record: RequestRecord) -> None:
+        metrics.count(record)
+        log_request(record)
+
+    app = FastAPI(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
+    app.state.judge = judge
+    # The last one added stands in front.
+    if frees_abandoned:
+        app.add_middleware(Abandonment)
+    app.add_middleware(BodyLimit, max_bytes=limits.max_request_bytes)
+    app.add_middleware(TokenGate, token=token)
+    app.add_middleware(Observer, on_answered=on_answered)
+    app.add_exception_handler(RequestValidationError, refuse_invalid)
+    app.add_exception_handler(UnusableItem, refuse_item)
+    app.add_exception_handler(PoolUnavailable, refuse_for_now)
+    _add_routes(
+        app, judge=judge, items_of_request=items_of_request, metrics=metrics, sampler=Sampler(log_sample_share)
+    )
+    return app
+
+
+def _add_routes(
+    app: FastAPI,
+    *,
+    judge: Judge,
+    items_of_request: Callable[[RewardRequest], Sequence[Any]],
+    metrics: ServiceMetrics,
+    sampler: Sampler,
+) -> None:
+    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS)
+    async def get_reward(request: RewardRequest, http_request: Request) -> RewardReply:
+        """Judge every sample by what this service was started with."""
+        items = items_of_request(request)
+        record: RequestRecord = http_request.state.record
+        record.items = len(items)
+        scores = await judge.judge(items)
+        record.rollouts = sampler.rollouts(items, scores)
+        return reply_from(scores)
+
+    @app.get("/health", summary="Is it up")
+    async def health() -> Health:
+        """Answer as long as requests can be taken on, with what was done so far; needs no token."""
+        return Health(
+            status="ok",
+            service=SERVICE_NAME,
+            verifier=judge.name,
+            waiting=judge.waiting,
+            busy=judge.busy,
+            workers=judge.workers,
+            **vars(judge.counts),
+        )
+
+    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def prometheus() -> Response:
+        """Requests by status, items by where they were decided, latency, and the queue."""
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def refuse_invalid(_request: Request, error: Exception) -> JSONResponse:
+    """Say what is wrong with a request (422), without sending it back: it may be large, or no valid text."""
+    assert isinstance(error, RequestValidationError)
+    told = [{"loc": entry["loc"], "msg": entry["msg"], "type": entry["type"]} for entry in error.errors()[:20]]
+    return JSONResponse({"detail": told}, status_code=422)
+
+
+async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
+    """Say what is wrong with one sample of a request, and which one (422)."""
+    return JSONResponse({"detail": str(error)}, status_code=422)
+
+
+async def refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
+    """Say when to come back (503)."""
+    assert isinstance(error, PoolUnavailable)
+    headers = {"Retry-After": str(error.retry_after_seconds)}
+    return JSONResponse({"detail": str(error)}, status_code=503, headers=headers)
+
+
+def check_labels(labels: Sequence[str], *, verifier: Verifier) -> None:
+    """Refuse a request with an unusable label (422), naming its place."""
+    for index, label in enumerate(labels):
+        try:
+            verifier.check_label(label)
+        except ValueError as error:
+            raise UnusableItem(f"labels[{index}]: {error}") from error
+
+
+def items_of(request: RewardRequest) -> list[Item]:
+    """Return the items of a request; without `responses`, each response is looked up inside its query."""
+    responses = request.responses
+    if responses is None:
+        responses = [
+            find_response(query, prompt=prompt) for query, prompt in zip(request.query, request.prompts, strict=True)
+        ]
+    return [
+        Item(prompt=prompt, response=response, label=label)
+        for prompt, response, label in zip(request.prompts, responses, request.labels, strict=True)
+    ]
+
+
+def reply_from(scores: Sequence[Score]) -> RewardReply:
+    """Return the reply of one verifier or model."""
+    return RewardReply(
+        rewards=[score.reward for score in scores],
+        scores=[score.score for score in scores],
+        extra_logs=extra_logs_of(scores),
+    )

@@ -1,0 +1,312 @@
+"""Judges items in worker processes, each item with a hard limit of wall time; one bad item never fails its batch."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from remote_rm.service.judge import DEFAULT_LIMITS, JudgeCounts, PoolUnavailable, ServiceLimits
+from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
+from remote_rm.verifier import Item, Score, Verifier
+
+logger = logging.getLogger(__name__)
+
+STALLED_SECONDS = 0.2
+"""After this long an item no longer holds up those behind it: another worker takes its place."""
+STALLED_PER_WORKER = 4
+"""How many such items may run beside each regular worker."""
+QUICK_CHARS = 50_000
+"""A longer response is judged by a worker, where the time limit holds."""
+INLINE_CHARS = 20_000
+"""Up to so much text is judged quickly without changing threads, which would take longer than the judging."""
+MAX_LOST_WORKERS = 10
+"""How many workers one item may lose to a SIGKILL before it is taken for the cause (the system was out of memory)."""
+MAX_FAILED_STARTS = 20
+MAX_RETRY_AFTER_SECONDS = 60
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    item: Item
+    score: "asyncio.Future[Score]"
+    lost_workers: int = 0
+    failed_starts: int = 0
+    is_stalled: bool = False
+
+
+class VerifierPool:
+    """Scores items by a verifier: in this process where that is quick, else in a pool of worker processes.
+
+    Belongs to the event loop that `start` ran in.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        workers: int,
+        item_timeout_seconds: float,
+        limits: ServiceLimits = DEFAULT_LIMITS,
+    ) -> None:
+        if workers < 1 or item_timeout_seconds <= 0:
+            raise ValueError(
+                f"workers must be at least 1 and item_timeout_seconds above 0, got {workers} and {item_timeout_seconds}"
+            )
+        self.counts = JudgeCounts()
+        self._verifier = verifier
+        self._workers = workers
+        self._item_timeout_seconds = item_timeout_seconds
+        self._max_queued_items = limits.max_queued_items
+        self._worker_limits = WorkerLimits(item_seconds=item_timeout_seconds, memory_bytes=limits.worker_memory_bytes)
+        self._is_running = False
+        self._waiting: deque[_Job] = deque()
+        self._idle: list[WorkerProcess] = []
+        self._alive: set[WorkerProcess] = set()
+        self._tasks: dict[asyncio.Task[None], _Job | None] = {}
+        self._busy = 0
+        self._stalled = 0
+        self._mean_seconds = 0.0
+
+    @property
+    def name(self) -> str:
+        """The registered name of the verifier."""
+        return self._verifier.name
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a worker."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> int:
+        """How many items are with a worker."""
+        return self._busy + self._stalled
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes are alive."""
+        return len(self._alive)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.pid for worker in self._alive]
+
+    def most_seconds_left(self) -> float:
+        """The longest that the items at hand can take."""
+        rounds = ceil(self.waiting / self._workers) + (self.busy > 0)
+        return rounds * self._item_timeout_seconds
+
+    async def start(self) -> None:
+        """Start the workers and wait until all of them are ready; raises a RuntimeError if one does not come up."""
+        starting = [self._new_worker() for _ in range(self._workers)]
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        self._idle = [worker for worker in started if isinstance(worker, WorkerProcess)]
+        self._is_running = True
+        errors = [error for error in started if isinstance(error, BaseException)]
+        if errors:
+            await self.stop()
+            raise RuntimeError(f"the worker processes did not come up: {errors[0]}") from errors[0]
+
+    async def stop(self) -> None:
+        """End the workers; items still waiting or being judged are dropped, and `judge` raises PoolUnavailable."""
+        self._is_running = False
+        dropped = [*(job for job in self._tasks.values() if job is not None), *self._waiting]
+        workers = list(self._alive)
+        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in dropped:
+            if not job.score.done():
+                job.score.set_exception(PoolUnavailable("the pool was stopped", retry_after_seconds=1))
+        for worker in workers:
+            worker.kill()
+        await asyncio.gather(*(worker.ended() for worker in workers))
+        self._idle.clear()
+        self._alive.clear()
+
+    async def judge(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in their order.
+
+        No item makes it raise: PoolUnavailable says that too many items wait, or that no worker can be started.
+        """
+        quick = await self._quick_scores(items)
+        slow = [item for item, score in zip(items, quick, strict=True) if score is None]
+        jobs = iter(self._queue(slow) if slow else ())
+        self.counts.items += len(items)
+        self.counts.quick += len(items) - len(slow)
+        if not slow:
+            return [score for score in quick if score is not None]
+        judging = [next(jobs).score if score is None else None for score in quick]
+        await asyncio.gather(*(future for future in judging if future is not None))
+        return [known if future is None else future.result() for known, future in zip(quick, judging, strict=True)]
+
+    async def _quick_scores(self, items: Sequence[Item]) -> list[Score | None]:
+        if sum(len(item.response) + len(item.label) for item in items) <= INLINE_CHARS:
+            return [self._quick_score(item) for item in items]
+        return await asyncio.to_thread(lambda: [self._quick_score(item) for item in items])
+
+    def _quick_score(self, item: Item) -> Score | None:
+        if len(item.response) > QUICK_CHARS:
+            return None
+        try:
+            return self._verifier.quick_score(item)
+        except Exception:
+            # The text comes from a model: whatever a rule makes of it, the worker has another go at it.
+            logger.exception("quick_score raised for %s", _excerpt(item))
+            return None
+
+    def _queue(self, items: Sequence[Item]) -> list[_Job]:
+        if not self._is_running:
+            raise RuntimeError("the pool is not running; call start() first")
+        if self.waiting >= self._max_queued_items:
+            raise PoolUnavailable(
+                f"{self.waiting} items wait to be judged, and the limit is {self._max_queued_items}; try again later",
+                retry_after_seconds=self._seconds_until_room(),
+            )
+        loop = asyncio.get_running_loop()
+        jobs = [_Job(item=item, score=loop.create_future()) for item in items]
+        self._waiting.extend(jobs)
+        self._dispatch()
+        return jobs
+
+    def _seconds_until_room(self) -> int:
+        expected = ceil(self.waiting * self._mean_seconds / self._workers)
+        return min(max(1, expected), MAX_RETRY_AFTER_SECONDS)
+
+    def _dispatch(self) -> None:
+        while self._is_running and self._waiting and self._busy < self._workers:
+            self._busy += 1
+            task = asyncio.get_running_loop().create_task(self._run())
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+
+    async def _run(self) -> None:
+        """Have waiting jobs judged, one after the other, until there are none or one of them stalls.
+
+        One task does many: under load, every pass through the event loop costs more time than a judgement.
+        """
+        task, job = asyncio.current_task(), None
+        assert task is not None
+        try:
+            while self._is_running and self._waiting and (job is None or not job.is_stalled):
+                self._tasks[task] = job = self._waiting.popleft()
+                # Nobody waits any longer where the request was cancelled.
+                if not job.score.done():
+                    job.is_stalled = False
+                    await self._settle(job)
+        finally:
+            if job is not None and job.is_stalled:
+                self._stalled -= 1
+            else:
+                self._busy -= 1
+            self._dispatch()
+
+    async def _settle(self, job: _Job) -> None:
+        """Have one job judged, whatever comes of it, or put it back where its worker was lost."""
+        try:
+            score = await self._judged_by_worker(job)
+            if score is None:
+                self._waiting.appendleft(job)
+            elif not job.score.done():
+                job.score.set_result(score)
+        except Exception as error:
+            # A fault of this service or its verifier: the request must learn of it instead of waiting.
+            if not job.score.done():
+                job.score.set_exception(error)
+
+    async def _judged_by_worker(self, job: _Job) -> Score | None:
+        """Return the score, or None where the worker was lost and the item is to be judged again."""
+        worker = None
+        try:
+            worker = await self._take_worker()
+            score = await self._score_within_limit(worker, job)
+        except TimeoutError:
+            self._end(worker)
+            self.counts.timed_out += 1
+            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(job.item))
+            return replace(self._verifier.failed_score(job.item), timed_out=True)
+        except VerifierFailed as error:
+            self._release(worker)
+            return self._failed(job, error)
+        except WorkerLost as error:
+            if worker is not None:
+                self._end(worker)
+            return self._lost(job, error, had_worker=worker is not None)
+        except BaseException:
+            # Cancelled, or a fault of ours: a reply may still come, and must not be taken for that of another item.
+            if worker is not None:
+                self._end(worker)
+            raise
+        self._release(worker)
+        self.counts.worker += 1
+        return score
+
+    async def _score_within_limit(self, worker: WorkerProcess, job: _Job) -> Score:
+        """Raises TimeoutError, with the worker still computing."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job)
+        try:
+            return await worker.judge(job.item, timeout_seconds=self._item_timeout_seconds)
+        finally:
+            stall.cancel()
+            self._mean_seconds += 0.05 * (loop.time() - started - self._mean_seconds)
+
+    def _let_others_pass(self, job: _Job) -> None:
+        if self._stalled >= STALLED_PER_WORKER * self._workers:
+            return
+        job.is_stalled = True
+        self._busy -= 1
+        self._stalled += 1
+        self._dispatch()
+
+    async def _take_worker(self) -> WorkerProcess:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_usable:
+                return worker
+            self._end(worker)
+        return await self._new_worker()
+
+    async def _new_worker(self) -> WorkerProcess:
+        worker = await WorkerProcess.start(self._verifier, limits=self._worker_limits, context=start_context())
+        self._alive.add(worker)
+        return worker
+
+    def _release(self, worker: WorkerProcess | None) -> None:
+        """Keep a worker for the next item, unless it is gone, used up, or one too many."""
+        assert worker is not None
+        if worker.is_usable and self._is_running and len(self._idle) < self._workers:
+            self._idle.append(worker)
+        else:
+            self._end(worker)
+
+    def _end(self, worker: WorkerProcess | None) -> None:
+        assert worker is not None
+        worker.kill()
+        self._alive.discard(worker)
+
+    def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Score | None:
+        """None, or after too many losses a wrong answer; raises PoolUnavailable where no worker can be started."""
+        self.counts.lost_workers += 1
+        job.lost_workers += had_worker
+        job.failed_starts += not had_worker
+        if job.lost_workers >= MAX_LOST_WORKERS:
+            return self._failed(job, error)
+        if job.failed_starts >= MAX_FAILED_STARTS:
+            raise PoolUnavailable(str(error), retry_after_seconds=1) from error
+        logger.warning("%s; its item is judged again", error)
+        return None
+
+    def _failed(self, job: _Job, error: Exception) -> Score:
+        self.counts.failed += 1
+        logger.warning("the verifier failed with %s: %s", error, _excerpt(job.item))
+        return self._verifier.failed_score(job.item)
+
+
+def _excerpt(item: Item) -> str:
+    return f"label {item.label[:100]!r}, response ending in {item.response[-200:]!r}"

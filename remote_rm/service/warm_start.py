@@ -1,0 +1,15 @@
+"""Compares some expressions when it is imported: in the process that workers are forked from, so that none starts cold.
+
+sympy and the LaTeX grammar set up much at the first use of each kind of function, up to a tenth of a second, which would
+count against the first items of every worker.
+"""
+
+from remote_rm.answers.expression import same_expression
+
+same_expression(r"\sqrt{8}+x", r"x+2\sqrt{2}")
+same_expression(r"\frac{x^2-1}{x-1}", "x+1")
+same_expression(r"\ln 12", r"\ln 13")
+same_expression(r"\sqrt[3]{55}", r"2^{1389}")
+same_expression(r"\sin 2x", r"2\sin x\cos x")
+same_expression("x^2+y=5", "x^2+y=6")
+same_expression(r"(1,2)\cup(3,4)", r"\{1,2\}")

@@ -1,0 +1,170 @@
+r"""Exact algebra: pairs worked out by hand, and random expressions against sympy."""
+
+import time
+
+import pytest
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.normalization import normalize
+
+pytestmark = pytest.mark.unit
+
+
+def same(answer: str, gold: str) -> bool | None:
+    return same_algebra(normalize(answer), normalize(gold))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\frac{6}{\sqrt2}", r"3\sqrt2"),
+        (r"\sqrt{72}", r"6\sqrt{2}"),
+        (r"\sqrt{6}\sqrt{10}", r"2\sqrt{15}"),
+        (r"\sqrt{\frac{1}{2}}", r"\frac{\sqrt{2}}{2}"),
+        (r"\frac{1}{\sqrt{3}-\sqrt{2}}", r"\sqrt{3}+\sqrt{2}"),
+        (r"(1+\sqrt{2})^{-2}", r"3-2\sqrt{2}"),
+        ("sqrt(8)", r"2\sqrt{2}"),
+        ("(x+2)(x+3)", "x^2+5x+6"),
+        (r"1+\frac{3}{x+2}", r"\frac{x+5}{x+2}"),
+        (r"\frac{x^2-1}{x-1}", "x+1"),
+        ("0.5x", r"\frac{x}{2}"),
+        ("2*x**3", "2x^3"),
+        ("ba", "ab"),
+        ("x_1+x_{2}", "x_2+x_1"),
+        ("-x^2", "-1 x x"),
+        ("(1+i)^2", "2i"),
+        (r"\sqrt{-12}", r"2i\sqrt{3}"),
+        (r"\frac{1}{1+i}", r"\frac{1-i}{2}"),
+        (r"\frac{3\pi}{6}", r"\frac{1}{2}\pi"),
+        (r"1+\sqrt{x+1}", r"\sqrt{1+x}+1"),
+        ("0x", "0"),
+        (r"\sqrt{0}+3", "3"),
+    ],
+)
+def test_equal_for_all_values(answer, gold):
+    assert same(answer, gold) is True
+    assert same(gold, answer) is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"2\sqrt{13}", r"2\sqrt{10}"),
+        (r"10\sqrt{2}", "10.0"),
+        ("x^2", "x^3"),
+        ("-x^2", "(-x)^2"),
+        (r"\pi", "3"),
+        (r"\sqrt{2}", "1.41421356237"),
+        ("2i", "-2i"),
+        (r"\frac{x}{y}", r"\frac{y}{x}"),
+    ],
+)
+def test_unequal(answer, gold):
+    assert same(answer, gold) is False
+    assert same(gold, answer) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\sin x", "5!", r"\binom{5}{2}", "|x|", "x=3", "1/2x", r"3\frac{1}{2}x", "f(x)", "word", "2^n", "x^{41}", r"\frac{1}{0}",
+        r"\sqrt[3]{5}", "9^{9^{9^9}}", r"\infty", "", "x 2", "2^{0.5}", "(x+1", "x)", "1,234x", "9" * 31, "(" * 21 + "x" + ")" * 21,
+        "(x+y+z+w+1)^{20}", "(2^{40})^{30}(2^{40})^{30}", rf"\sqrt{{{10**12 + 1}}}", r"\frac12\%", "x'", "2^^2", "\\", "x" * 301,
+    ],
+)  # fmt: skip
+def test_left_open(text):
+    assert same_algebra(text, "7") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        ("y - 2x = 3", "2y = 4x + 6", True),
+        ("3x+4y-12=0", "6x + 8y = 24", True),
+        (r"\frac{x}{4}+\frac{y}{3}=1", "3x+4y=12", True),
+        ("x^2+y^2=25", "2x^2 = 50-2y^2", True),
+        ("3x+4y=13", "3x+4y=12", False),
+        ("3=y", "x=3", False),
+        # Multiples by a root and equations of higher degree may say the same in other terms.
+        (r"x\sqrt{2}+y=0", r"2x+y\sqrt{2}=0", None),
+        ("x^2=4", "x^2=5", None),
+        ("x=x", "y=y", None),
+        (r"x=\sqrt{y}", "x=y", None),
+        ("X=3", "x=3", None),
+        ("x=3", "3", None),
+        ("x=y=3", "y=x=3", None),
+    ],
+)
+def test_equations_that_say_the_same(answer, gold, verdict):
+    assert same(answer, gold) is verdict
+    assert same(gold, answer) is verdict
+
+
+def test_a_root_of_letters_and_a_capital_tell_equality_only():
+    assert same(r"\sqrt{x}\sqrt{x}", "x") is None
+    assert same("X", "x") is None
+    assert same("2A+B", "B+2A") is True
+
+
+LEAVES = st.one_of(
+    st.integers(0, 30).map(lambda n: (str(n), sympy.Integer(n))),
+    st.sampled_from([("x", sympy.Symbol("x")), ("y", sympy.Symbol("y")), (r"\pi", sympy.pi), ("i", sympy.I)]),
+    st.integers(0, 200).map(lambda n: (rf"\sqrt{{{n}}}", sympy.sqrt(n))),
+)
+
+
+def combined(children: st.SearchStrategy) -> st.SearchStrategy:
+    pair = st.tuples(children, children)
+    return st.one_of(
+        pair.map(lambda p: (f"({p[0][0]}+{p[1][0]})", p[0][1] + p[1][1])),
+        pair.map(lambda p: (f"({p[0][0]}-{p[1][0]})", p[0][1] - p[1][1])),
+        pair.map(lambda p: (f"({p[0][0]})({p[1][0]})", p[0][1] * p[1][1])),
+        pair.filter(lambda p: sympy.expand(p[1][1]) != 0).map(
+            lambda p: (rf"\frac{{{p[0][0]}}}{{{p[1][0]}}}", p[0][1] / p[1][1])
+        ),
+        st.tuples(children, st.integers(0, 3)).map(lambda p: (f"({p[0][0]})^{p[1]}", p[0][1] ** p[1])),
+    )
+
+
+EXPRESSIONS = st.recursive(LEAVES, combined, max_leaves=6)
+
+
+def difference_at_a_point(first: sympy.Expr, second: sympy.Expr) -> float:
+    """How far they are apart at two transcendental-looking arguments, relative to their size."""
+    at = {
+        sympy.Symbol("x"): sympy.Float("0.7390851332151607", 60),
+        sympy.Symbol("y"): sympy.Float("1.3247179572447", 60),
+    }
+    left, right = (complex(sympy.N(value.subs(at), 50)) for value in (first, second))
+    return abs(left - right) / max(1.0, abs(left))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(first=EXPRESSIONS, second=EXPRESSIONS)
+def test_it_agrees_with_sympy_on_random_expressions(first, second):
+    verdict = same_algebra(first[0], second[0])
+    if verdict is not None:
+        assert verdict == (difference_at_a_point(first[1], second[1]) < 1e-10)
+    total = same_algebra(f"({first[0]})+({second[0]})", f"({second[0]})+({first[0]})")
+    assert total in (True, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x+y+z+w)^{12}",
+        "+".join(f"x_{{{n}}}" for n in range(40)),
+        r"\frac{1}{1+" * 15 + "x" + "}" * 15,
+        rf"\sqrt{{{999983 * 999979}}}",
+    ],
+)
+def test_it_takes_milliseconds(text):
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        same_algebra(text, "x")
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.1

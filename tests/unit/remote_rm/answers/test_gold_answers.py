@@ -1,0 +1,199 @@
+"""Golds as benchmarks write them, answers as people spell them, responses as models write them."""
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from remote_rm.answers.accuracy import matches, quick_match
+from remote_rm.answers.extraction import final_answer
+from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.normalization import normalize
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[4]
+DATA = ROOT / "tests" / "data"
+THINKING = "<think>\nSome $x = 3$, then \\boxed{99}.\n</think>\n"
+
+
+def read(name: str) -> list[dict]:
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+
+
+GOLDS = [row["answer"] for row in read("gold_answers.jsonl")]
+IN_WORDS = [gold for gold in GOLDS if gold.strip("<>=+-, ")]
+"""Without golds that are a sign alone: `The answer is =.` has no reading."""
+
+
+def as_math(gold: str) -> str:
+    return gold if "$" in gold.replace(r"\$", "") else f"${gold}$"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda gold: f"{THINKING}<answer>{gold}</answer>",
+        lambda gold: f"{THINKING}<answer>\n{gold}.\n</answer>",
+        lambda gold: f"{THINKING}<answer>{as_math(gold)}</answer>",
+        lambda gold: f"{THINKING}<answer>{as_math(gold)}.</answer>",
+        lambda gold: f"{THINKING}<answer>\\boxed{{{gold}}}</answer>",
+        lambda gold: f"{THINKING}<answer>\\[ \\boxed{{{gold}}} \\]</answer>",
+        lambda gold: f"{THINKING}<answer>**{gold}**</answer>",
+        lambda gold: f"First \\boxed{{7777}}. The final answer is $\\boxed{{{gold}}}$. I hope it is correct.",
+    ],
+)
+def test_every_gold_answer_is_accepted_as_its_own_answer(wrap):
+    refused = [gold for gold in GOLDS if not matches(final_answer(wrap(gold)) or "", gold)]
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda gold: f"{THINKING}The answer is {as_math(gold)}.",
+        lambda gold: f"{THINKING}<answer>The answer is {as_math(gold)}.</answer>",
+        lambda gold: f"We reason.\n\n**Answer: {gold}**",
+        lambda gold: f"We reason.\n\n**Final Answer:** {gold}",
+        lambda gold: f"We reason.\nThe answer is {gold}.",
+        lambda gold: f"We reason.\n#### {gold}",
+    ],
+)
+def test_every_gold_answer_is_accepted_in_a_sentence(wrap):
+    refused = [gold for gold in IN_WORDS if not matches(final_answer(wrap(gold)) or "", gold)]
+    assert refused == []
+
+
+def test_every_gold_answer_is_gradable():
+    assert [gold for gold in GOLDS if not is_gradable(gold)] == []
+
+
+@pytest.mark.parametrize("row", read("judged_answers.jsonl"), ids=lambda row: f"{row['answer']} | {row['gold']}")
+def test_answers_are_judged_as_a_person_would(row):
+    answer = row["answer"] if r"\boxed" not in row["answer"] else final_answer(row["answer"])
+    assert matches(answer, row["gold"]) is row["right"]
+    assert quick_match(answer, row["gold"]) in (row["right"], None)
+
+
+@pytest.mark.parametrize("row", read("judged_completions.jsonl"), ids=lambda row: row["response"][-60:])
+def test_completions_are_judged_as_a_person_would(row):
+    answer = final_answer(row["response"])
+    assert (answer is not None and matches(answer, row["gold"])) is row["right"]
+
+
+def table_rows() -> list[tuple[str, list[str], list[str]]]:
+    section = (ROOT / "remote_rm" / "README.md").read_text(encoding="utf-8").split("## How an answer is judged")[1]
+    lines = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    cells = [[re.findall(r"`([^`]+)`", cell) for cell in line.strip().strip("|").split("|")] for line in lines]
+    return [(gold[-1], equal, different) for gold, equal, different in cells]
+
+
+@pytest.mark.parametrize(("gold", "equal", "different"), table_rows(), ids=lambda cell: str(cell))
+def test_the_table_of_the_readme_holds(gold, equal, different):
+    assert [answer for answer in equal if not matches(answer, gold)] == []
+    assert [answer for answer in different if matches(answer, gold)] == []
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    at = chance.randrange(len(text) + 1)
+    return chance.choice([text[:at] + chance.choice("0123xi,.-{}()\\ ") + text[at:], text[:at] + text[at + 1 :]])
+
+
+def test_the_fast_path_never_disagrees_with_the_slow_one():
+    chance = random.Random(11)
+    short = [gold for gold in GOLDS if len(gold) < 40]
+    decided = 0
+    for _ in range(4000):
+        gold = chance.choice(short)
+        answer = mutated(chance.choice([gold, gold, chance.choice(short)]), chance)
+        quick = quick_match(answer, gold)
+        if quick is not None:
+            decided += 1
+            assert matches(answer, gold) is quick, (answer, gold)
+    assert decided > 2000
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        r"\frac{1}{",
+        r"\frac{1}",
+        r"\frac{}{2}",
+        r"\sqrt{",
+        r"\sqrt{}",
+        r"\left(1,2",
+        r"\begin{pmatrix}1&2",
+        r"\{1, 2",
+        "(1, 2",
+        "x^",
+        "3 +",
+        "x =",
+        "}{",
+        "\\",
+        "",
+        "$$",
+    ],
+)
+def test_a_gold_answer_that_is_cut_off_is_not_gradable_and_meets_nothing(label):
+    assert not is_gradable(label)
+    if normalize(label):
+        assert not matches(label, label)
+        assert quick_match(label, label) is False
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        r"\left\{\begin{array}{l}x+1\\y\end{array}\right.",
+        "]0, 1[",
+        "[0, 1)",
+        "A+",
+        "1) 5 2) 7",
+        r"\{x \mid x>0\}",
+        "<",
+    ],
+)
+def test_unusual_but_whole_golds_are_gradable(label):
+    assert is_gradable(label)
+
+
+def test_a_bare_list_has_no_order_unless_asked_for_and_a_bracketed_one_always():
+    assert matches("2, -1", "-1, 2")
+    assert quick_match("2, -1", "-1, 2") is True
+    assert not matches("2, -1", "-1, 2", ordered=True)
+    assert not matches("2, 2", "-1, 2")
+    assert not matches("(2, -1)", "(-1, 2)")
+    assert not matches("2, -1", "[-1, 2]")
+    assert matches("-1, 2", "[-1, 2]")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "{",
+        "}",
+        "(",
+        r"\boxed{",
+        r"\boxed{1}",
+        "<think>",
+        "<answer>",
+        "\0",
+        "\ud800",
+        "1",
+        "9^{",
+        " ",
+        "A. ",
+        "x=1 or ",
+    ],
+)
+def test_a_megabyte_of_anything_is_read_in_bounded_time(piece):
+    text = piece * (1_000_000 // len(piece))
+    started = time.process_time()
+    for response in (text, f"<think>a</think><answer>{text}</answer>", f"\\boxed{{{text}}}"):
+        answer = final_answer(response)
+        assert not quick_match(answer or "", "42")
+    assert quick_match("42", f"4{text}2") is False
+    assert time.process_time() - started < 0.5

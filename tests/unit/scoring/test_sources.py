@@ -1,0 +1,90 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmm_r1.errors import UserError
+from lmm_r1.scoring.sources import FunctionScorer, make_scorer
+from remote_rm.client import RewardClient
+
+pytestmark = pytest.mark.unit
+
+
+def reward_file(folder: Path, reply: str) -> str:
+    path = folder / "reward.py"
+    path.write_text(f"import torch\n\ndef reward_func(queries, prompts, labels):\n    return {reply}\n")
+    return str(path)
+
+
+def score(path: str):
+    (scorer,) = [make_scorer([path], timeout_s=1.0, deadline_s=1.0)]
+    assert isinstance(scorer, FunctionScorer)
+    return asyncio.run(scorer.reward(query="q", prompt="p", label="46", response="r"))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "{'rewards': torch.tensor([2.0]), 'scores': torch.tensor([1.0]), 'extra_logs': {'accuracy': torch.tensor([0.5])}}",
+        "{'rewards': [2.0], 'scores': [1.0], 'extra_logs': {'accuracy': [0.5]}}",
+        "{'rewards': 2, 'scores': 1, 'extra_logs': {'accuracy': 0.5}}",
+    ],
+)
+def test_tensors_lists_and_numbers_are_read_alike(tmp_path, reply):
+    item = score(reward_file(tmp_path, reply))
+    assert (item.reward, item.score, item.parts) == (2.0, 1.0, {"accuracy": 0.5})
+
+
+def test_the_reward_is_the_score_where_there_is_no_other(tmp_path):
+    item = score(reward_file(tmp_path, "{'rewards': torch.tensor(0.25)}"))
+    assert (item.reward, item.score, item.parts) == (0.25, 0.25, {})
+
+
+def test_the_function_gets_lists_of_one(tmp_path):
+    reply = "{'rewards': [float((queries, prompts, labels) == (['q'], ['p'], ['46']))]}"
+    assert score(reward_file(tmp_path, reply)).reward == 1.0
+
+
+def test_an_error_of_the_function_is_not_swallowed(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        score(reward_file(tmp_path, "1 / 0"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("{}", "KeyError: 'rewards'"),
+        ("None", "TypeError"),
+        ("{'rewards': []}", "0 values for one response"),
+        ("{'rewards': [1.0, 2.0]}", "2 values for one response"),
+        ("{'rewards': torch.ones(2)}", "2 values for one response"),
+        ("{'rewards': [None]}", "TypeError"),
+        ("{'rewards': 'much'}", "could not convert string to float: 'much'"),
+        ("{'rewards': 1, 'scores': {}}", "TypeError"),
+        ("{'rewards': 1, 'extra_logs': {'accuracy': []}}", "0 values for one response"),
+    ],
+)
+def test_what_is_no_reward_of_one_response_is_told_with_the_file(tmp_path, reply, said):
+    with pytest.raises(UserError, match=f"reward.py: reward_func gave no usable reward .*{said}"):
+        score(reward_file(tmp_path, reply))
+
+
+def test_a_file_that_gives_no_rewards_is_a_user_error(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    for path, sentence in ((tmp_path / "none.py", "no such file"), (tmp_path / "empty.py", "defines no reward_func")):
+        with pytest.raises(UserError, match=sentence):
+            make_scorer([str(path)], timeout_s=1.0, deadline_s=1.0)
+
+
+def test_addresses_give_a_client_and_a_wrong_one_is_a_user_error():
+    scorer = make_scorer(["http://127.0.0.1:1/get_reward"], timeout_s=1.0, deadline_s=1.0)
+    assert isinstance(scorer, RewardClient)
+    with pytest.raises(UserError, match="--reward.remote_url: 'localhost' is no address"):
+        make_scorer(["localhost"], timeout_s=1.0, deadline_s=1.0)
+
+
+def test_numbers_are_floats_whatever_the_tensors_dtype(tmp_path):
+    item = score(reward_file(tmp_path, "{'rewards': torch.tensor([[3]], dtype=torch.int64)}"))
+    assert item.reward == 3.0
+    assert not isinstance(item.reward, torch.Tensor)
