@@ -30,6 +30,13 @@ SEAMS: tuple[Seam, ...] = (
         signature="self experience step loss_batch_info",
     ),
     Seam(
+        upstream="openrlhf.utils.loss_utils:get_loss_batch_info",
+        how="used",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer.training_step",
+        reason="the tokens and samples of an optimizer step, which the loss of each of its passes is divided by",
+        signature="strategy loss_mask replay_buffer step dynamic_batch batch_num_tokens global_batch_size",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained",
         how="subclassed",
         ours="lmm_r1.trainer.critic_workers:KitCriticActor.init_model_from_pretrained",
