@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from lmm_r1.data.messages import Row, to_json
+from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reward:
-    """What a sample is rewarded with, its score, and the named parts that are logged."""
-
-    value: float
-    """What the policy is trained on."""
-    score: float
-    """What evaluations and dynamic filtering go by."""
-    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +44,8 @@ class Sample:
     """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
     weight_version: int
     """How many weight updates the engine had had when it generated the sample."""
-    reward: Reward | None = None
-    """None until a reward model gives one."""
+    reward: Score | None = None
+    """What it is worth, with the named parts that are logged; None until a reward model says it."""
 
     def __post_init__(self) -> None:
         kinds = [segment.kind for segment in self.segments]
@@ -115,7 +104,7 @@ class Sample:
         return to_json(self.row.messages)
 
     @property
-    def known_reward(self) -> Reward:
+    def scored(self) -> Score:
         """Its reward, where it must have one by now."""
         assert self.reward is not None, f"{self.row.location}: a sample has no reward"
         return self.reward

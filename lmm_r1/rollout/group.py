@@ -15,12 +15,13 @@ from vllm.inputs import TokensPrompt
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_encoding import encode_row
-from lmm_r1.data.sample import Reward, Sample, Segment
+from lmm_r1.data.sample import Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.rollout.sampling import sampling_params
 from lmm_r1.rollout.scoring import Scorer
 from remote_rm.client import ItemReward, RewardUnavailable
+from remote_rm.verifier import Score
 
 # How vLLM says that a response is whole; it also knows abort, error and repetition.
 WHOLE = ("stop", "length")
@@ -187,7 +188,7 @@ class GroupRollout:
         except (RewardUnavailable, UserError) as error:
             raise type(error)(f"{sample.row.location}: {error}") from error
         _check_finite(item, sample.row)
-        return replace(sample, reward=Reward(value=item.reward, score=item.score, parts=item.extra_logs))
+        return replace(sample, reward=Score(reward=item.reward, score=item.score, parts=item.extra_logs))
 
 
 def _check_whole(responses: Sequence[_Response], row: Row) -> None:

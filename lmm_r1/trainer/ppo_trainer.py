@@ -331,12 +331,12 @@ class KitPPOTrainer(BasePPOTrainer):
         """Write the step's metrics and some of its rollouts, and print one line."""
         groups = rollout.rewarded()
         samples = [sample for group in groups for sample in group]
-        rewards = [sample.known_reward for sample in samples]
+        rewards = [sample.scored for sample in samples]
         parts = {name: fmean(reward.parts[name] for reward in rewards) for name in rewards[0].parts}
         metrics = {
             **{name: value for name, value in status.items() if name != "generated_samples"},
             **parts,
-            "reward": fmean(reward.value for reward in rewards),
+            "reward": fmean(reward.reward for reward in rewards),
             "truncated_rate": fmean(sample.truncated for sample in samples),
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
@@ -369,8 +369,8 @@ class KitPPOTrainer(BasePPOTrainer):
                 "group": index % len(groups),
                 "response": sample.response,
                 "label": sample.label,
-                "reward": sample.known_reward.value,
-                "scores": sample.known_reward.parts,
+                "reward": sample.scored.reward,
+                "scores": sample.scored.parts,
                 "response_tokens": sample.generated_tokens,
                 "truncated": sample.truncated,
                 "weight_version": sample.weight_version,
@@ -386,7 +386,7 @@ class KitPPOTrainer(BasePPOTrainer):
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
             if group:
-                by_source[group[0].row.datasource].append([sample.known_reward.score for sample in group])
+                by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
         logs = {}
         for source, scores in by_source.items():
             logs[f"eval_{source}_pass1"] = fmean(fmean(group) for group in scores)

@@ -16,11 +16,12 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
-from lmm_r1.data.sample import Reward, Sample
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
     reward = sample.reward
     info = {"response_clip_ratio": torch.tensor([len(token_ids) == max_len])}
     if reward is not None:
-        values = {"reward": reward.value, "score": reward.score, **reward.parts}
+        values = {"reward": reward.reward, "score": reward.score, **reward.parts}
         info |= {name: torch.tensor([value]) for name, value in values.items()}
     return Experience(
         sequences=torch.tensor([token_ids]),
@@ -157,7 +158,7 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
         labels=[sample.label],
         images=[None],
         mm_train_inputs=[media[0] if media else None],
-        rewards=None if reward is None else torch.tensor([reward.value]),
+        rewards=None if reward is None else torch.tensor([reward.reward]),
         scores=None if reward is None else torch.tensor([reward.score]),
         response_length=torch.tensor([sample.generated_tokens]),
         truncated=torch.tensor([sample.truncated]),
@@ -170,7 +171,7 @@ def _rewarded(sample: Sample, experience: Experience) -> Sample:
     if sample.reward is not None:
         return sample
     value = experience.info["reward"].item()
-    return replace(sample, reward=Reward(value=value, score=value))
+    return replace(sample, reward=Score(reward=value, score=value, parts={}))
 
 
 @contextmanager
@@ -201,4 +202,4 @@ def sleep(args: SimpleNamespace, engines: Sequence[Any]) -> None:
 
 
 def _mean_score(group: list[Sample]) -> float:
-    return sum(sample.known_reward.score for sample in group) / len(group)
+    return sum(sample.scored.score for sample in group) / len(group)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Reward, Sample, Segment
+from lmm_r1.data.sample import Sample, Segment
+from remote_rm.verifier import Score
 
 QUESTION = row(message("user", "?"), answer="2")
 
@@ -38,7 +39,7 @@ def generated_sample(
         response=text,
         finish_reason="stop",
         weight_version=0,
-        reward=Reward(value=reward, score=reward if score is None else score, parts=parts or {}),
+        reward=Score(reward=reward, score=reward if score is None else score, parts=parts or {}),
     )
 
 

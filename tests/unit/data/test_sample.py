@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from helpers.conversations import message, row
 
-from lmm_r1.data.sample import Reward, Sample, Segment
+from lmm_r1.data.sample import Sample, Segment
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -78,10 +79,9 @@ def test_log_probs_that_no_engine_gave_are_not_zero():
 def test_a_reward_may_come_later():
     assert TURNS.reward is None
     with pytest.raises(AssertionError, match="rows.jsonl, line 1: a sample has no reward"):
-        _ = TURNS.known_reward
-    reward = Reward(value=1.5, score=1.0, parts={"accuracy": 1.0})
-    assert replace(TURNS, reward=reward).known_reward is reward
-    assert Reward(value=1.0, score=1.0).parts == {}
+        _ = TURNS.scored
+    reward = Score(reward=1.5, score=1.0, parts={"accuracy": 1.0})
+    assert replace(TURNS, reward=reward).scored is reward
 
 
 def test_what_cannot_be_is_refused():

@@ -12,11 +12,12 @@ from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER,
 from helpers.conversations import message, row
 from PIL import Image
 
-from lmm_r1.data.sample import Reward, Sample
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.models.banned_tokens import BAN_BIAS
 from lmm_r1.rollout.group import GroupRollout, GroupSettings
 from remote_rm.client import ItemReward, RewardUnavailable
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -128,11 +129,11 @@ def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
     assert right.token_ids == [*PROMPT_IDS, *b"2", END]
     assert right.action_ranges == [(8, 10)]
     assert right.log_probs == [0.0] * 8 + [-50.0, -1.0]
-    assert right.reward == Reward(value=2.0, score=1.0, parts={"accuracy": 1.0})
+    assert right.reward == Score(reward=2.0, score=1.0, parts={"accuracy": 1.0})
     assert (right.finish_reason, right.truncated) == ("stop", False)
     assert wrong.token_ids == [*PROMPT_IDS, *b"345"]
     assert wrong.log_probs == [0.0] * 8 + [-51.0, -52.0, -53.0]
-    assert (wrong.known_reward.value, wrong.finish_reason, wrong.truncated) == (0.0, "length", True)
+    assert (wrong.scored.reward, wrong.finish_reason, wrong.truncated) == (0.0, "length", True)
     assert right.label == wrong.label == "2"
     assert right.row is PROMPT
     assert right.weight_version == wrong.weight_version == 7

@@ -13,13 +13,14 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
 from lmm_r1.data.prompt_stream import PromptStream
-from lmm_r1.data.sample import Reward, Segment
+from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.mismatch import ROWS_WITH
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
 from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -183,7 +184,7 @@ def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():
     made = Rollout(experiences=experiences, groups=[[known, unknown]], overlong=0, filtered=0)
     ((first, second),) = made.rewarded()
     assert first is known
-    assert second.reward == Reward(value=0.25, score=0.25)
+    assert second.reward == Score(reward=0.25, score=0.25, parts={})
 
 
 def test_the_media_of_a_micro_batch_are_one_entry_per_row():
