@@ -1,6 +1,6 @@
 """The loop of a run: rollouts, experiences, passes, records."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
+from helpers.upstream_names.seam import Seam
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
