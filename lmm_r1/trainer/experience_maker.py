@@ -191,6 +191,10 @@ class KitExperienceMaker(RemoteExperienceMaker):
             self._check_finite(experience, experience.rewards, what="reward")
         apply_length_penalties(experiences, self.args)
         rollout = self._rewarded_rollout(experiences)
+        if self.config.rollout.n_samples_per_prompt > 1:
+            deviations = group_deviations(rollout.rewards).expand_as(rollout.rewards).flatten().float()
+            for experience in experiences:
+                experience.info["group_reward_std"] = deviations[experience.index]
         estimate = ESTIMATORS[self.config.algo.advantage.estimator](rollout)
         parts = zip(experiences, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
         for experience, rewards, advantages, returns in parts:
@@ -200,10 +204,6 @@ class KitExperienceMaker(RemoteExperienceMaker):
             experience.advantages, experience.returns = advantages, returns
             experience.info["return"] = rewards.sum(dim=-1)
             experience.kl = None
-        if self.config.rollout.n_samples_per_prompt > 1:
-            deviations = group_deviations(rollout.rewards).expand_as(rollout.rewards).flatten().float()
-            for experience in experiences:
-                experience.info["group_reward_std"] = deviations[experience.index]
         return experiences
 
     def _rewarded_rollout(self, experiences: Sequence[Experience]) -> RewardedRollout:
