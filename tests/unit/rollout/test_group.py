@@ -15,6 +15,7 @@ from PIL import Image
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.rollout.engine_actor import KitRolloutActor
 from lmm_r1.rollout.group import GroupRollout, GroupSettings
 from remote_rm.client import ItemReward, RewardUnavailable
 from remote_rm.verifier import Score
@@ -241,3 +242,25 @@ def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
 def test_what_the_kit_refuses_is_told_with_the_rows_place():
     with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
         run(row(message("user", Image.new("RGB", (1, 1)))))
+
+
+def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
+    async def done() -> None:
+        """Empties nothing."""
+
+    class Groups:
+        async def run(self, engine: Any, row: Any, settings: GroupSettings, *, weight_version: int) -> list[int]:
+            return [weight_version]
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm = SimpleNamespace(**dict.fromkeys(("reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"), done))
+    actor.groups, actor.weight_version = Groups(), 0
+
+    async def two_updates() -> list[list[int]]:
+        stamped = [(await actor.generate_group(PROMPT, SETTINGS)).samples]
+        for _ in range(2):
+            await actor.reset_caches()
+            stamped.append((await actor.generate_group(PROMPT, SETTINGS)).samples)
+        return stamped
+
+    assert asyncio.run(two_updates()) == [[0], [1], [2]]
