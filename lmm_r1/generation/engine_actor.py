@@ -44,6 +44,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             ),
             in_thread=in_thread,
         )
+        # How many updates its weights have had in this run.
+        self.weight_version = 0
 
     def _start_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -57,20 +59,22 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
 
     async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
-        return SampledGroup(samples=await self.groups.run(self.llm, row, settings))
+        samples = await self.groups.run(self.llm, row, settings, weight_version=self.weight_version)
+        return SampledGroup(samples=samples)
 
     async def load_weights_from(self, folder: str) -> None:
         """Load new weights from files (machines without CUDA)."""
         await self.llm.collective_rpc("load_weights_from", args=(folder,))
 
     async def reset_caches(self) -> None:
-        """Forget everything computed with the old weights: prefixes, image features, and processed images.
+        """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
 
         Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
         """
         await self.llm.reset_prefix_cache()
         await self.llm.reset_encoder_cache()
         await self.llm.reset_mm_cache()
+        self.weight_version += 1
 
 
 RolloutActor = ray.remote(KitRolloutActor)

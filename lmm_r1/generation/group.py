@@ -7,10 +7,11 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lmm_r1.data.messages import Row, to_json
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.sampling import sampling_params
@@ -41,16 +42,23 @@ class GroupSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGroup:
-    """The samples of a group on their way from an engine, with one media object: of a list, Ray copies every dict."""
+    """The samples of a group on their way from an engine, with one media object: of a list, Ray copies every item."""
 
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
 
 
 @dataclass(kw_only=True)
-class _Sample:
+class _Response:
+    """What the engine has given of one response so far."""
+
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+
+    def segment(self, *, log_probs: bool) -> Segment:
+        """Return what was generated, with the log-probs where they were asked for."""
+        known = tuple(self.log_probs) if log_probs else None
+        return Segment(kind="generated", token_ids=tuple(self.token_ids), log_probs=known)
 
 
 class GroupRollout:
@@ -69,12 +77,15 @@ class GroupRollout:
         # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
         self.in_thread = in_thread
 
-    async def run(self, engine: Any, row: Row, settings: GroupSettings) -> list[dict[str, Any]]:
-        """Return the group's samples as OpenRLHF's executors do, with one shared media object.
+    async def run(self, engine: Any, row: Row, settings: GroupSettings, *, weight_version: int) -> list[Sample]:
+        """Return the group's samples, which have one prompt segment in common.
 
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
         Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
         response has not come whole: a group that is short is none.
+
+        Args:
+            weight_version: of the engine.
         """
         prompt = await self.in_thread(self.codec.encode, row)
         room = settings.max_len - len(prompt.token_ids)
@@ -86,15 +97,25 @@ class GroupRollout:
                 f"--rollout.max_new_tokens {settings.max_new_tokens or 1} is more than --data.max_len "
                 f"{settings.max_len}; raise it, or leave such rows out with --data.overlong_prompts skip"
             )
-        samples = [_Sample() for _ in range(settings.n_samples)]
+        responses = [_Response() for _ in range(settings.n_samples)]
+        # One segment, and one media object, for all samples.
+        shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=prompt.media)
         tasks = []
         try:
-            async for sample in self._finished(
-                engine, prompt, settings, samples=samples, max_tokens=settings.max_new_tokens or room
+            async for response in self._finished(
+                engine, prompt, settings, responses=responses, max_tokens=settings.max_new_tokens or room
             ):
-                if sample.finish_reason in WHOLE:
-                    tasks.append(asyncio.create_task(self._score(row, prompt, sample, settings)))
-            _check_whole(samples, row)
+                if response.finish_reason in WHOLE:
+                    generated = response.segment(log_probs=settings.logprobs)
+                    sample = Sample(
+                        row=row,
+                        segments=(shared, generated),
+                        response=self._text(response),
+                        finish_reason=response.finish_reason,
+                        weight_version=weight_version,
+                    )
+                    tasks.append(asyncio.create_task(self._scored(sample, prompt)))
+            _check_whole(responses, row)
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
@@ -106,10 +127,10 @@ class GroupRollout:
         prompt: EncodedPrompt,
         settings: GroupSettings,
         *,
-        samples: Sequence[_Sample],
+        responses: Sequence[_Response],
         max_tokens: int,
-    ) -> AsyncIterator[_Sample]:
-        """Fill in the samples of a group, and yield each when it has ended, in whatever way."""
+    ) -> AsyncIterator[_Response]:
+        """Fill in the responses of a group, and yield each when it has ended, in whatever way."""
         request = self.codec.request(prompt)
         parameters = sampling_params(
             n_samples=settings.n_samples,
@@ -123,64 +144,53 @@ class GroupRollout:
         )
         async for output in engine.generate(request, parameters, request_id=uuid.uuid4().hex):
             for part in output.outputs:
-                sample = samples[part.index]
-                sample.token_ids.extend(part.token_ids)
+                response = responses[part.index]
+                response.token_ids.extend(part.token_ids)
                 if part.logprobs is not None:
                     pairs = zip(part.token_ids, part.logprobs, strict=True)
-                    sample.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
+                    response.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
                 if part.finish_reason is not None:
-                    sample.finish_reason = part.finish_reason
-                    yield sample
+                    response.finish_reason = part.finish_reason
+                    yield response
 
-    async def _score(
-        self, row: Row, prompt: EncodedPrompt, sample: _Sample, settings: GroupSettings
-    ) -> dict[str, Any]:
-        response_ids = sample.token_ids
+    def _text(self, response: _Response) -> str:
         # A model may have several end tokens; no stop strings are used.
-        ended = sample.finish_reason == "stop"
-        response = self.tokenizer.decode(response_ids[:-1] if ended else response_ids, skip_special_tokens=False)
-        prompt_json = to_json(row.messages)
-        scored = None
-        if self.scorer is not None:
-            try:
-                scored = await self.scorer.reward(
-                    query=self.tokenizer.decode([*prompt.engine_token_ids, *response_ids], skip_special_tokens=False),
-                    prompt=prompt_json,
-                    label=row.answer,
-                    response=response,
-                )
-            except (RewardUnavailable, UserError) as error:
-                raise type(error)(f"{row.location}: {error}") from error
-            _check_finite(scored, row)
-        length = len(prompt.token_ids)
-        return {
-            "row": row,
-            "prompt": prompt_json,
-            "label": row.answer,
-            "response": response,
-            "mm_train_inputs": prompt.media,
-            "observation_tokens": [*prompt.token_ids, *response_ids],
-            "action_ranges": [(length, length + len(response_ids))],
-            "rollout_log_probs": [0.0] * length + sample.log_probs if settings.logprobs else None,
-            "truncated": sample.finish_reason == "length",
-            # Without a scorer a reward model gives them, when the samples have become experiences.
-            "reward": None if scored is None else scored.reward,
-            "scores": None if scored is None else scored.score,
-            "extra_logs": {} if scored is None else scored.parts,
-        }
+        ended = response.finish_reason == "stop"
+        return self.tokenizer.decode(
+            response.token_ids[:-1] if ended else response.token_ids, skip_special_tokens=False
+        )
+
+    async def _scored(self, sample: Sample, prompt: EncodedPrompt) -> Sample:
+        """Return a sample with its reward; without a scorer a reward model gives it later."""
+        if self.scorer is None:
+            return sample
+        (generated,) = sample.generated
+        try:
+            score = await self.scorer.reward(
+                query=self.tokenizer.decode(
+                    [*prompt.engine_token_ids, *generated.token_ids], skip_special_tokens=False
+                ),
+                prompt=sample.prompt,
+                label=sample.label,
+                response=sample.response,
+            )
+        except (RewardUnavailable, UserError) as error:
+            raise type(error)(f"{sample.row.location}: {error}") from error
+        _check_finite(score, sample.row)
+        return replace(sample, reward=score)
 
 
-def _check_whole(samples: Sequence[_Sample], row: Row) -> None:
-    """Raise UserError where a sample of a group did not end as responses do."""
-    broken = Counter(sample.finish_reason for sample in samples if sample.finish_reason not in WHOLE)
+def _check_whole(responses: Sequence[_Response], row: Row) -> None:
+    """Raise UserError where a response of a group did not end as responses do."""
+    broken = Counter(response.finish_reason for response in responses if response.finish_reason not in WHOLE)
     if broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
             for reason, count in broken.items()
         )
         raise UserError(
-            f"{row.location}: the engine gave {len(samples) - broken.total()} of {len(samples)} responses whole ({ends}), "
-            "and a group is not learnt from in part; look at the engine's output with --logger.worker_logs"
+            f"{row.location}: the engine gave {len(responses) - broken.total()} of {len(responses)} responses whole "
+            f"({ends}), and a group is not learnt from in part; look at the engine's output with --logger.worker_logs"
         )
 
 

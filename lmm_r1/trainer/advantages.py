@@ -1,12 +1,13 @@
-"""What makes advantages of rewards: statistics of groups and of batches, in double precision.
+"""Advantage estimators: pure functions of a rollout's rewards, in a table under their names in the configuration.
 
-Rewards that differ by rounding alone count as equal, and what is equal has no advantage: divided by a deviation that is
-rounding itself, it would have one of any size.
+They are OpenRLHF's with one difference. Statistics are in double precision, and rewards that differ by rounding alone
+count as equal, which have no advantage: divided by a deviation that is rounding itself, they would have one of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,42 +19,164 @@ DEVIATION_EPSILON = 1e-9
 LEAST_VARIANCE = 1e-8
 
 
-def shaped_rewards(rewards: torch.Tensor, *, estimator: str) -> torch.Tensor:
-    """Return each sample's reward against its group's or its batch's, (G, n), in double precision.
+@dataclass(frozen=True, kw_only=True)
+class RewardedPass:
+    """The tokens of some of a rollout's samples, as a pass of the models computed them."""
 
-    - rloo: minus the mean of the group's other rewards (RLOO, arXiv:2402.14740).
-    - reinforce_baseline: minus the group's mean (REINFORCE++-baseline, arXiv:2501.03262), as is
-      dr_grpo (Dr. GRPO, arXiv:2503.20783).
-    - group_norm: also divided by the group's standard deviation (GRPO, arXiv:2402.03300).
-    - flash_reinforce: minus the mean of all rewards of the batch (OpenRLHF's FlashREINFORCE).
-    - gae, reinforce: as it is.
+    places: Sequence[int]
+    """Of its B samples in the rollout."""
+    mask: torch.Tensor
+    """(B, A), 1 for the generated tokens."""
+    kl: torch.Tensor
+    """(B, A), the estimated KL divergence of each token that is paid for with reward."""
+    values: torch.Tensor | None = None
+    """(B, A), the critic's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedRollout:
+    """What an estimator makes advantages of."""
+
+    rewards: torch.Tensor
+    """(G, n), of the n samples of each of G prompts, in the rollout's order."""
+    passes: Sequence[RewardedPass]
+    """Between them they have every sample once."""
+    kl_coef: float
+    clip_range: tuple[float, float] | None
+    """Bounds of a sample's reward, once it is compared with others."""
+    gamma: float
+    lambd: float
+    """GAE's."""
+    divide: bool
+    """Whether advantages that are whitened are also divided by their standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What an estimator gives for each pass, all (B, A); of tokens that are not generated it says nothing."""
+
+    token_rewards: list[torch.Tensor]
+    advantages: list[torch.Tensor]
+    returns: list[torch.Tensor]
+
+
+Estimator = Callable[[RewardedRollout], Estimate]
+
+
+def gae(rollout: RewardedRollout) -> Estimate:
+    """PPO with a critic (arXiv:1707.06347), by generalized advantage estimation (arXiv:1506.02438), whitened.
+
+    A_t = sum_k (gamma lambda)^k delta_{t+k} with delta_t = r_t + gamma V_{t+1} - V_t, and returns A_t + V_t.
+    """
+    rewards = token_rewards(rollout, rollout.rewards)
+    advantages, returns = [], []
+    for part, reward in zip(rollout.passes, rewards, strict=True):
+        assert part.values is not None, "gae has a critic"
+        values = part.mask * part.values
+        estimated = generalized_advantages(part.mask * reward, values, gamma=rollout.gamma, lambd=rollout.lambd)
+        advantages.append(estimated)
+        returns.append(estimated + values)
+    return _whitened(Estimate(token_rewards=rewards, advantages=advantages, returns=returns), rollout)
+
+
+def reinforce(rollout: RewardedRollout) -> Estimate:
+    """REINFORCE++ (arXiv:2501.03262): A_t = whitened sum_k gamma^k r_{t+k}."""
+    return _whitened(_returns(rollout, rollout.rewards), rollout)
+
+
+def reinforce_baseline(rollout: RewardedRollout) -> Estimate:
+    """REINFORCE++-baseline (arXiv:2501.03262): A_i = whitened r_i - mean(r), by the rewards r of sample i's group."""
+    return _whitened(_returns(rollout, centred(rollout.rewards)), rollout)
+
+
+def rloo(rollout: RewardedRollout) -> Estimate:
+    """RLOO (arXiv:2402.14740): A_i = r_i - the mean of the group's other rewards."""
+    samples = rollout.rewards.shape[-1]
+    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1); a sample alone has nothing to be compared with.
+    return _returns(rollout, centred(rollout.rewards) * (samples / max(samples - 1, 1)))
+
+
+def group_norm(rollout: RewardedRollout) -> Estimate:
+    """GRPO (arXiv:2402.03300): A_i = (r_i - mean(r)) / std(r), by the rewards r of sample i's group."""
+    deviations = group_deviations(rollout.rewards)
+    return _returns(rollout, centred(rollout.rewards) / (deviations + DEVIATION_EPSILON))
+
+
+def dr_grpo(rollout: RewardedRollout) -> Estimate:
+    """Dr. GRPO (arXiv:2503.20783): A_i = r_i - mean(r), by the rewards r of sample i's group."""
+    return _returns(rollout, centred(rollout.rewards))
+
+
+def flash_reinforce(rollout: RewardedRollout) -> Estimate:
+    """OpenRLHF's FlashREINFORCE: A_i = r_i - mean(r), by the rewards r of the whole rollout."""
+    rewards = rollout.rewards
+    return _returns(rollout, centred(rewards.reshape(1, -1)).reshape(rewards.shape))
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": gae,
+    "reinforce": reinforce,
+    "rloo": rloo,
+    "reinforce_baseline": reinforce_baseline,
+    "group_norm": group_norm,
+    "dr_grpo": dr_grpo,
+    "flash_reinforce": flash_reinforce,
+}
+"""By the names of `--algo.advantage.estimator`."""
+
+
+def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:
+    """Return the rewards of each pass's tokens, (B, A): each pays its KL, and the last that counts gets the sample's.
 
     Args:
-        rewards: (G, n), of the n samples of each of G groups.
+        rewards: (G, n), of the samples.
     """
+    flat = rewards.flatten()
+    if rollout.clip_range is not None:
+        flat = flat.clamp(*rollout.clip_range)
+    found = []
+    for part in rollout.passes:
+        last = part.mask.shape[1] - 1 - part.mask.long().fliplr().argmax(dim=1, keepdim=True)
+        outcome = flat[list(part.places), None].to(part.kl.dtype)
+        found.append(torch.zeros_like(part.kl).scatter_(1, last, outcome) - max(rollout.kl_coef, 0.0) * part.kl)
+    return found
+
+
+def discounted_returns(rewards: torch.Tensor, *, gamma: float) -> torch.Tensor:
+    """Return G_t = r_t + gamma G_{t+1} of the rewards of tokens, (B, A)."""
+    returns = []
+    later = rewards.new_zeros(len(rewards))
+    for place in reversed(range(rewards.shape[1])):
+        later = rewards[:, place] + gamma * later
+        returns.append(later)
+    return torch.stack(returns[::-1], dim=1)
+
+
+def generalized_advantages(rewards: torch.Tensor, values: torch.Tensor, *, gamma: float, lambd: float) -> torch.Tensor:
+    """Return A_t = delta_t + gamma lambda A_{t+1}, (B, A); see `gae`.
+
+    Args:
+        rewards, values: (B, A), 0 where no token was generated.
+    """
+    advantages = []
+    later = next_value = rewards.new_zeros(len(rewards))
+    for place in reversed(range(rewards.shape[1])):
+        delta = rewards[:, place] + gamma * next_value - values[:, place]
+        later = delta + gamma * lambd * later
+        advantages.append(later)
+        next_value = values[:, place]
+    return torch.stack(advantages[::-1], dim=1)
+
+
+def centred(rewards: torch.Tensor) -> torch.Tensor:
+    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 where those of a row are equal."""
     rewards = rewards.double()
-    if estimator in ("gae", "reinforce"):
-        return rewards
-    if estimator == "flash_reinforce":
-        return _centred(rewards.reshape(1, -1)).reshape(rewards.shape)
-    centred = _centred(rewards)
-    if estimator in ("reinforce_baseline", "dr_grpo"):
-        return centred
-    samples = rewards.shape[-1]
-    if samples == 1:
-        # It has nothing to be compared with.
-        return centred
-    if estimator == "rloo":
-        # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
-        return centred * (samples / (samples - 1))
-    assert estimator == "group_norm", estimator
-    return centred / (group_deviations(rewards) + DEVIATION_EPSILON)
+    return torch.where(_are_equal(rewards), 0.0, rewards - rewards.mean(-1, keepdim=True))
 
 
 def group_deviations(rewards: torch.Tensor) -> torch.Tensor:
     """Return the standard deviation (n - 1 degrees of freedom) of each group's rewards (G, n), (G, 1); 0 for equal ones."""
-    centred = _centred(rewards.double())
-    return (centred.square().sum(-1, keepdim=True) / max(rewards.shape[-1] - 1, 1)).sqrt()
+    return (centred(rewards).square().sum(-1, keepdim=True) / max(rewards.shape[-1] - 1, 1)).sqrt()
 
 
 def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], *, divide: bool) -> list[torch.Tensor]:
@@ -74,9 +197,19 @@ def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], 
     return [((part.double() - mean) * scale).float() for part in advantages]
 
 
-def _centred(rewards: torch.Tensor) -> torch.Tensor:
-    """Return rewards minus the mean of their row, (G, n); exactly 0 where those of a row are equal."""
-    return torch.where(_are_equal(rewards), 0.0, rewards - rewards.mean(-1, keepdim=True))
+def _returns(rollout: RewardedRollout, rewards: torch.Tensor) -> Estimate:
+    """Return the estimate whose advantages are the returns of these rewards of samples, (G, n)."""
+    found = token_rewards(rollout, rewards)
+    returns = [
+        discounted_returns(part.mask * reward, gamma=rollout.gamma)
+        for part, reward in zip(rollout.passes, found, strict=True)
+    ]
+    return Estimate(token_rewards=found, advantages=[part.clone() for part in returns], returns=returns)
+
+
+def _whitened(estimate: Estimate, rollout: RewardedRollout) -> Estimate:
+    masks = [part.mask for part in rollout.passes]
+    return replace(estimate, advantages=whitened(estimate.advantages, masks, divide=rollout.divide))
 
 
 def _are_equal(values: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,12 @@ from typing import Any
 
 import ray
 import torch
+from openrlhf.models.utils import masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import RewardModelActor
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
+from openrlhf.utils.loss_utils import get_loss_batch_info
 
-from lmm_r1.lmm_kits import Media
 from lmm_r1.models.self_check import check_packing
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.workers import install_seams, media_per_row, settle
@@ -20,22 +21,39 @@ from lmm_r1.trainer.workers import install_seams, media_per_row, settle
 class KitCriticPPOTrainer(CriticPPOTrainer):
     """OpenRLHF's critic update on planned passes with media."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # The load-balancing loss is that of the policy: it is made by classes with an output layer.
-        self.aux_loss = False
-
     def training_step(
         self, experience: Experience, step: int, loss_batch_info: dict | None = None
     ) -> dict[str, float]:
-        """Make one pass of an optimizer step and return its metrics, of which OpenRLHF logs the mean over passes."""
+        """Make one pass of an optimizer step and return its metrics, of which OpenRLHF logs the mean over passes.
+
+        The loss is that of PPO's clipped values (arXiv:1707.06347). The load-balancing loss of experts is left to the
+        policy: it is made by classes with an output layer.
+        """
         self.replay_buffer.announce_pass(self.critic, step=step)
-        critic = self.critic
-        self.critic = _WithMedia(critic, _media(experience.mm_train_inputs))
-        try:
-            status = super().training_step(experience, step, loss_batch_info)
-        finally:
-            self.critic = critic
+        self.critic.train()
+        mask = experience.action_mask
+        if loss_batch_info is None:
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
+            )
+        values, _ = self.critic(
+            experience.sequences,
+            action_mask=mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+            **media_per_row(experience.mm_train_inputs, experience.sequences.device),
+        )
+        loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **loss_batch_info)
+        self.strategy.backward(loss, self.critic, self.critic_optim)
+        if self.replay_buffer.dynamic_optimizer_step[step]:
+            self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
+        status = {
+            "critic_loss": loss.item(),
+            "values": masked_mean(values, mask).item(),
+            "critic_lr": self.critic_scheduler.get_last_lr()[0],
+            "critic_grad_norm": self.strategy.get_grad_norm(self.critic),
+        }
         return status | self._parts_of_steps(experience, status, step=step)
 
     def _parts_of_steps(self, experience: Experience, status: dict[str, float], *, step: int) -> dict[str, float]:
@@ -70,12 +88,18 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
         mm_train_inputs_list: Sequence[Any] | None = None,
     ) -> torch.Tensor:
         """Return the values (B, A) of the response tokens."""
-        critic = self.critic
-        self.critic = _WithMedia(critic, _media(mm_train_inputs_list))
-        try:
-            return super().forward(sequences, action_mask, attention_mask, packed_seq_lens)
-        finally:
-            self.critic = critic
+        device = torch.cuda.current_device()
+        self.critic.eval()
+        with torch.no_grad():
+            values = self.critic(
+                sequences.to(device),
+                action_mask.to(device),
+                attention_mask.to(device),
+                ring_attn_group=self.strategy.ring_attn_group,
+                **media_per_row(mm_train_inputs_list or (), device),
+            )
+        self.critic.train()
+        return values.to("cpu")
 
     def save_checkpoint(self, tag: str, metric_value: float | None = None, metric_key: str | None = None) -> None:
         """Save the critic; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
@@ -115,27 +139,9 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
                 sequences.to(device),
                 attention_mask=attention_mask.to(device),
                 ring_attn_group=self.strategy.ring_attn_group,
-                media=_media(mm_train_inputs_list),
+                **media_per_row(mm_train_inputs_list or (), device),
             )
         return rewards.to("cpu")
-
-
-class _WithMedia:
-    """A critic's engine that is called with the media of one batch; in everything else the engine itself."""
-
-    def __init__(self, engine: Any, media: list[Media | None]) -> None:
-        self._engine = engine
-        self._media = media
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._engine(*args, **kwargs, media=self._media)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-def _media(mm_train_inputs_list: Sequence[Any] | None) -> list[Media | None]:
-    return media_per_row(mm_train_inputs_list or (), torch.cuda.current_device())["media"]
 
 
 CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.models.utils import compute_reward
+from openrlhf.models.utils import compute_approx_kl, masked_mean
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -23,15 +23,13 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.advantages import group_deviations, shaped_rewards, whitened
+from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
 from lmm_r1.trainer.mismatch import Mismatch
 from lmm_r1.trainer.workers import PassMedia
 
 # What a rollout takes at least: every prompt once.
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
-# Their advantages are whitened over all tokens of a rollout.
-WHITENED = ("gae", "reinforce", "reinforce_baseline")
 REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
 ADVANTAGE_SOURCES = (
     "its reward is finite, so look at the log-probs of policy and reference model, of which the KL in the reward is "
@@ -49,8 +47,19 @@ class UpdatePasses:
     """How many tokens the steps would compute if each computed every prompt once."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOutputs:
+    """What the models say of a rollout, one tensor per pass; None of a model that is not asked."""
+
+    rewards: list[torch.Tensor] | None
+    """(B,) each; those of the others (B, A)."""
+    log_probs: list[torch.Tensor] | None
+    values: list[torch.Tensor] | None
+    reference_log_probs: list[torch.Tensor] | None
+
+
 class KitExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker; batches are cut by groups, and every model gets the media."""
+    """OpenRLHF's experience maker; passes are cut by groups, and every model gets the media."""
 
     def __init__(self, config: PPOConfig, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -61,7 +70,6 @@ class KitExperienceMaker(RemoteExperienceMaker):
         # Where the prompt of each sample of the rollout at hand stands, for errors.
         self.locations: Sequence[str] = ()
         self.mismatch = Mismatch(config)
-        self._media: list[PassMedia] = []
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the passes of all ranks, those of one rank in a row; every rank has as many."""
@@ -100,16 +108,69 @@ class KitExperienceMaker(RemoteExperienceMaker):
         learnt = [[sizes[index] for rank in ranks for batch in rank for index in batch] for ranks in plan]
         return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, learnt)))
 
+    @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        self._media = [PassMedia(rows=samples.mm_train_inputs) for samples in samples_list]
-        makes_policy_pass = self.makes_policy_pass
-        experiences = super().make_experience(samples_list)
-        if makes_policy_pass:
-            self.mismatch.measure(experiences)
+        """Run the rollout's models over the passes, and add what they say: rewards, log-probs, values and the KL."""
+        outputs = self._run_models(samples_list)
+        kl = self.config.algo.kl
+        for place, experience in enumerate(samples_list):
+            if outputs.rewards is not None:
+                experience.rewards = experience.info["reward"] = outputs.rewards[place]
+            if outputs.values is not None:
+                experience.values = outputs.values[place]
+            if outputs.log_probs is not None:
+                experience.action_log_probs = outputs.log_probs[place]
+            mask = experience.action_mask
+            experience.kl = difference = torch.zeros_like(mask, dtype=torch.float)  # (B, A)
+            if outputs.reference_log_probs is not None:
+                reference = outputs.reference_log_probs[place]
+                if kl.use_loss:
+                    experience.base_action_log_probs = reference
+                else:
+                    policy = experience.action_log_probs
+                    experience.kl = compute_approx_kl(policy, reference, kl_estimator=kl.estimator)
+                    difference = policy.float() - reference.float()
+            experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
+            experience.info["logprobs_diff"] = masked_mean(difference, mask, dim=-1)
+        if outputs.log_probs is not None:
+            self.mismatch.measure(samples_list)
         if self.learns_once:
-            for experience in experiences:
+            for experience in samples_list:
                 experience.action_log_probs = None
-        return experiences
+        return samples_list
+
+    def _run_models(self, passes: Sequence[Experience]) -> ModelOutputs:
+        """Start the passes of each model, of those that share GPUs one after the other, and collect what they give."""
+        train = self.args.train
+        inputs = {
+            "sequences": [experience.sequences for experience in passes],
+            "attention_mask": [experience.attention_mask for experience in passes],
+            "mm_train_inputs_list": [PassMedia(rows=experience.mm_train_inputs) for experience in passes],
+        }
+        masks = [experience.action_mask for experience in passes]
+        rewards = policy = values = reference = None
+        if passes[0].rewards is None:
+            padded = [True] * len(passes)
+            rewards = self._dispatch_forward(
+                self.reward_model_group, train.colocate_all, pad_sequence=padded, **inputs
+            )
+        with_reference = train.colocate_all or train.colocate_actor_ref
+        if self.makes_policy_pass:
+            policy = self._dispatch_forward(self.actor_model_group, with_reference, action_mask=masks, **inputs)
+        if self.critic_model_group is not None:
+            if train.colocate_critic_reward and rewards is not None:
+                ray.get(rewards)
+                ray.get(self.reward_model_group.async_run_method(method_name="empty_cache"))
+            with_reward = train.colocate_all or train.colocate_critic_reward
+            values = self._dispatch_forward(self.critic_model_group, with_reward, action_mask=masks, **inputs)
+        if self.initial_model_group is not None:
+            reference = self._dispatch_forward(self.initial_model_group, with_reference, action_mask=masks, **inputs)
+        return ModelOutputs(
+            rewards=_collected(rewards, self.reward_model_group),
+            log_probs=_collected(policy, self.actor_model_group),
+            values=_collected(values, self.critic_model_group),
+            reference_log_probs=_collected(reference, self.initial_model_group),
+        )
 
     @property
     def makes_policy_pass(self) -> bool:
@@ -121,60 +182,51 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Add penalties to the rewards, and advantages and returns: OpenRLHF's, with the statistics of `advantages`.
+        """Add penalties to the rewards, and the advantages and returns of `--algo.advantage.estimator`.
 
         Raises UserError, before anything is learnt, where a reward or an advantage is no finite number.
         """
-        settings = self.config.algo.advantage
         for experience in experiences:
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float))
             self._check_finite(experience, experience.rewards, what="reward")
         apply_length_penalties(experiences, self.args)
-        for experience, shaped in zip(experiences, self._shaped_rewards(experiences), strict=True):
-            reward = compute_reward(
-                shaped,
-                self.kl_ctl.value,
-                experience.kl,
-                action_mask=experience.action_mask,
-                reward_clip_range=self.config.reward.clip_range,
-            )  # (B, A)
-            experience.advantages, experience.returns = self._advantages(experience, reward)
-            experience.info["return"] = reward.sum(dim=-1)
-            experience.kl = None
-            learnt = torch.where(experience.action_mask.bool(), experience.advantages, 0.0)
+        rollout = self._rewarded_rollout(experiences)
+        if self.config.rollout.n_samples_per_prompt > 1:
+            deviations = group_deviations(rollout.rewards).expand_as(rollout.rewards).flatten().float()
+            for experience in experiences:
+                experience.info["group_reward_std"] = deviations[experience.index]
+        estimate = ESTIMATORS[self.config.algo.advantage.estimator](rollout)
+        parts = zip(experiences, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
+        for experience, rewards, advantages, returns in parts:
+            # One that is not finite makes all of a whitened batch so; returns still tell whose it is.
+            learnt = torch.where(experience.action_mask.bool(), returns, 0.0)
             self._check_finite(experience, learnt.sum(dim=-1), what="advantage")
-        if settings.estimator in WHITENED:
-            parts = [experience.advantages for experience in experiences]
-            masks = [experience.action_mask for experience in experiences]
-            for experience, part in zip(
-                experiences, whitened(parts, masks, divide=not settings.no_std_norm), strict=True
-            ):
-                experience.advantages = part
+            experience.advantages, experience.returns = advantages, returns
+            experience.info["return"] = rewards.sum(dim=-1)
+            experience.kl = None
         return experiences
 
-    def _shaped_rewards(self, experiences: Sequence[Experience]) -> list[torch.Tensor]:
-        """Return each sample's reward against its group's, (B,) for each pass, in double precision."""
-        size = self.config.rollout.n_samples_per_prompt
-        places = torch.tensor([place for experience in experiences for place in experience.index])
+    def _rewarded_rollout(self, experiences: Sequence[Experience]) -> RewardedRollout:
+        """Return what the estimator takes: the rewards by groups, in double precision, and the passes."""
+        size, settings = self.config.rollout.n_samples_per_prompt, self.config.algo.advantage
         check_groups(experiences, size=size)
+        places = torch.tensor([place for experience in experiences for place in experience.index])
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
-        in_groups = torch.empty_like(rewards).index_put((places,), rewards).view(-1, size)  # (G, n)
-        passes = [len(experience.index) for experience in experiences]
-        if size > 1:
-            deviations = group_deviations(in_groups).expand_as(in_groups).flatten()[places].float()
-            for experience, part in zip(experiences, deviations.split(passes), strict=True):
-                experience.info["group_reward_std"] = part
-        shaped = shaped_rewards(in_groups, estimator=self.config.algo.advantage.estimator)
-        return list(shaped.flatten()[places].split(passes))
-
-    def _advantages(self, experience: Experience, reward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return advantages and returns (B, A) from the rewards of tokens (B, A)."""
-        settings = self.config.algo.advantage
-        if settings.estimator == "gae":
-            values, mask = experience.values, experience.action_mask
-            return self.get_advantages_and_returns(values, reward, mask, settings.gamma, settings.lambd)
-        returns = self.get_cumulative_returns(reward, experience.action_mask, settings.gamma)
-        return returns.clone(), returns
+        passes = [
+            RewardedPass(
+                places=experience.index, mask=experience.action_mask, kl=experience.kl, values=experience.values
+            )
+            for experience in experiences
+        ]
+        return RewardedRollout(
+            rewards=torch.empty_like(rewards).index_put((places,), rewards).view(-1, size),
+            passes=passes,
+            kl_coef=self.kl_ctl.value,
+            clip_range=self.config.reward.clip_range,
+            gamma=settings.gamma,
+            lambd=settings.lambd,
+            divide=not settings.no_std_norm,
+        )
 
     def _check_finite(self, experience: Experience, values: torch.Tensor, *, what: str) -> None:
         """Raise UserError where one of the values (B,) of a pass's samples is not finite."""
@@ -186,11 +238,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
     def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
         """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
-        if group is self.actor_model_group and not self.makes_policy_pass:
-            # Upstream asks for them; none of what it makes of them is used.
-            nothing = [torch.zeros_like(mask, dtype=torch.float) for mask in kwargs["action_mask"]]
-            return [ray.put(nothing)]
-        refs = super()._dispatch_forward(group, sync_condition, **{**kwargs, "mm_train_inputs_list": self._media})
+        refs = super()._dispatch_forward(group, sync_condition, **kwargs)
         if not cpu.has_cuda():
             ray.wait(refs, num_returns=len(refs), fetch_local=False)
         return refs
@@ -228,6 +276,11 @@ def learns_once(config: PPOConfig) -> bool:
     in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
     one_step = config.train.batch_size == samples and config.train.max_epochs == 1
     return one_step and not in_reward and config.ds.lora.dropout == 0
+
+
+def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
+    """Return one model's outputs, one per pass; workers that share samples give them once each."""
+    return None if refs is None else [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
 
 
 def data_parallel_size(group: RayActorGroup) -> int:

@@ -18,6 +18,7 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
@@ -328,21 +329,20 @@ class KitPPOTrainer(BasePPOTrainer):
 
     def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
         """Write the step's metrics and some of its rollouts, and print one line."""
-        samples = [sample for group in rollout.groups for sample in group]
-        for sample, experience in zip(samples, rollout.experiences, strict=True):
-            if sample["reward"] is None:
-                sample["reward"] = experience.info["reward"].item()
-        parts = {name: fmean(sample["extra_logs"][name] for sample in samples) for name in samples[0]["extra_logs"]}
+        groups = rollout.rewarded()
+        samples = [sample for group in groups for sample in group]
+        rewards = [sample.scored for sample in samples]
+        parts = {name: fmean(reward.parts[name] for reward in rewards) for name in rewards[0].parts}
         metrics = {
             **{name: value for name, value in status.items() if name != "generated_samples"},
             **parts,
-            "reward": fmean(sample["reward"] for sample in samples),
-            "truncated_rate": fmean(sample["truncated"] for sample in samples),
+            "reward": fmean(reward.reward for reward in rewards),
+            "truncated_rate": fmean(sample.truncated for sample in samples),
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
         }
         self.folder.metrics(step, metrics)
-        shown_rollouts = self._record_rollouts(step, rollout)
+        shown_rollouts = self._record_rollouts(step, groups)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, metrics)
             if shown_rollouts:
@@ -358,26 +358,24 @@ class KitPPOTrainer(BasePPOTrainer):
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
         )
 
-    def _record_rollouts(self, step: int, rollout: Rollout) -> list[Generation]:
+    def _record_rollouts(self, step: int, groups: Sequence[Sequence[Sample]]) -> list[Generation]:
         """Write and return `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
         shown = []
         count = self.config.logger.rollouts_per_step
-        for index in range(min(count, sum(map(len, rollout.groups)))):
-            group = rollout.groups[index % len(rollout.groups)]
-            sample = group[index // len(rollout.groups)]
-            start, end = sample["action_ranges"][0]
+        for index in range(min(count, sum(map(len, groups)))):
+            sample = groups[index % len(groups)][index // len(groups)]
             record = {
                 "step": step,
-                "group": index % len(rollout.groups),
-                "response": sample["response"],
-                "label": sample["label"],
-                "reward": sample["reward"],
-                "scores": sample["extra_logs"],
-                "response_tokens": end - start,
-                "truncated": sample["truncated"],
+                "group": index % len(groups),
+                "response": sample.response,
+                "label": sample.label,
+                "reward": sample.scored.reward,
+                "scores": sample.scored.parts,
+                "response_tokens": sample.generated_tokens,
+                "truncated": sample.truncated,
+                "weight_version": sample.weight_version,
             }
-            row: Row = sample["row"]
-            written = self.folder.rollout(record, messages=row.messages, location=row.location)
+            written = self.folder.rollout(record, messages=sample.row.messages, location=sample.row.location)
             shown.append(make_generation(record, messages=written, folder=self.folder.path))
         return shown
 
@@ -388,7 +386,7 @@ class KitPPOTrainer(BasePPOTrainer):
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
             if group:
-                by_source[group[0]["row"].datasource].append([sample["scores"] for sample in group])
+                by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
         logs = {}
         for source, scores in by_source.items():
             logs[f"eval_{source}_pass1"] = fmean(fmean(group) for group in scores)

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
+import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Rollout:
     """What one step generated."""
 
     experiences: list[Experience]
-    groups: list[list[dict[str, Any]]]
+    groups: list[list[Sample]]
     """The same samples as the engines returned them, for the records."""
     overlong: int
     """Prompts left out because they leave no room for a response."""
@@ -37,10 +39,15 @@ class Rollout:
     @property
     def locations(self) -> list[str]:
         """Where the prompt of each experience stands."""
-        return [sample["row"].location for group in self.groups for sample in group]
+        return [sample.row.location for group in self.groups for sample in group]
+
+    def rewarded(self) -> list[list[Sample]]:
+        """Return the groups, with the rewards of the experiences where a reward model gave them."""
+        noted = iter(self.experiences)
+        return [[_rewarded(sample, next(noted)) for sample in group] for group in self.groups]
 
 
-class KitSamplesGenerator(SamplesGenerator):
+class KitSamplesGenerator:
     """Generates groups on all engines, the least busy first, and replaces the groups that are dropped."""
 
     def __init__(self, args: SimpleNamespace, engines: Sequence[Any], settings: GroupSettings) -> None:
@@ -56,7 +63,7 @@ class KitSamplesGenerator(SamplesGenerator):
         """
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
-        groups: list[list[dict[str, Any]]] = []
+        groups: list[list[Sample]] = []
         overlong = filtered = in_vain = 0
         while len(groups) < count:
             rows = prompts.take(count - len(groups))
@@ -79,7 +86,7 @@ class KitSamplesGenerator(SamplesGenerator):
                     f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
                 )
         sleep(self.args, self.vllm_engines)
-        experiences = [self._experience(sample) for group in groups for sample in group]
+        experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
 
     def why_dropped(self, *, filtered: int, overlong: int) -> str:
@@ -100,7 +107,7 @@ class KitSamplesGenerator(SamplesGenerator):
             advice.append(f"raise --data.max_len {self.settings.max_len}")
         return "; ".join([", and ".join(reasons), *advice])
 
-    def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[dict[str, Any]]]:
+    def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[Sample]]:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         settings = replace(self.settings, temperature=temperature, n_samples=n_samples, logprobs=False)
@@ -108,7 +115,7 @@ class KitSamplesGenerator(SamplesGenerator):
         sleep(self.args, self.vllm_engines)
         return groups
 
-    def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[dict[str, Any]]]:
+    def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
         """Return one group per row, in row order; by the one media object of its samples, passes know a group.
 
         Raises UserError when a reward cannot be had or a row is wrong; the run cannot go on without it.
@@ -126,10 +133,45 @@ class KitSamplesGenerator(SamplesGenerator):
         assert all(len(group) in (0, settings.n_samples) for group in groups), "engines give whole groups"
         return groups
 
-    def _experience(self, sample: dict[str, Any]) -> Experience:
-        experience = self._process_response_into_experience(sample, max_len=self.settings.max_len)
-        experience.info |= modality_info(modality_of(sample["row"]))
-        return experience
+
+def experience_of(sample: Sample, *, max_len: int) -> Experience:
+    """Return a sample as OpenRLHF trains on it: a batch of one, whose masks and log-probs are about the token after each.
+
+    Its `info` holds what OpenRLHF logs the means of.
+    """
+    token_ids, log_probs, media = sample.token_ids, sample.log_probs, sample.media
+    assert len(token_ids) <= max_len, f"{sample.row.location}: no engine gives {len(token_ids)} of {max_len} tokens"
+    assert all(
+        segment.kind == "prompt" for segment in sample.segments if segment.media is not None
+    ), "a packed sequence takes media of the prompt alone"
+    reward = sample.reward
+    info = {"response_clip_ratio": torch.tensor([len(token_ids) == max_len])}
+    if reward is not None:
+        values = {"reward": reward.reward, "score": reward.score, **reward.parts}
+        info |= {name: torch.tensor([value]) for name, value in values.items()}
+    return Experience(
+        sequences=torch.tensor([token_ids]),
+        attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+        action_mask=torch.tensor([sample.loss_mask[1:]]).long(),
+        rollout_log_probs=None if log_probs is None else torch.tensor([log_probs[1:]]),
+        prompts=[sample.prompt],
+        labels=[sample.label],
+        images=[None],
+        mm_train_inputs=[media[0] if media else None],
+        rewards=None if reward is None else torch.tensor([reward.reward]),
+        scores=None if reward is None else torch.tensor([reward.score]),
+        response_length=torch.tensor([sample.generated_tokens]),
+        truncated=torch.tensor([sample.truncated]),
+        total_length=torch.tensor([float(len(token_ids))]),
+        info=info | modality_info(modality_of(sample.row)),
+    )
+
+
+def _rewarded(sample: Sample, experience: Experience) -> Sample:
+    if sample.reward is not None:
+        return sample
+    value = experience.info["reward"].item()
+    return replace(sample, reward=Score(reward=value, score=value, parts={}))
 
 
 @contextmanager
@@ -159,5 +201,5 @@ def sleep(args: SimpleNamespace, engines: Sequence[Any]) -> None:
         batch_vllm_engine_call(engines, "sleep")
 
 
-def _mean_score(group: list[dict[str, Any]]) -> float:
-    return sum(sample["scores"] for sample in group) / len(group)
+def _mean_score(group: list[Sample]) -> float:
+    return sum(sample.scored.score for sample in group) / len(group)

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import openrlhf
 import pytest
+from helpers.upstream_names import deepspeed, engines, loop, models, workers
+from helpers.upstream_names.seam import Seam
 
 import lmm_r1
 from lmm_r1 import openrlhf_seams
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.openrlhf_seams import SEAMS, Seam, resolve
+from lmm_r1.openrlhf_seams import REPLACEMENTS, resolve
 
 pytestmark = pytest.mark.contract
 
+SEAMS: tuple[Seam, ...] = (*models.SEAMS, *workers.SEAMS, *engines.SEAMS, *deepspeed.SEAMS, *loop.SEAMS)
 PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
@@ -37,6 +40,7 @@ def parameters(target: object) -> list[str]:
 
 def test_a_name_is_listed_once():
     assert len({seam.upstream for seam in SEAMS}) == len(SEAMS)
+    assert {seam.upstream for seam in REPLACED} == {replacement.upstream for replacement in REPLACEMENTS}
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=title)
@@ -164,12 +168,12 @@ def test_every_name_taken_from_openrlhf_is_listed(source):
             assert source == "cpu.py"
             assert any(seam.upstream.startswith(path) and seam.how == "replaced" for seam in SEAMS)
         else:
-            assert is_listed(path), f"lmm_r1/{source} takes {path}, which openrlhf_seams.SEAMS does not list"
+            assert is_listed(path), f"lmm_r1/{source} takes {path}, which tests/helpers/upstream_names does not list"
 
 
 def test_every_openrlhf_name_in_a_string_is_listed():
     for source, tree in SOURCES.items():
-        if source.startswith("openrlhf_seams/"):
+        if source == "openrlhf_seams.py":
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("openrlhf."):
@@ -202,6 +206,6 @@ def test_openrlhf_is_changed_in_no_other_place():
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
     # DeepSpeed's build_shm_op is no name of OpenRLHF's; the seams' own module writes `name` of the list.
-    assert found == {"cpu.py": ["build_shm_op", "init_device_mesh"], "openrlhf_seams/__init__.py": ["name"]}
+    assert found == {"cpu.py": ["build_shm_op", "init_device_mesh"], "openrlhf_seams.py": ["name"]}
     (seam,) = (seam for seam in REPLACED if seam.ours.startswith("lmm_r1.cpu:"))
     assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"

@@ -3,29 +3,18 @@
 from collections.abc import Sequence
 
 import torch
+from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.lmm_kits import Media
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.samples import experience_of
 
 
 def sample(
     prompt: Sequence[int], response: Sequence[int], *, media: Media | None = None, reward: float = 0.0
 ) -> Experience:
     """One sample, of which the response is learnt."""
-    generated = {
-        "prompt": "[]",
-        "label": "2",
-        "mm_train_inputs": media,
-        "observation_tokens": [*prompt, *response],
-        "action_ranges": [(len(prompt), len(prompt) + len(response))],
-        "rollout_log_probs": None,
-        "truncated": False,
-        "reward": reward,
-        "scores": reward,
-        "extra_logs": {},
-    }
-    return KitSamplesGenerator._process_response_into_experience(None, generated, max_len=10_000)
+    return experience_of(generated_sample(prompt, response, media=media, reward=reward), max_len=10_000)
 
 
 def group(prompt: Sequence[int], lengths: Sequence[int], *, media: Media | None = None) -> list[Experience]:

@@ -1,15 +1,15 @@
 """Samples of a real engine beside the trainer's log-probs, as the experiences of a first step."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
+from helpers.samples import generated_sample, unrewarded
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.samples import experience_of
 
 # One list per prompt of its samples: token ids, and the log-probs that the engine reports for them.
 Samples = Sequence[Sequence[tuple[list[int], list[float]]]]
@@ -28,25 +28,13 @@ def experiences(
     Args:
         media: what the actor gets in the place of the prompts' own.
     """
-    generator = KitSamplesGenerator(None, [], SimpleNamespace(max_len=10**6))
     groups = []
     for row, prompt, group, given in zip(rows, prompts, samples, media or [p.media for p in prompts], strict=True):
-        length = len(prompt.token_ids)
         made = [
-            generator._experience(
-                {
-                    "row": row,
-                    "prompt": "[]",
-                    "label": "",
-                    "mm_train_inputs": given,
-                    "observation_tokens": [*prompt.token_ids, *token_ids],
-                    "action_ranges": [(length, length + len(token_ids))],
-                    "rollout_log_probs": [0.0] * length + log_probs,
-                }
-            )
+            unrewarded(generated_sample(prompt.token_ids, token_ids, of=row, media=given, log_probs=log_probs))
             for token_ids, log_probs in group
         ]
-        experience = Experience.concat_experiences(made, 0)
+        experience = Experience.concat_experiences([experience_of(one, max_len=10**6) for one in made], 0)
         with torch.no_grad():
             experience.action_log_probs = actor(
                 experience.sequences,

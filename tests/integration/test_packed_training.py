@@ -10,7 +10,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Sample
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
@@ -121,16 +122,17 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
     return run
 
 
-def of_many_lengths(groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+def of_many_lengths(groups: list[list[Sample]]) -> list[list[Sample]]:
     """The groups with responses cut to one of twelve lengths each, as a model ends them that has learnt to."""
-    assert all(sample["mm_train_inputs"] is group[0]["mm_train_inputs"] for group in groups for sample in group)
-    for sample in (sample for group in groups for sample in group):
-        ((start, end),) = sample["action_ranges"]
-        length = 1 + zlib.crc32(sample["response"].encode()) % NEW_TOKENS
-        sample["action_ranges"] = [(start, min(end, start + length))]
-        for name in ("observation_tokens", "rollout_log_probs"):
-            sample[name] = sample[name][: start + length]
-    return groups
+    assert all(sample.segments[0].media is group[0].segments[0].media for group in groups for sample in group)
+    return [[_cut(sample) for sample in group] for group in groups]
+
+
+def _cut(sample: Sample) -> Sample:
+    prompt, response = sample.segments
+    length = 1 + zlib.crc32(sample.response.encode()) % NEW_TOKENS
+    cut = replace(response, token_ids=response.token_ids[:length], log_probs=response.log_probs[:length])
+    return replace(sample, segments=(prompt, cut))
 
 
 def largest_difference(ours: Run, theirs: Run, name: str) -> float:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import deepspeed
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Sample, Segment
 from lmm_r1.generation.group import SampledGroup
 from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
 from lmm_r1.trainer.samples import KitSamplesGenerator
@@ -75,9 +77,9 @@ class Engine:
 
     def generate_group(self, row: Row, settings: object) -> SampledGroup:
         media = {"pixel_values": torch.zeros(2, 3)}
-        return SampledGroup(
-            samples=[{"label": row.answer, "mm_train_inputs": media} for _ in range(settings.n_samples)]
-        )
+        prompt = Segment(kind="prompt", token_ids=(1, 2), media=media)
+        sample = Sample(row=row, segments=(prompt,), response="", finish_reason="stop", weight_version=0)
+        return SampledGroup(samples=[replace(sample) for _ in range(settings.n_samples)])
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
     generator = KitSamplesGenerator(SimpleNamespace(), [Engine.remote()], SimpleNamespace(n_samples=3))
     rows = [row(message("user", "?"), answer=answer) for answer in ("1", "2")]
     groups = generator.generate(rows, generator.settings)
-    assert numbered([[sample["mm_train_inputs"] for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
+    assert numbered([[sample.media[0] for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.fixture

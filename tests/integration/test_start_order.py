@@ -14,7 +14,9 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample, Segment
 from lmm_r1.generation import run_engines as engines
 from lmm_r1.trainer import run
 from lmm_r1.trainer.samples import KitSamplesGenerator
@@ -61,9 +63,12 @@ class Engine:
     def get_num_unfinished_requests(self) -> int:
         return 0
 
-    async def generate_group(self, row: object, settings: object) -> SimpleNamespace:
+    async def generate_group(self, row: Row, settings: object) -> SimpleNamespace:
         await self.events.note.remote("engine generates")
-        return SimpleNamespace(samples=[{"scores": 1.0}] * 2)
+        prompt = Segment(kind="prompt", token_ids=(1, 2))
+        return SimpleNamespace(
+            samples=[Sample(row=row, segments=(prompt,), response="", finish_reason="stop", weight_version=0)] * 2
+        )
 
 
 @ray.remote(num_gpus=1)
@@ -130,8 +135,7 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
     args = to_openrlhf_args(config)
 
     def two_steps(workers: run._Workers) -> None:
-        generator = KitSamplesGenerator(args, workers.engines, SimpleNamespace(n_samples=2))
-        generator._experience = lambda sample: sample
+        generator = KitSamplesGenerator(args, workers.engines, SimpleNamespace(n_samples=2, max_len=2))
         # What upstream's trainer does between two rollouts.
         trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
         question = row(message("user", "1+1?"))

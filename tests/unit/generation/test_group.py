@@ -12,8 +12,10 @@ from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER,
 from helpers.conversations import message, row
 from PIL import Image
 
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.models.banned_tokens import BAN_BIAS
 from remote_rm.client import RewardUnavailable
@@ -86,14 +88,15 @@ TWO_SAMPLES = (
 
 def run(
     prompt=PROMPT, *, pieces=TWO_SAMPLES, settings=SETTINGS, scorer=None, kit=None, banned=()
-) -> tuple[list[dict[str, Any]], StreamingEngine, GroupRollout]:
+) -> tuple[list[Sample], StreamingEngine, GroupRollout]:
     engine = StreamingEngine(pieces)
     rollout = GroupRollout(
         codec=PromptCodec(kit=kit or CharacterKit(), processor=None, banned_token_ids=banned),
         scorer=scorer or RecordingScorer(),
         in_thread=asyncio.to_thread,
     )
-    return asyncio.run(asyncio.wait_for(rollout.run(engine, prompt, settings), timeout=10)), engine, rollout
+    made = rollout.run(engine, prompt, settings, weight_version=7)
+    return asyncio.run(asyncio.wait_for(made, timeout=10)), engine, rollout
 
 
 def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
@@ -107,38 +110,41 @@ def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
     assert parameters.logit_bias == {PLACEHOLDER: BAN_BIAS, AFTER_IMAGE: BAN_BIAS}
     expanded = [ord("u"), *[PLACEHOLDER] * 3, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
     for sample in samples:
-        assert sample["observation_tokens"][: len(expanded)] == expanded
-        assert sample["action_ranges"][0][0] == len(expanded)
-    assert samples[0]["mm_train_inputs"] is samples[1]["mm_train_inputs"], "one object travels once"
+        assert sample.token_ids[: len(expanded)] == expanded
+        assert sample.action_ranges[0][0] == len(expanded)
+    (one,), (other,) = (sample.media for sample in samples)
+    assert one is other, "one object travels once"
 
 
 def test_a_text_prompt_has_no_media():
     samples, engine, _ = run()
     assert "multi_modal_data" not in engine.requests[0][0]
-    assert all(sample["mm_train_inputs"] is None for sample in samples)
+    assert all(sample.media == [] for sample in samples)
 
 
 def test_each_sample_holds_its_own_tokens_reward_and_log_probs():
     samples, _, _ = run()
-    by_response = {sample["response"]: sample for sample in samples}
+    by_response = {sample.response: sample for sample in samples}
     right, wrong = by_response["2"], by_response["345"]
-    assert right["observation_tokens"] == [*PROMPT_IDS, *b"2", END]
-    assert right["action_ranges"] == [(8, 10)]
-    assert right["rollout_log_probs"] == [0.0] * 8 + [-50.0, -1.0]
-    assert (right["reward"], right["scores"], right["extra_logs"]) == (2.0, 1.0, {"accuracy": 1.0})
-    assert right["truncated"] is False
-    assert wrong["observation_tokens"] == [*PROMPT_IDS, *b"345"]
-    assert wrong["rollout_log_probs"] == [0.0] * 8 + [-51.0, -52.0, -53.0]
-    assert (wrong["reward"], wrong["truncated"]) == (0.0, True)
-    assert right["label"] == wrong["label"] == "2"
-    assert right["row"] is PROMPT
+    assert right.token_ids == [*PROMPT_IDS, *b"2", END]
+    assert right.action_ranges == [(8, 10)]
+    assert right.log_probs == [0.0] * 8 + [-50.0, -1.0]
+    assert right.reward == Score(reward=2.0, score=1.0, parts={"accuracy": 1.0})
+    assert (right.finish_reason, right.truncated) == ("stop", False)
+    assert wrong.token_ids == [*PROMPT_IDS, *b"345"]
+    assert wrong.log_probs == [0.0] * 8 + [-51.0, -52.0, -53.0]
+    assert (wrong.scored.reward, wrong.finish_reason, wrong.truncated) == (0.0, "length", True)
+    assert right.label == wrong.label == "2"
+    assert right.row is PROMPT
+    assert right.weight_version == wrong.weight_version == 7
+    assert right.segments[0] is wrong.segments[0]
 
 
 def test_log_probs_are_left_out_where_they_were_not_asked_for():
     pieces = [SimpleNamespace(**{**vars(piece), "logprobs": None}) for piece in TWO_SAMPLES]
     samples, engine, _ = run(pieces=pieces, settings=replace(SETTINGS, logprobs=False))
     assert engine.requests[0][1].logprobs is None
-    assert all(sample["rollout_log_probs"] is None for sample in samples)
+    assert all(sample.log_probs is None for sample in samples)
 
 
 def test_a_reward_request_holds_prompt_response_and_label():
@@ -159,7 +165,7 @@ def test_a_finished_sample_is_scored_while_the_others_are_generated():
     # (two end tokens: a model may have several)
     pieces = [delta(0, [*b"2", END], finish="stop"), scorer.asked, delta(1, [*b"3", NEWLINE], finish="stop")]
     samples, _, _ = run(pieces=pieces, scorer=scorer)
-    assert [sample["response"] for sample in samples] == ["2", "3"]
+    assert [sample.response for sample in samples] == ["2", "3"]
 
 
 def test_a_reward_that_cannot_be_had_stops_the_group():
@@ -235,3 +241,25 @@ def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
 def test_what_the_kit_refuses_is_told_with_the_rows_place():
     with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
         run(row(message("user", Image.new("RGB", (1, 1)))))
+
+
+def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
+    async def done() -> None:
+        """Empties nothing."""
+
+    class Groups:
+        async def run(self, engine: Any, row: Any, settings: GroupSettings, *, weight_version: int) -> list[int]:
+            return [weight_version]
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm = SimpleNamespace(**dict.fromkeys(("reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"), done))
+    actor.groups, actor.weight_version = Groups(), 0
+
+    async def two_updates() -> list[list[int]]:
+        stamped = [(await actor.generate_group(PROMPT, SETTINGS)).samples]
+        for _ in range(2):
+            await actor.reset_caches()
+            stamped.append((await actor.generate_group(PROMPT, SETTINGS)).samples)
+        return stamped
+
+    assert asyncio.run(two_updates()) == [[0], [1], [2]]

@@ -16,12 +16,21 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.config.ppo import AdvantageConfig
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.advantages import group_deviations, shaped_rewards, whitened
+from lmm_r1.trainer.advantages import (
+    ESTIMATORS,
+    Estimate,
+    RewardedPass,
+    RewardedRollout,
+    discounted_returns,
+    generalized_advantages,
+    group_deviations,
+    whitened,
+)
 from lmm_r1.trainer.experience_maker import KitExperienceMaker, check_groups
 
 pytestmark = pytest.mark.unit
 
-ESTIMATORS = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
+NAMES = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
 # Of the rewards 0.1 and 0.9 of one group, and 1/3, 1/3 and 1 of another: against their group's.
 PAIR, THREE = [0.1, 0.9], [1 / 3, 1 / 3, 1.0]
 HALF_ROOT, THIRD_ROOT = 1 / math.sqrt(2), 1 / math.sqrt(3)
@@ -45,7 +54,34 @@ def single(*rewards: float) -> torch.Tensor:
     return torch.tensor([rewards], dtype=torch.float)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+def estimate(rewards: torch.Tensor, *, estimator: str, **settings: object) -> Estimate:
+    """The estimate of rewards (G, n) of responses of one token each, whose values are 0, in one pass."""
+    count = rewards.numel()
+    whole = RewardedPass(
+        places=range(count),
+        mask=torch.ones(count, 1, dtype=torch.long),
+        kl=torch.zeros(count, 1, dtype=torch.double),
+        values=torch.zeros(count, 1, dtype=torch.double),
+    )
+    plain = {"kl_coef": 0.0, "clip_range": None, "gamma": 1.0, "lambd": 1.0, "divide": True}
+    rollout = RewardedRollout(rewards=rewards.double(), passes=[whole], **{**plain, **settings})
+    return ESTIMATORS[estimator](rollout)
+
+
+def shaped_rewards(rewards: torch.Tensor, *, estimator: str) -> torch.Tensor:
+    """Each sample's reward (G, n) as its tokens get it: against its group's or its batch's."""
+    (found,) = estimate(rewards, estimator=estimator).token_rewards
+    return found.view(rewards.shape)
+
+
+def test_every_name_of_the_configuration_has_its_estimator():
+    assert set(ESTIMATORS) == set(NAMES)
+    for name, estimator in ESTIMATORS.items():
+        assert estimator.__name__ == name
+        assert estimator.__doc__, f"{name} names no paper and no formula"
+
+
+@pytest.mark.parametrize("estimator", NAMES)
 def test_rewards_are_shaped_as_by_hand(estimator):
     for rewards, expected in zip((PAIR, THREE), BY_HAND[estimator], strict=True):
         (shaped,) = shaped_rewards(single(*rewards), estimator=estimator).tolist()
@@ -57,7 +93,7 @@ def test_the_baseline_of_flash_reinforce_is_the_batchs_mean():
     assert shaped.tolist() == [[-0.75, 0.25], [0.25, 0.25]]
 
 
-@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae", "reinforce"}))
+@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae", "reinforce"}))
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 0.0, -7.7, 1e-3, 9.9e5])
 def test_equal_rewards_have_no_advantage(estimator, reward):
     for size in range(2, 17):
@@ -72,7 +108,7 @@ def test_equal_rewards_have_no_advantage(estimator, reward):
             assert all(different)
 
 
-@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae", "reinforce"}))
+@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae", "reinforce"}))
 def test_rewards_that_differ_by_rounding_are_equal(estimator):
     summed = torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)
     rewards = torch.stack([summed, torch.tensor(0.9), summed, torch.tensor(0.9)])[None]
@@ -90,10 +126,67 @@ def test_small_rewards_that_differ_still_count():
     assert shaped.flatten().tolist() == pytest.approx([-HALF_ROOT, HALF_ROOT])
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", NAMES)
 def test_a_sample_alone_is_compared_with_nothing(estimator):
     (shaped,) = shaped_rewards(single(0.9), estimator=estimator).flatten().tolist()
     assert shaped == (pytest.approx(0.9) if estimator in ("gae", "reinforce") else 0.0)
+
+
+@pytest.mark.parametrize("estimator", NAMES)
+def test_what_is_whitened_is_said_by_the_estimator(estimator):
+    (advantages,) = estimate(single(*PAIR), estimator=estimator).advantages
+    whitened_names = {"gae", "reinforce", "reinforce_baseline"}
+    expected = [-1.0, 1.0] if estimator in whitened_names else BY_HAND[estimator][0]
+    assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+    (advantages,) = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
+    expected = [-0.4, 0.4] if estimator in whitened_names else BY_HAND[estimator][0]
+    assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_reward_is_clipped_once_it_is_compared():
+    (found,) = estimate(single(0.0, 40.0), estimator="dr_grpo", clip_range=(-10.0, 15.0)).token_rewards
+    assert found.flatten().tolist() == [-10.0, 15.0]
+
+
+def test_the_last_token_that_counts_gets_the_reward_and_each_pays_its_kl():
+    # Turns: what stands between them is not generated, and the padding behind neither.
+    part = RewardedPass(
+        places=[1, 0],
+        mask=torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]]),
+        kl=torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 4.0, 0.0, 0.0]]),
+    )
+    rollout = RewardedRollout(
+        rewards=torch.tensor([[5.0, 3.0]]).double(),
+        passes=[part],
+        kl_coef=0.5,
+        clip_range=None,
+        gamma=0.5,
+        lambd=1.0,
+        divide=False,
+    )
+    found = ESTIMATORS["reinforce"](rollout)
+    assert found.token_rewards[0].tolist() == [[-0.5, 0.0, 2.0, 0.0], [0.0, -2.0, 0.0, 5.0]]
+    # -0.5 + 2 / 4; 5, 5 / 2, 5 / 4 - 2, -0.75 / 2.
+    assert found.returns[0].tolist() == [[0.0, 1.0, 2.0, 0.0], [-0.375, -0.75, 2.5, 5.0]]
+    # Over the six generated tokens: (0 + 2 - 0.375 - 0.75 + 2.5 + 5) / 6.
+    mean = 8.375 / 6
+    assert found.advantages[0][part.mask.bool()].tolist() == pytest.approx(
+        [value - mean for value in (0.0, 2.0, -0.375, -0.75, 2.5, 5.0)], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("lambd", [1.0, 0.7])
+def test_returns_and_generalized_advantages_are_openrlhfs(gamma, lambd):
+    generator = torch.Generator().manual_seed(2)
+    rewards, values = (torch.randn(3, 7, generator=generator) for _ in range(2))
+    mask = (torch.rand(3, 7, generator=generator) < 0.7).long()
+    theirs = RemoteExperienceMaker.get_cumulative_returns(None, rewards, mask, gamma)
+    assert discounted_returns(mask * rewards, gamma=gamma).equal(theirs)
+    advantages, returns = RemoteExperienceMaker.get_advantages_and_returns(None, values, rewards, mask, gamma, lambd)
+    found = generalized_advantages(mask * rewards, mask * values, gamma=gamma, lambd=lambd)
+    assert found.equal(advantages)
+    assert (found + mask * values).equal(returns)
 
 
 def test_a_batch_is_whitened_over_its_tokens():
@@ -157,7 +250,7 @@ def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
     return batches
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", NAMES)
 @pytest.mark.parametrize("kl", [0.0, 0.5])
 @pytest.mark.parametrize("no_std_norm", [False, True])
 @pytest.mark.parametrize("penalty", [None, 2.0])
@@ -180,7 +273,7 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
         assert (found.kl, other.kl) == (None, None)
 
 
-@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae"}))
+@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae"}))
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3])
 def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
     theirs, ours = makers(config(estimator))
@@ -190,7 +283,7 @@ def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", NAMES)
 def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
     rewards = [1.0, 0.0] * 6
     rewards[7] = wrong

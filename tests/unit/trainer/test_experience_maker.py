@@ -32,14 +32,34 @@ SETTINGS = {
 class WorkerGroup:
     """Stands for model workers: keeps what it is called with."""
 
-    def __init__(self, *, actors: int = 1, duplicates: int = 1) -> None:
+    def __init__(self, *, actors: int = 1, duplicates: int = 1, name: str = "actor") -> None:
+        self.name = name
         self._actor_handlers = [object()] * actors
         self.duplicate_actors = duplicates
         self.calls: list[dict] = []
 
     def async_run_method_batch(self, method_name: str, **kwargs: object) -> list[object]:
         self.calls.append({"method_name": method_name, **kwargs})
-        return ["ref"]
+        return [(self.name, kwargs)] * len(self._actor_handlers)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The value that each model gives everywhere; the workers that share samples answer alike."""
+    values: dict[str, float] = {}
+
+    def get(refs: list[tuple[str, dict]]) -> list[list[torch.Tensor]]:
+        return [
+            [
+                torch.full((len(one),) if name == "reward" else (len(one), one.shape[1] - 1), values.get(name, 0.0))
+                for one in kwargs["sequences"]
+            ]
+            for name, kwargs in refs
+        ]
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
+    return values
 
 
 def config(**changes: object) -> PPOConfig:
@@ -205,20 +225,21 @@ ONE_STEP = {"train__batch_size": 8, "algo__kl__use_loss": True}
         (ONE_STEP | {"ds__lora__rank": 4, "ds__lora__dropout": 0.1}, False),
     ],
 )
-def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, monkeypatch):
-    monkeypatch.setattr(ray, "put", lambda values: values)
-    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
+def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, answers):
     settings = config(**changes)
     assert learns_once(settings) is expected
     worker = WorkerGroup()
     made = maker(actor=worker, settings=settings)
     # The first step's log-probs are compared with the engine's before anything is learnt.
-    assert made._dispatch_forward(worker, False, action_mask=[torch.ones(2, 3)]) == ["ref"]
-    made.mismatch.checked = True
-    worker.calls.clear()
-    result = made._dispatch_forward(worker, False, action_mask=[torch.ones(2, 3)])
-    assert len(worker.calls) == (not expected)
-    assert result == ["ref"] or [part.tolist() for part in result[0]] == [[[0.0] * 3] * 2]
+    made.mismatch.measure = lambda experiences: setattr(made.mismatch, "checked", True)
+    first, later = (made.make_experience(made.split_rollout_samples(rollout())) for _ in range(2))
+    assert len(worker.calls) == (1 if expected else 2)
+    for experience in first if expected else (*first, *later):
+        assert (experience.action_log_probs is None) == expected
+    # What no pass is made for is not known, and never a number.
+    if expected:
+        assert all(experience.action_log_probs is None for experience in later)
+        assert not any(experience.kl.any() for experience in later)
 
 
 def test_a_groups_media_stay_one_object_on_the_way_to_a_worker():
@@ -230,15 +251,47 @@ def test_a_groups_media_stay_one_object_on_the_way_to_a_worker():
 
 
 @pytest.mark.parametrize("has_cuda", [True, False])
-def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(has_cuda, monkeypatch):
+def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(has_cuda, answers, monkeypatch):
     waited = []
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     monkeypatch.setattr(ray, "wait", lambda refs, *, num_returns, fetch_local: waited.append(refs[:num_returns]))
-    workers = {name: WorkerGroup() for name in ("actor", "critic", "reward", "reference")}
+    workers = {
+        name: WorkerGroup(duplicates=2, actors=2, name=name) for name in ("actor", "critic", "reward", "reference")
+    }
     made = maker(**workers)
-    made._media = [[None], [{"pixel_values": 1}]]
-    for group_of_workers in workers.values():
-        made._dispatch_forward(group_of_workers, False, sequences=[1, 2])
+    made.mismatch.measure = lambda experiences: None
+    passes = made.split_rollout_samples(rollout())
+    for experience in passes:
+        experience.rewards = None
+    made.make_experience(passes)
+    for name, group_of_workers in workers.items():
         (call,) = group_of_workers.calls
-        assert call == {"method_name": "forward", "sequences": [1, 2], "mm_train_inputs_list": made._media}
-    assert waited == ([] if has_cuda else [["ref"]] * 4)
+        assert call["method_name"] == "forward"
+        assert [media.rows for media in call["mm_train_inputs_list"]] == [one.mm_train_inputs for one in passes]
+        for entry in ("sequences", "attention_mask", *(["action_mask"] if name != "reward" else [])):
+            assert all(given is getattr(one, entry) for given, one in zip(call[entry], passes, strict=True))
+    assert len(waited) == (0 if has_cuda else 4)
+
+
+@pytest.mark.parametrize("use_loss", [True, False])
+def test_what_the_models_say_stands_in_the_experiences(use_loss, answers):
+    answers |= {"actor": -1.0, "critic": 3.0, "reference": -1.5, "reward": 2.0}
+    workers = {name: WorkerGroup(name=name) for name in ("actor", "critic", "reward", "reference")}
+    made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2))
+    made.mismatch.measure = lambda experiences: None
+    passes = made.split_rollout_samples(rollout())
+    for experience in passes:
+        experience.rewards = None
+    for experience in made.make_experience(passes):
+        count, mask = len(experience.sequences), experience.action_mask
+        assert experience.rewards.tolist() == experience.info["reward"].tolist() == [2.0] * count
+        assert experience.action_log_probs.tolist() == torch.full(mask.shape, -1.0).tolist()
+        assert experience.values.tolist() == torch.full(mask.shape, 3.0).tolist()
+        # In the loss, or per token in the reward: log p - log q.
+        if use_loss:
+            assert experience.base_action_log_probs.tolist() == torch.full(mask.shape, -1.5).tolist()
+        else:
+            assert experience.base_action_log_probs is None
+        assert experience.kl.tolist() == torch.full(mask.shape, 0.0 if use_loss else 0.5).tolist()
+        for name in ("kl", "logprobs_diff"):
+            assert experience.info[name].tolist() == [0.0 if use_loss else 0.5] * count

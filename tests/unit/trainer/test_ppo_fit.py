@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.samples import of_answer
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.run_folder import RunFolder
@@ -35,15 +38,12 @@ class PlayedGenerator(KitSamplesGenerator):
         self.limit = limit
         self.asked = self.different = 0
 
-    def generate(self, rows: Sequence[Row], settings: object) -> list[list[dict[str, Any]]]:
+    def generate(self, rows: Sequence[Row], settings: object) -> list[list[Sample]]:
         self.asked += len(rows)
         if self.limit is not None and self.asked > self.limit:
             raise UserError("the reward server is gone")
         self.different += sum(_scores(item) == (0.0, 1.0) for item in rows)
-        return [[{"row": item, "label": item.answer, "scores": score} for score in _scores(item)] for item in rows]
-
-    def _experience(self, sample: dict[str, Any]) -> object:
-        return SimpleNamespace(label=sample["row"].location)
+        return [[of_answer(item, score=score) for score in _scores(item)] for item in rows]
 
 
 def _scores(item: Row) -> tuple[float, float]:
@@ -53,8 +53,9 @@ def _scores(item: Row) -> tuple[float, float]:
 class PlayedTrainer(KitPPOTrainer):
     """Keeps what it would learn from in each step, and the states that it would save."""
 
-    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
-        self.learnt.append([experience.label for experience in rollout_samples])
+    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
+        self.learnt.append(self.experience_maker.locations)
+        assert len(rollout_samples) == len(self.experience_maker.locations)
         return {}, global_step + 1
 
     def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:

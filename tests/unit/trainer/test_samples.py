@@ -1,17 +1,26 @@
 """Groups that are dropped are replaced, and samples become experiences."""
 
+from dataclasses import fields, replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers.conversations import message, row
+from helpers.samples import generated_sample, of_answer, unrewarded
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer.samples import KitSamplesGenerator, told_by_workers
+from lmm_r1.trainer.mismatch import ROWS_WITH
+from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
 from remote_rm.client import RewardUnavailable
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -27,29 +36,12 @@ SETTINGS = GroupSettings(
 )
 
 
-def sample(label: str, *, score: float) -> dict:
-    """A sample with a prompt of three tokens and a response of two."""
-    return {
-        "row": row(message("user", "?"), answer=label),
-        "prompt": "[]",
-        "label": label,
-        "mm_train_inputs": None,
-        "observation_tokens": [5, 6, 7, 8, 9],
-        "action_ranges": [(3, 5)],
-        "rollout_log_probs": None,
-        "truncated": False,
-        "reward": 2 * score,
-        "scores": score,
-        "extra_logs": {"accuracy": score},
-    }
-
-
 class ScriptedGenerator(KitSamplesGenerator):
     """Gives each row's group by its answer: overlong prompts have none, `right` and `wrong` all the same score."""
 
     def generate(self, rows, settings):
         scores = {"right": (1.0, 1.0), "wrong": (0.0, 0.0), "overlong": ()}
-        return [[sample(item.answer, score=score) for score in scores.get(item.answer, (0.0, 1.0))] for item in rows]
+        return [[of_answer(item, score=score) for score in scores.get(item.answer, (0.0, 1.0))] for item in rows]
 
 
 def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 1):
@@ -61,7 +53,7 @@ def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 
 
 def test_overlong_prompts_are_replaced_and_counted():
     result = rollout(["a", "overlong", "b", "overlong", "c"], count=3, filtering=False)
-    assert sorted(group[0]["label"] for group in result.groups) == ["a", "b", "c"]
+    assert sorted(group[0].label for group in result.groups) == ["a", "b", "c"]
     assert (result.overlong, result.filtered) == (2, 0)
     assert len(result.experiences) == 6
 
@@ -69,7 +61,7 @@ def test_overlong_prompts_are_replaced_and_counted():
 def test_groups_without_a_difference_are_dropped_only_by_dynamic_filtering():
     answers = ["right", "wrong", "a", "b"]
     kept = rollout(answers, count=2, filtering=True)
-    assert sorted(group[0]["label"] for group in kept.groups) == ["a", "b"]
+    assert sorted(group[0].label for group in kept.groups) == ["a", "b"]
     assert kept.filtered == 2
     assert rollout(answers, count=4, filtering=False).filtered == 0
 
@@ -84,8 +76,8 @@ def test_what_was_gathered_at_the_end_of_an_episode_is_filled_up_from_the_next()
     answers = ["a", "b", "wrong", "right", "wrong", "overlong"]
     result = rollout(answers, count=3, filtering=True, episodes=2)
     # Both of the first episode, in its order, and one of them again.
-    assert sorted(group[0]["label"] for group in result.groups[:2]) == ["a", "b"]
-    assert result.groups[2][0]["label"] in ("a", "b")
+    assert sorted(group[0].label for group in result.groups[:2]) == ["a", "b"]
+    assert result.groups[2][0].label in ("a", "b")
     assert result.overlong >= 1
     assert result.filtered >= 3
     assert len(result.experiences) == 6
@@ -124,6 +116,75 @@ def test_an_experience_marks_the_response_among_the_next_tokens():
     assert experience.rewards.tolist() == [0.0]
     assert experience.response_length.tolist() == [2]
     assert experience.mm_train_inputs == [None]
+
+
+@pytest.mark.parametrize("response", [[8, 9], [8], list(range(8, 20)), []])
+@pytest.mark.parametrize("rewarded", [True, False])
+def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
+    media = {"pixel_values": torch.ones(1)}
+    known = [-float(token) for token in response]
+    given = generated_sample(
+        (5, 6, 7), response, media=media, log_probs=known, reward=2.0, score=1.0, parts={"a": 0.5}
+    )
+    given = replace(given if rewarded else unrewarded(given), finish_reason="length")
+    theirs = SamplesGenerator._process_response_into_experience(
+        None,
+        {
+            "prompt": given.prompt,
+            "label": given.label,
+            "mm_train_inputs": media,
+            "observation_tokens": [5, 6, 7, *response],
+            "action_ranges": [(3, 3 + len(response))],
+            "rollout_log_probs": [0.0] * 3 + known,
+            "truncated": True,
+            "reward": 2.0 if rewarded else None,
+            "scores": 1.0 if rewarded else None,
+            "extra_logs": {"a": 0.5} if rewarded else {},
+        },
+        max_len=15,
+    )
+    ours = experience_of(given, max_len=15)
+    for kind, name in ROWS_WITH.items():
+        assert ours.info.pop(name).tolist() == [0.0], kind
+    exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
+    for name in (field.name for field in fields(Experience)):
+        found, expected = getattr(ours, name), getattr(theirs, name)
+        if isinstance(expected, dict | torch.Tensor):
+            exactly(found, expected)
+        else:
+            assert found == expected, name
+
+
+def test_an_experience_of_several_turns_marks_what_was_generated():
+    first, *_ = generated_sample((5, 6), ()).segments
+    turns = (
+        first,
+        Segment(kind="generated", token_ids=(7, 8), log_probs=(-7.0, -8.0)),
+        Segment(kind="observation", token_ids=(9,)),
+        Segment(kind="generated", token_ids=(10,), log_probs=(-10.0,)),
+    )
+    experience = experience_of(replace(generated_sample(), segments=turns), max_len=16)
+    assert experience.sequences.tolist() == [[5, 6, 7, 8, 9, 10]]
+    assert experience.action_mask.tolist() == [[0, 1, 1, 0, 1]]
+    assert experience.rollout_log_probs.tolist() == [[0.0, -7.0, -8.0, 0.0, -10.0]]
+    assert experience.response_length.tolist() == [3]
+
+
+def test_media_that_no_packed_sequence_takes_yet_are_not_lost_in_silence():
+    given = generated_sample()
+    screen = Segment(kind="observation", token_ids=(1,), media={"pixel_values": torch.ones(1)})
+    with pytest.raises(AssertionError, match="media of the prompt alone"):
+        experience_of(replace(given, segments=(*given.segments, screen)), max_len=16)
+
+
+def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():
+    item = row(message("user", "?"), answer="a")
+    known, unknown = of_answer(item, score=1.0), unrewarded(of_answer(item, score=0.0))
+    experiences = [SimpleNamespace(info={}), SimpleNamespace(info={"reward": torch.tensor([0.25])})]
+    made = Rollout(experiences=experiences, groups=[[known, unknown]], overlong=0, filtered=0)
+    ((first, second),) = made.rewarded()
+    assert first is known
+    assert second.reward == Score(reward=0.25, score=0.25, parts={})
 
 
 def test_the_media_of_a_micro_batch_are_one_entry_per_row():

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, picture, row
+from helpers.samples import generated_sample
 from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import Rollout
@@ -22,16 +24,8 @@ pytestmark = pytest.mark.unit
 ROW = row(message("user", picture(8, 6), "What is 1+1?"), answer="2")
 
 
-def sample(response: str, *, reward: float) -> dict:
-    return {
-        "row": ROW,
-        "response": response,
-        "label": "2",
-        "reward": reward,
-        "extra_logs": {"accuracy": reward},
-        "action_ranges": [(3, 5)],
-        "truncated": False,
-    }
+def sample(response: str, *, reward: float, score: float | None = None) -> Sample:
+    return generated_sample(of=ROW, text=response, reward=reward, score=score, parts={"accuracy": reward})
 
 
 @pytest.fixture
@@ -81,7 +75,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
         for step in (1, 2, 3):
             trainer._record(step, status | {"policy_loss": step / 4}, rollout)
         trainer.generator = SimpleNamespace(
-            evaluate=lambda rows, **settings: [[sample("2", reward=1.0) | {"scores": score} for score in (1.0, 0.0)]]
+            evaluate=lambda rows, **settings: [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]]
         )
         trainer._evaluate(3)
 

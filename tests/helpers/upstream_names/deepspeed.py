@@ -1,6 +1,6 @@
 """DeepSpeed's set-up: process groups, optimizer, saving."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
+from helpers.upstream_names.seam import Seam, replaced
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
@@ -117,11 +117,8 @@ SEAMS: tuple[Seam, ...] = (
         reason="where upstream's workers look up the group that a model's forward gets",
         signature="group",
     ),
-    Seam(
-        upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
-        how="replaced",
-        ours="lmm_r1.cpu:prepare_training",
-        reason="upstream names cuda as the device of its mesh; replaced only where there is no CUDA",
+    replaced(
+        "openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
         signature="device_type mesh_shape mesh_dim_names backend_override",
     ),
 )

@@ -1,6 +1,6 @@
 """The vLLM engines, and how weights reach them."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
+from helpers.upstream_names.seam import Seam
 
 SEAMS: tuple[Seam, ...] = (
     Seam(

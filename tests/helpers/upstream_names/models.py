@@ -1,6 +1,6 @@
 """The models of policy, reference, critic and reward model."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
+from helpers.upstream_names.seam import Seam, replaced
 
 _ACTOR = (
     "self pretrain_or_model attn_implementation param_dtype load_in_4bit lora_rank lora_alpha lora_dropout "
@@ -12,7 +12,6 @@ _VALUE_MODEL = (
     "normalize_reward attn_implementation ds_config init_value_head value_head_prefix device_map packing_samples "
     "experts_implementation kwargs"
 )
-_VALUE_REASON = "upstream knows plain language models alone, and computes no images"
 _ACTOR_REASON = "loading, positions and media tensors depend on the architecture: the kit knows them"
 
 SEAMS: tuple[Seam, ...] = (
@@ -51,32 +50,20 @@ SEAMS: tuple[Seam, ...] = (
         reason="experts that a token does not reach must not stall ZeRO-3's prefetching",
         signature="model detect_hybrid",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_actor:Actor",
-        how="replaced",
-        ours="lmm_r1.models.actor:KitActor",
-        reason=_ACTOR_REASON,
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:Actor",
         signature=_ACTOR,
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.launcher:Actor",
-        how="replaced",
-        ours="lmm_r1.models.actor:KitActor",
-        reason=_ACTOR_REASON,
+    replaced(
+        "openrlhf.trainer.ray.launcher:Actor",
         signature=_ACTOR,
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_critic:get_llm_for_sequence_regression",
-        how="replaced",
-        ours="lmm_r1.models.value_model:KitValueModel",
-        reason=_VALUE_REASON,
+    replaced(
+        "openrlhf.trainer.ray.ppo_critic:get_llm_for_sequence_regression",
         signature=_VALUE_MODEL,
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.launcher:get_llm_for_sequence_regression",
-        how="replaced",
-        ours="lmm_r1.models.value_model:KitValueModel",
-        reason=_VALUE_REASON,
+    replaced(
+        "openrlhf.trainer.ray.launcher:get_llm_for_sequence_regression",
         signature=_VALUE_MODEL,
     ),
 )

@@ -1,22 +1,14 @@
 """The Ray workers that hold the models, and what they do in a step."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
-
-_MERGE_REASON = "upstream joins media tensors along dimension 0 for every architecture; the kit joins them"
+from helpers.upstream_names.seam import Seam, replaced
 
 SEAMS: tuple[Seam, ...] = (
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_critic:get_tokenizer",
-        how="replaced",
-        ours="lmm_r1.trainer.workers:load_processor",
-        reason="what is saved beside a critic's weights is the kit's processor, too",
+    replaced(
+        "openrlhf.trainer.ray.ppo_critic:get_tokenizer",
         signature="pretrain model padding_side strategy use_fast",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
-        how="replaced",
-        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer",
-        reason="upstream hands a critic no media",
+    replaced(
+        "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
         signature=(
             "self strategy critic critic_optim critic_scheduler micro_train_batch_size buffer_limit buffer_cpu_offload "
             "value_clip dataloader_pin_memory kwargs"
@@ -28,6 +20,13 @@ SEAMS: tuple[Seam, ...] = (
         ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer.training_step",
         reason="upstream hands a critic no media",
         signature="self experience step loss_batch_info",
+    ),
+    Seam(
+        upstream="openrlhf.utils.loss_utils:get_loss_batch_info",
+        how="used",
+        ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer.training_step",
+        reason="the tokens and samples of an optimizer step, which the loss of each of its passes is divided by",
+        signature="strategy loss_mask replay_buffer step dynamic_batch batch_num_tokens global_batch_size",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained",
@@ -64,18 +63,12 @@ SEAMS: tuple[Seam, ...] = (
         reason="upstream hands a reward model no media",
         signature="self sequences attention_mask packed_seq_lens pad_sequence",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_actor:get_tokenizer",
-        how="replaced",
-        ours="lmm_r1.trainer.workers:load_processor",
-        reason="upstream runs a checkpoint's own code and takes every model with a vision_config for one family",
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:get_tokenizer",
         signature="pretrain model padding_side strategy use_fast",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer",
-        how="replaced",
-        ours="lmm_r1.trainer.workers:KitActorPPOTrainer",
-        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer",
         signature=(
             "self strategy actor ema_model actor_optim actor_scheduler ema_beta micro_train_batch_size buffer_limit "
             "buffer_cpu_offload eps_clip tokenizer dataloader_pin_memory vllm_engines kwargs"
@@ -102,18 +95,12 @@ SEAMS: tuple[Seam, ...] = (
         reason="there is no NCCL without CUDA",
         signature="self backend",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_actor:merge_mm_train_inputs",
-        how="replaced",
-        ours="lmm_r1.trainer.workers:media_per_row",
-        reason=_MERGE_REASON,
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:merge_mm_train_inputs",
         signature="mm_train_inputs_list device",
     ),
-    Seam(
-        upstream="openrlhf.utils.vlm_utils:merge_mm_train_inputs",
-        how="replaced",
-        ours="lmm_r1.trainer.workers:media_per_row",
-        reason=_MERGE_REASON,
+    replaced(
+        "openrlhf.utils.vlm_utils:merge_mm_train_inputs",
         signature="mm_train_inputs_list device",
     ),
     Seam(
@@ -161,18 +148,12 @@ SEAMS: tuple[Seam, ...] = (
         reason="an earlier checkpoint stays until the critic is saved, too",
         signature="self tag client_states metric_value metric_key",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_actor:NaiveReplayBuffer",
-        how="replaced",
-        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
-        reason="passes stay as they were planned over all ranks",
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:NaiveReplayBuffer",
         signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer",
-        how="replaced",
-        ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer",
-        reason="passes stay as they were planned over all ranks",
+    replaced(
+        "openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer",
         signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
     ),
 )

@@ -1,6 +1,6 @@
 """The loop of a run: rollouts, experiences, passes, records."""
 
-from lmm_r1.openrlhf_seams.seam import Seam
+from helpers.upstream_names.seam import Seam
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
@@ -97,7 +97,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.make_experience",
         how="subclassed",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
-        reason="the media that all models are to get are known here",
+        reason="every model gets the media, and the policy makes no pass that its update can spare",
         signature="self samples_list",
     ),
     Seam(
@@ -108,20 +108,6 @@ SEAMS: tuple[Seam, ...] = (
         signature="self experiences",
     ),
     Seam(
-        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.get_advantages_and_returns",
-        how="used",
-        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.compute_advantages_and_returns",
-        reason="generalized advantage estimation (GAE)",
-        signature="self values rewards action_mask gamma lambd",
-    ),
-    Seam(
-        upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.get_cumulative_returns",
-        how="used",
-        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.compute_advantages_and_returns",
-        reason="returns of the estimators without a critic",
-        signature="self rewards action_mask gamma",
-    ),
-    Seam(
         upstream="openrlhf.trainer.ppo_utils.length_penalty:apply_length_penalties",
         how="used",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.compute_advantages_and_returns",
@@ -129,17 +115,24 @@ SEAMS: tuple[Seam, ...] = (
         signature="experiences args",
     ),
     Seam(
-        upstream="openrlhf.models.utils:compute_reward",
+        upstream="openrlhf.models.utils:compute_approx_kl",
         how="used",
-        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.compute_advantages_and_returns",
-        reason="the clipped reward at a response's last token, and the KL penalty at each",
-        signature="r kl_coef kl action_mask reward_clip_range",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
+        reason="the KL that is paid for with reward, by --algo.kl.estimator",
+        signature="log_probs log_probs_base log_probs_old kl_estimator unbiased_gradient",
+    ),
+    Seam(
+        upstream="openrlhf.models.utils:masked_mean",
+        how="used",
+        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
+        reason="the KL that is logged",
+        signature="tensor mask dim",
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
         how="subclassed",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",
-        reason="upstream gives media to two models, runs all at once, and makes passes that the update can spare",
+        reason="without CUDA the models run one after the other",
         signature="self group sync_condition kwargs",
     ),
     Seam(
@@ -204,19 +197,5 @@ SEAMS: tuple[Seam, ...] = (
         ours="lmm_r1.trainer.replay_buffer:GroupReplayBuffer.setup_dynamic_batch",
         reason="the plan says which pass ends an optimizer step",
         signature="self strategy",
-    ),
-    Seam(
-        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator",
-        how="subclassed",
-        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
-        reason="one call per group, so that a prompt is encoded once and its media tensors travel once",
-        signature="self strategy prompts_dataloader eval_dataloader tokenizer vllm_engines",
-    ),
-    Seam(
-        upstream="openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",
-        how="used",
-        ours="lmm_r1.trainer.samples:KitSamplesGenerator",
-        reason="a response becomes OpenRLHF's Experience",
-        signature="self response generate_kwargs",
     ),
 )

@@ -1,0 +1,114 @@
+"""One sampled trajectory, from the engine to the packed sequence and the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Literal
+
+from lmm_r1.data.messages import Row, to_json
+from remote_rm.verifier import Score
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Consecutive tokens of a sample that come from one side."""
+
+    kind: Literal["prompt", "generated", "observation"]
+    """`prompt` begins the sample, `generated` is the policy's, `observation` is what an environment answers to it."""
+    token_ids: tuple[int, ...]
+    """Images and videos are expanded to their full runs of placeholder tokens, as training sees them."""
+    log_probs: tuple[float, ...] | None = None
+    """The engine's, of each generated token; None where it was not asked for them."""
+    media: dict[str, torch.Tensor] | None = field(default=None, compare=False)
+    """The tensors for the training forward of the segment's images and videos; one object per group for a prompt's."""
+
+    def __post_init__(self) -> None:
+        if self.log_probs is not None:
+            assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
+            assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt and what became of it: one generated segment, or several turns with observations between them."""
+
+    row: Row
+    segments: tuple[Segment, ...]
+    response: str
+    """The text that was generated, as it is scored and shown."""
+    finish_reason: str
+    """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
+    weight_version: int
+    """How many weight updates the engine had had when it generated the sample."""
+    reward: Score | None = None
+    """What it is worth, with the named parts that are logged; None until a reward model says it."""
+
+    def __post_init__(self) -> None:
+        kinds = [segment.kind for segment in self.segments]
+        assert kinds.index("prompt") == 0, f"a sample begins with its prompt: {kinds}"
+        assert kinds.count("prompt") == 1, f"a sample has one prompt: {kinds}"
+        known = {segment.log_probs is not None for segment in self.generated}
+        assert len(known) <= 1, "log-probs are known of all generated segments or of none"
+
+    @property
+    def generated(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.kind == "generated")
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens, prompt included, (T,)."""
+        return list(chain.from_iterable(segment.token_ids for segment in self.segments))
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """Which tokens the policy generated, (T,): those that the loss is about."""
+        return [segment.kind == "generated" for segment in self.segments for _ in segment.token_ids]
+
+    @property
+    def action_ranges(self) -> list[tuple[int, int]]:
+        """First token and the one behind the last of each generated segment."""
+        bounds = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
+        return [span for span, segment in zip(bounds, self.segments, strict=True) if segment.kind == "generated"]
+
+    @property
+    def log_probs(self) -> list[float] | None:
+        """The engine's log-prob of each token, (T,), 0 for those that it did not generate; None where it gave none."""
+        if any(segment.log_probs is None for segment in self.generated):
+            return None
+        return list(
+            chain.from_iterable(segment.log_probs or (0.0,) * len(segment.token_ids) for segment in self.segments)
+        )
+
+    @property
+    def media(self) -> list[dict[str, torch.Tensor]]:
+        """The media of the segments that have some, in the order in which the model reads them."""
+        return [segment.media for segment in self.segments if segment.media is not None]
+
+    @property
+    def generated_tokens(self) -> int:
+        """How many tokens the policy generated, end tokens included."""
+        return sum(len(segment.token_ids) for segment in self.generated)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether generation was cut off at its limit."""
+        return self.finish_reason == "length"
+
+    @property
+    def prompt(self) -> str:
+        """The prompt's messages as JSON, as OpenRLHF and reward functions take a prompt."""
+        return to_json(self.row.messages)
+
+    @property
+    def scored(self) -> Score:
+        """Its reward, where it must have one by now."""
+        assert self.reward is not None, f"{self.row.location}: a sample has no reward"
+        return self.reward
+
+    @property
+    def label(self) -> str:
+        return self.row.answer

@@ -1,0 +1,53 @@
+"""Samples as an engine gives them, of tokens that are written down."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from helpers.conversations import message, row
+
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Sample, Segment
+from remote_rm.verifier import Score
+
+QUESTION = row(message("user", "?"), answer="2")
+
+
+def generated_sample(
+    prompt: Sequence[int] = (5, 6, 7),
+    response: Sequence[int] = (8, 9),
+    *,
+    of: Row = QUESTION,
+    media: dict | None = None,
+    log_probs: Sequence[float] | None = None,
+    text: str = "",
+    reward: float = 0.0,
+    score: float | None = None,
+    parts: dict[str, float] | None = None,
+) -> Sample:
+    """One response behind its prompt.
+
+    Args:
+        score: the reward where it is left out.
+    """
+    known = None if log_probs is None else tuple(log_probs)
+    return Sample(
+        row=of,
+        segments=(
+            Segment(kind="prompt", token_ids=tuple(prompt), media=media),
+            Segment(kind="generated", token_ids=tuple(response), log_probs=known),
+        ),
+        response=text,
+        finish_reason="stop",
+        weight_version=0,
+        reward=Score(reward=reward, score=reward if score is None else score, parts=parts or {}),
+    )
+
+
+def of_answer(item: Row, *, score: float) -> Sample:
+    """A sample of a row whose reward is twice its score."""
+    return generated_sample(of=item, reward=2 * score, score=score, parts={"accuracy": score})
+
+
+def unrewarded(sample: Sample) -> Sample:
+    """The sample as it is before a reward model gives its reward."""
+    return replace(sample, reward=None)
