@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.skipped_rows import report_skipped
 from lmm_r1.config.evaluate import EvaluateConfig, check, page_path
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.response_log import responses_path
+from lmm_r1.files.atomic import write_atomically
+from lmm_r1.files.json_object import write_json_object
 
 if TYPE_CHECKING:
     from lmm_r1.data.files import SkippedRow
@@ -208,7 +208,7 @@ def _finish(
     page = page_path(config)
     written = {"scores": config.output, "page": page}
     if config.output is not None:
-        write_atomically(config.output, text=json.dumps(board_record(board), indent=2) + "\n")
+        write_json_object(config.output, board_record(board))
         if not config.compare:
             written["responses"] = responses_path(config.output)
     if page is not None:

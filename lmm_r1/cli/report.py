@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.report import build_comparison, build_report, write_summary
 from lmm_r1.evaluation.report.accuracy_comparison import ComparedRow, compared_rows, row_files
@@ -23,6 +22,7 @@ from lmm_r1.evaluation.report.run_names import distinct_names
 from lmm_r1.evaluation.report.stage_match import match_stages
 from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
 from lmm_r1.evaluation.run_folder import Run, read_run
+from lmm_r1.files.atomic import write_atomically
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.sampling_checks import check_sampling
-from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.response_log import responses_path
+from lmm_r1.files.atomic import check_creatable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.json_lines import count_field, number_field, text_field
-from lmm_r1.evaluation.json_object import read_json_object
+from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field
 
 
 @dataclass(frozen=True, kw_only=True)

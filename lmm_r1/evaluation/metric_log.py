@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.json_lines import count_field, number_field, read_json_lines
+from lmm_r1.files.json_lines import read_json_lines
+from lmm_r1.files.json_object import count_field, number_field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.json_lines import count_field, number_field, read_json_lines, text_field
+from lmm_r1.files.json_lines import append_json_lines, read_json_lines
+from lmm_r1.files.json_object import count_field, number_field, text_field
 
 SUFFIX = ".responses.jsonl"
 
@@ -70,9 +70,9 @@ def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: 
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if append else "w", encoding="utf-8") as stream:
-            # Escaped to ASCII, since what a model wrote can hold half of a surrogate pair.
-            stream.writelines(json.dumps(asdict(response)) + "\n" for response in responses)
+        if not append:
+            path.write_bytes(b"")
+        append_json_lines(path, map(asdict, responses))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.json_lines import count_field, number_field, read_json_lines, text_field
+from lmm_r1.files.json_lines import read_json_lines
+from lmm_r1.files.json_object import count_field, number_field, text_field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
 from lmm_r1.config.batch_inference import BatchConfig, check
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically
 from lmm_r1.inference.adapter_merge import split_adapter
 from lmm_r1.inference.completion import EngineSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.inference.engines import check_backend, make_engine, prepare_process

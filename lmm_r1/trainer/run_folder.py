@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.atomic_file import write_atomically, write_bytes_atomically
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, VideoPart, describe_video
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
+from lmm_r1.files.json_lines import JsonLine, append_json_lines, cut_torn_line, last_line, read_json_lines
+from lmm_r1.files.json_object import write_json_object
 
 STAGE_FILE = "stage.json"
 SETTINGS_FILE = "run_config.yaml"
@@ -49,7 +50,7 @@ class RunFolder:
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
         for file in (METRICS_FILE, ROLLOUTS_FILE):
-            _cut_torn_line(self.path / file)
+            cut_torn_line(self.path / file)
         self.started -= _last_seconds(self.path / METRICS_FILE)
 
     @staticmethod
@@ -86,16 +87,17 @@ class RunFolder:
         """Return the metrics of a step whose names begin with `prefix`."""
         return {
             name: value
-            for record, _ in _records(self.path / METRICS_FILE)
-            if record["step"] == step
-            for name, value in record.items()
+            for at, line in _step_lines(self.path / METRICS_FILE)
+            if at == step and line.record
+            for name, value in line.record.items()
             if name.startswith(prefix)
         }
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics; values that are not numbers are left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-        self._append(METRICS_FILE, {"step": step, "seconds": round(time.time() - self.started, 3), **numbers})
+        record = {"step": step, "seconds": round(time.time() - self.started, 3), **numbers}
+        append_json_lines(self.path / METRICS_FILE, [record])
 
     def rollout(
         self, record: Mapping[str, Any], *, messages: tuple[Message, ...], location: str
@@ -105,7 +107,7 @@ class RunFolder:
         The prompt's images are kept once each under images/.
         """
         written = [self._message(item, location) for item in messages]
-        self._append(ROLLOUTS_FILE, {**record, "messages": written})
+        append_json_lines(self.path / ROLLOUTS_FILE, [{**record, "messages": written}])
         return written
 
     def finish(self, *, steps: int) -> None:
@@ -119,11 +121,7 @@ class RunFolder:
             "started_at": _iso(self.started),
             "finished_at": _iso(now),
         }
-        write_atomically(self.path / STAGE_FILE, text=json.dumps(stage, indent=2) + "\n")
-
-    def _append(self, file: str, record: Mapping[str, Any]) -> None:
-        with (self.path / file).open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        write_json_object(self.path / STAGE_FILE, stage)
 
     def _message(self, message: Message, location: str) -> dict[str, Any]:
         parts: list[dict[str, Any]] = []
@@ -146,46 +144,36 @@ class RunFolder:
         return name
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Drop what follows the last newline of a file, if there is such a file."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        os.truncate(path, complete)
-
-
-def _records(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Return the records of a file with their lines; raises UserError for a line that is of no step."""
-    records = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
+def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:
+    """Yield the lines of a file with their steps; raises UserError for a line that is of no step."""
+    for line in read_json_lines(path) if path.exists() else ():
+        record: Any = line.record
         try:
-            record = json.loads(line)
-            records.append(({**record, "step": int(record["step"])}, line))
+            step = int(record["step"])
         except (ValueError, KeyError, TypeError) as error:
-            shown = line[:80].decode(errors="replace")
-            raise UserError(f"{path}, line {number}: no record of a step ({shown}); repair or delete it") from error
-    return records
+            shown = line.raw[:80].decode(errors="replace")
+            raise UserError(f"{line.place}: no record of a step ({shown}); repair or delete it") from error
+        yield step, line
 
 
 def _cut_after(path: Path, *, step: int) -> None:
     """Drop the records of steps after `step`, all at once."""
-    records = _records(path)
-    kept = [line for record, line in records if record["step"] <= step]
-    if len(kept) < len(records):
+    lines = list(_step_lines(path))
+    kept = [line.raw for at, line in lines if at <= step]
+    if len(kept) < len(lines):
         write_bytes_atomically(path, data=b"".join(kept))
 
 
 def _last_seconds(path: Path) -> float:
     """Return the `seconds` of the last line of a metrics file, 0 where there is none."""
-    lines = path.read_text().strip().splitlines() if path.exists() else []
-    if not lines:
+    line = last_line(path)
+    if not line:
         return 0.0
     try:
-        return float(json.loads(lines[-1])["seconds"])
+        return float(json.loads(line)["seconds"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: the last line holds no metrics ({lines[-1][:80]}); repair or delete it") from error
+        shown = line.decode(errors="replace").strip()[:80]
+        raise UserError(f"{path}: the last line holds no metrics ({shown}); repair or delete it") from error
 
 
 def _iso(seconds: float) -> str:

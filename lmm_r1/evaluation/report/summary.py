@@ -1,10 +1,9 @@
 """summary.json: what a curriculum reached, for machines."""
 
-import json
 from pathlib import Path
 
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.evaluation.run_folder import Run, Stage
+from lmm_r1.files.json_object import write_json_object
 
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
@@ -29,7 +28,7 @@ def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
 
 def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None:
     """Write the summary of a run to a file, all of it or nothing."""
-    write_atomically(path, text=json.dumps(summarize(run, seconds=seconds), indent=2) + "\n")
+    write_json_object(path, summarize(run, seconds=seconds))
 
 
 def total_seconds(run: Run) -> float:

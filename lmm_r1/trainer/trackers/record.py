@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
+from lmm_r1.files.json_object import write_json_object
 
 TRACKERS_FILE = "trackers.json"
 
@@ -46,7 +46,7 @@ class TrackerRecord:
         self._write()
 
     def _write(self) -> None:
-        write_atomically(self.path, text=json.dumps(self._entries, indent=2) + "\n")
+        write_json_object(self.path, self._entries)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -5,8 +5,6 @@ import pytest
 from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
-from lmm_r1.data.atomic_file import write_atomically
-from lmm_r1.errors import UserError
 from lmm_r1.evaluation.report import build_report, summarize, write_summary
 from lmm_r1.evaluation.report.settings_text import without_secrets
 from lmm_r1.evaluation.report.stage_table import stage_rows
@@ -161,15 +159,3 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
 
     write_summary(run, path=tmp_path / "summary.json", seconds=44.0)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"seconds": 44.0, "stages": expected}
-
-
-def test_a_file_is_written_completely_or_not_at_all(tmp_path):
-    target = tmp_path / "new" / "page.html"
-    write_atomically(target, text="half a pair: \ud800")
-
-    assert target.read_text() == "half a pair: ?"
-    assert list(target.parent.iterdir()) == [target]
-    with pytest.raises(UserError, match="is a folder"):
-        write_atomically(tmp_path, text="")
-    with pytest.raises(UserError, match="cannot be written"):
-        write_atomically(target / "below_a_file" / "page.html", text="")

@@ -1,50 +1,31 @@
-"""JSON-lines files that another process writes, perhaps right now, perhaps until it was killed."""
+"""A file that holds one JSON object, and the fields of objects in this and other files."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically
 
 # JSON knows integers of any length. A browser counts without gaps up to here, and differences of numbers stay finite.
 LARGEST_COUNT = 2**53
 LARGEST_NUMBER = 1e300
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonLine:
-    """One non-blank line of a file."""
-
-    place: str
-    """The file and the line number, for an error message."""
-    offset: int
-    """Where the line starts, in bytes."""
-    record: dict[str, object] | None
-    """None for a torn last line: cut off by the end of the file, before its newline."""
-
-
-def read_json_lines(path: Path) -> Iterator[JsonLine]:
-    """Yield the lines of a file; a line that is no JSON object is a UserError, unless it is a torn last line."""
-    offset = 0
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            if raw.strip():
-                place = f"{path}, line {number}"
-                yield JsonLine(place=place, offset=offset, record=_record(raw, place=place))
-            offset += len(raw)
-
-
-def _record(raw: bytes, *, place: str) -> dict[str, object] | None:
+def read_json_object(path: Path) -> dict[str, object]:
+    """Return the object in a file; anything else in it is a UserError."""
     try:
-        record = json.loads(raw)
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        if not raw.endswith(b"\n"):
-            return None
-        raise UserError(f"{place}: not a JSON object ({error}); repair or delete this line") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}; repair or delete this line")
-    return record
+        raise UserError(f"{path}: not a JSON file ({error}); write it again or delete it") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}; write it again or delete it")
+    return value
+
+
+def write_json_object(path: Path, record: Mapping[str, object]) -> None:
+    """Write an object to a file, all of it or nothing; raises UserError where nothing can be written."""
+    write_atomically(path, text=json.dumps(record, indent=2) + "\n")
 
 
 def text_field(record: dict[str, object], key: str, *, place: str) -> str:

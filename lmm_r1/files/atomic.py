@@ -1,6 +1,12 @@
-"""Files that are either complete or not there."""
+"""Files and folders that are either complete or not there."""
 
+from __future__ import annotations
+
+import contextlib
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from lmm_r1.errors import UserError
@@ -13,6 +19,15 @@ def check_creatable(path: Path, *, flag: str) -> None:
         raise UserError(f"{flag} {path}: cannot be written, as {nearest} is a file; choose another place")
     if not os.access(nearest, os.W_OK):
         raise UserError(f"{flag} {path}: {nearest} may not be written to; choose another place")
+
+
+def check_new_folder(path: Path, *, flag: str) -> None:
+    """Raise UserError where `path` is anything but a name that is free, or an empty folder, in a writable place."""
+    check_creatable(path, flag=flag)
+    if path.is_file():
+        raise UserError(f"{flag} {path} is a file; name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{flag} {path} exists and is not empty; choose another folder")
 
 
 def write_atomically(path: Path, *, text: str) -> None:
@@ -38,3 +53,24 @@ def write_bytes_atomically(path: Path, *, data: bytes) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+
+
+@contextlib.contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path` to write into, which takes its place where nothing is raised inside.
+
+    Raises UserError where nothing can be written, or the disk is full.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    try:
+        yield folder
+        folder.chmod(0o755)
+        if path.exists():
+            path.rmdir()
+        folder.rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
