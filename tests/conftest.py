@@ -12,6 +12,7 @@ if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         "unit/models/*",
         "unit/trainer/*",
+        "unit/records/trackers/*",
         "unit/rollout/*",
         "unit/lmm_kits/*",
         "unit/inference/*",

@@ -14,9 +14,9 @@ from lmm_r1.config.evaluate import EvaluateConfig, check, page_path
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import responses_path
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_object import write_json_object
+from lmm_r1.records.responses import responses_path
 
 if TYPE_CHECKING:
     from lmm_r1.data.files import SkippedRow
@@ -137,9 +137,9 @@ def _checkpoint(
 ) -> CheckpointResponses:
     from lmm_r1.evaluation.answered_rows import answer_files
     from lmm_r1.evaluation.judged_rows import judge_responses
-    from lmm_r1.evaluation.response_log import write_responses
     from lmm_r1.evaluation.scoreboard import CheckpointResponses
     from lmm_r1.inference.completion import SamplingSettings
+    from lmm_r1.records.responses import write_responses
 
     found = answer_files(
         path,

@@ -21,8 +21,8 @@ from lmm_r1.evaluation.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
 from lmm_r1.evaluation.report.run_names import distinct_names
 from lmm_r1.evaluation.report.stage_match import match_stages
 from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
-from lmm_r1.evaluation.run_folder import Run, read_run
 from lmm_r1.files.atomic import write_atomically
+from lmm_r1.records.run import Run, read_run
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (

@@ -6,8 +6,8 @@ from typing import Literal
 
 from lmm_r1.config.sampling_checks import check_sampling
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import responses_path
 from lmm_r1.files.atomic import check_creatable
+from lmm_r1.records.responses import responses_path
 
 
 @dataclass(frozen=True, kw_only=True)

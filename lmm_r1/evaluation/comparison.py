@@ -10,7 +10,7 @@ from statistics import fmean
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.bootstrap import mean_interval
 from lmm_r1.evaluation.permutation import paired_test
-from lmm_r1.evaluation.response_log import JudgedResponse, by_row
+from lmm_r1.records.responses import JudgedResponse, by_row
 
 CONFIDENCE = 0.95
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.evaluation.judging import Judge
-from lmm_r1.evaluation.response_log import JudgedResponse, Verdict
 from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.inference.completion import Completion
+from lmm_r1.records.responses import JudgedResponse, Verdict
 from remote_rm.verifier import Item
 
 

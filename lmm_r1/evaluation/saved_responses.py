@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.pass_at_k import powers_of_two
-from lmm_r1.evaluation.response_log import SUFFIX, JudgedResponse, by_row, read_responses, responses_path
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.records.responses import SUFFIX, JudgedResponse, by_row, read_responses, responses_path
 
 # How a row's location ends behind its file.
 _PLACE = re.compile(r" (?:line|row) \d+$")

@@ -11,7 +11,7 @@ import numpy as np
 from lmm_r1.evaluation.clustered_mean import Estimate, clustered_mean
 from lmm_r1.evaluation.majority import Ballot, majority_at_k, vote_of
 from lmm_r1.evaluation.pass_at_k import mean_pass_at_k
-from lmm_r1.evaluation.response_log import JudgedResponse, by_row
+from lmm_r1.records.responses import JudgedResponse, by_row
 from remote_rm.format_check import format_score
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

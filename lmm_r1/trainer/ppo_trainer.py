@@ -19,17 +19,17 @@ from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Generation, Trackers
+from lmm_r1.records.trackers.tracker import make_generation
 from lmm_r1.rollout.group import GroupSettings
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.resume_point import resume_point
-from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.trackers import Generation, Trackers
-from lmm_r1.trainer.trackers.tracker import make_generation
 
 logger = logging.getLogger(__name__)
 

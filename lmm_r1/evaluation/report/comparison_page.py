@@ -20,7 +20,7 @@ from lmm_r1.evaluation.report.settings_difference import settings_differences
 from lmm_r1.evaluation.report.stage_match import match_stages
 from lmm_r1.evaluation.report.summary import total_seconds
 from lmm_r1.evaluation.report.template import render
-from lmm_r1.evaluation.run_folder import Run
+from lmm_r1.records.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

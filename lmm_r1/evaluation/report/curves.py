@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.metric_log import MetricLog
+from lmm_r1.records.metrics import MetricLog
 
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmm_r1.evaluation.report.rollout_sample import RolloutSample
-from lmm_r1.evaluation.run_folder import Stage
+from lmm_r1.records.run import Stage
 
 
 def notes(stages: Sequence[tuple[str, Stage]], *, sample: RolloutSample) -> list[str]:

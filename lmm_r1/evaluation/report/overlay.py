@@ -13,7 +13,7 @@ from lmm_r1.evaluation.report.curves import (
     is_worth_showing,
 )
 from lmm_r1.evaluation.report.stage_match import StageMatch
-from lmm_r1.evaluation.run_folder import Stage
+from lmm_r1.records.run import Stage
 
 COLORS = 8
 DASHES = 4

@@ -21,7 +21,7 @@ from lmm_r1.evaluation.report.settings_text import without_secrets
 from lmm_r1.evaluation.report.stage_table import HeldOut, StageRow, stage_rows
 from lmm_r1.evaluation.report.summary import total_seconds
 from lmm_r1.evaluation.report.template import render
-from lmm_r1.evaluation.run_folder import Run, Stage
+from lmm_r1.records.run import Run, Stage
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")

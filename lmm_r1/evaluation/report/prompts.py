@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages
-from lmm_r1.evaluation.rollout_log import Message, Part
-from lmm_r1.evaluation.run_folder import Stage
+from lmm_r1.records.rollouts import Message, Part
+from lmm_r1.records.run import Stage
 
 
 class Prompts:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
-from lmm_r1.evaluation.run_folder import Run
+from lmm_r1.records.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

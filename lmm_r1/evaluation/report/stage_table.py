@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.evaluation_file import Checkpoint, FileScores
-from lmm_r1.evaluation.run_folder import Run, Stage
+from lmm_r1.records.evaluation import Checkpoint, FileScores
+from lmm_r1.records.run import Run, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lmm_r1.evaluation.run_folder import Run, Stage
 from lmm_r1.files.json_object import write_json_object
+from lmm_r1.records.run import Run, Stage
 
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:

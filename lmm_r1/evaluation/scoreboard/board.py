@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.evaluation.comparison import Comparison, compare
-from lmm_r1.evaluation.response_log import JudgedResponse
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
+from lmm_r1.records.responses import JudgedResponse
 
 
 @dataclass(frozen=True, kw_only=True)

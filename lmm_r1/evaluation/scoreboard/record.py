@@ -1,4 +1,4 @@
-"""An evaluation as the JSON that `evaluation_file.read_evaluation` and the report read."""
+"""An evaluation as the JSON that `records.evaluation.read_evaluation` and the report read."""
 
 from __future__ import annotations
 

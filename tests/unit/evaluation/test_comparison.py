@@ -3,7 +3,7 @@ from helpers.judged_responses import judged_rows
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.comparison import Comparison, compare
-from lmm_r1.evaluation.response_log import JudgedResponse
+from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from lmm_r1.evaluation.report.overlay import overlays
 from lmm_r1.evaluation.report.run_names import distinct_names
 from lmm_r1.evaluation.report.settings_difference import settings_differences
 from lmm_r1.evaluation.report.stage_match import match_stages
-from lmm_r1.evaluation.run_folder import read_run
+from lmm_r1.records.run import read_run
 
 pytestmark = pytest.mark.unit
 

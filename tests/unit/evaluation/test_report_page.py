@@ -8,7 +8,7 @@ from helpers.run_folders import rollout, scores, write_curriculum, write_lines, 
 from lmm_r1.evaluation.report import build_report, summarize, write_summary
 from lmm_r1.evaluation.report.settings_text import without_secrets
 from lmm_r1.evaluation.report.stage_table import stage_rows
-from lmm_r1.evaluation.run_folder import read_run
+from lmm_r1.records.run import read_run
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from helpers.run_folders import rollout, write_image, write_lines, write_stage
 
 from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages, data_uri
 from lmm_r1.evaluation.report.rollout_sample import Series, evenly, sample_rollouts, spread, verdict
-from lmm_r1.evaluation.run_folder import read_run
+from lmm_r1.records.run import read_run
 
 pytestmark = pytest.mark.unit
 

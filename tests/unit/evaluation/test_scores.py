@@ -1,8 +1,8 @@
 import pytest
 from helpers.judged_responses import judged, judged_rows
 
-from lmm_r1.evaluation.response_log import Verdict
 from lmm_r1.evaluation.scores import by_datasource, summarize
+from lmm_r1.records.responses import Verdict
 
 pytestmark = pytest.mark.unit
 

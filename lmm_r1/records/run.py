@@ -5,10 +5,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.evaluation_file import Checkpoint, Evaluation, FileScores, read_evaluation
-from lmm_r1.evaluation.metric_log import MetricLog, MetricRow, read_metrics
-from lmm_r1.evaluation.rollout_log import Rollout, RolloutLog, read_rollouts
 from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field
+from lmm_r1.records.evaluation import Checkpoint, Evaluation, FileScores, read_evaluation
+from lmm_r1.records.metrics import MetricLog, MetricRow, read_metrics
+from lmm_r1.records.rollouts import Rollout, RolloutLog, read_rollouts
 
 __all__ = ["Checkpoint", "Evaluation", "FileScores", "MetricLog", "Rollout", "RolloutLog", "Run", "Stage", "read_run"]
 

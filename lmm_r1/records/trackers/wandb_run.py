@@ -11,7 +11,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
-from lmm_r1.trainer.trackers.tracker import (
+from lmm_r1.records.trackers.tracker import (
     EVAL_PREFIX,
     GENERATIONS,
     IMAGES,

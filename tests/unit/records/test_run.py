@@ -6,8 +6,8 @@ from helpers.run_folders import rollout, scores, write_curriculum, write_image, 
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.run_folder import read_run
-from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.unit
 

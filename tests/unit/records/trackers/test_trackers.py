@@ -12,9 +12,9 @@ from helpers.tracked_runs import of_tensorboard
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.trackers import Generation, Trackers, check_trackers, open_trackers
-from lmm_r1.trainer.trackers.backends import BACKENDS
-from lmm_r1.trainer.trackers.tracker import make_generation
+from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
+from lmm_r1.records.trackers.backends import BACKENDS
+from lmm_r1.records.trackers.tracker import make_generation
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ import pytest
 from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import Verdict, read_responses, responses_path, write_responses
+from lmm_r1.records.responses import Verdict, read_responses, responses_path, write_responses
 
 pytestmark = pytest.mark.unit
 

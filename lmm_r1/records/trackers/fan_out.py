@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from lmm_r1.trainer.trackers.record import TRACKERS_FILE, TrackerRecord
-from lmm_r1.trainer.trackers.tracker import Generation, Tracker
+from lmm_r1.records.trackers.record import TRACKERS_FILE, TrackerRecord
+from lmm_r1.records.trackers.tracker import Generation, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.trackers.tracker import (
+from lmm_r1.records.trackers.tracker import (
     EVAL_PREFIX,
     TRAIN_PREFIX,
     Generation,

@@ -7,7 +7,7 @@ from helpers.conversations import message, picture
 from PIL import Image
 
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.unit
 

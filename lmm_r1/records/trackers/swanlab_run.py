@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import swanlab
 
-from lmm_r1.trainer.trackers.tracker import (
+from lmm_r1.records.trackers.tracker import (
     EVAL_PREFIX,
     GENERATIONS,
     IMAGES,

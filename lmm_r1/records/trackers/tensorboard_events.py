@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from lmm_r1.trainer.trackers.tracker import (
+from lmm_r1.records.trackers.tracker import (
     EVAL_PREFIX,
     GENERATIONS,
     IMAGES,

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SFTConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.trackers.fan_out import Trackers
-from lmm_r1.trainer.trackers.record import TRACKERS_FILE, TrackerRecord
-from lmm_r1.trainer.trackers.tracker import Session
+from lmm_r1.records.trackers.fan_out import Trackers
+from lmm_r1.records.trackers.record import TRACKERS_FILE, TrackerRecord
+from lmm_r1.records.trackers.tracker import Session
 
 
 @dataclass(frozen=True, kw_only=True)
