@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.skipped_rows import report_skipped
-from lmm_r1.config.evaluate import EvaluateConfig, check, page_path
+from lmm_r1.config.evaluate import EvaluateConfig, check, page_path, responses_path
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_object import write_json_object
-from lmm_r1.records.responses import responses_path
 
 if TYPE_CHECKING:
     from lmm_r1.data.files import SkippedRow

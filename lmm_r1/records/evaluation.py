@@ -6,6 +6,8 @@ from pathlib import Path
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field
 
+EVALUATION_FILE = "evaluation.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileScores:

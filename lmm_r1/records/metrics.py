@@ -1,11 +1,16 @@
-"""The training metrics of one stage, read from its metrics.jsonl."""
+"""metrics.jsonl of a run folder: a line per step, and one more for an evaluation after a step."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_lines import read_json_lines
+from lmm_r1.files.json_lines import append_json_lines, last_line, read_json_lines
 from lmm_r1.files.json_object import count_field, number_field
+
+METRICS_FILE = "metrics.jsonl"
+STEP, SECONDS = "step", "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,24 @@ class MetricLog:
         return [(row.step, row.values[name]) for row in self.rows if name in row.values]
 
 
+def append_metrics(path: Path, *, step: int, seconds: float, values: Mapping[str, object]) -> None:
+    """Append the metrics of a step; values that are not numbers are left out."""
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    append_json_lines(path, [{STEP: step, SECONDS: round(seconds, 3), **numbers}])
+
+
+def last_seconds(path: Path) -> float:
+    """Return the seconds of the last line of a file, 0 where there is none; another kind of line is a UserError."""
+    line = last_line(path)
+    if not line:
+        return 0.0
+    try:
+        return float(json.loads(line)[SECONDS])
+    except (ValueError, KeyError, TypeError) as error:
+        shown = line.decode(errors="replace").strip()[:80]
+        raise UserError(f"{path}: the last line holds no metrics ({shown}); repair or delete it") from error
+
+
 def read_metrics(path: Path) -> MetricLog:
     """Return the metrics in a file, none if the file does not exist; a malformed line is a UserError naming it."""
     if not path.exists():
@@ -62,11 +85,11 @@ def read_metrics(path: Path) -> MetricLog:
 
 
 def _metric_row(record: dict[str, object], *, place: str) -> MetricRow:
-    seconds = number_field(record, "seconds", place=place)
+    seconds = number_field(record, SECONDS, place=place)
     if seconds is not None and seconds < 0:
         raise UserError(f"{place}: seconds must be 0 or more, found {seconds}")
     return MetricRow(
-        step=count_field(record, "step", place=place),
+        step=count_field(record, STEP, place=place),
         seconds=seconds,
-        values={key: number_field(record, key, place=place) for key in record if key not in ("step", "seconds")},
+        values={key: number_field(record, key, place=place) for key in record if key not in (STEP, SECONDS)},
     )

@@ -1,14 +1,38 @@
-"""The sampled rollouts of one stage: its rollouts.jsonl is checked and indexed once, and read a few at a time."""
+"""rollouts.jsonl of a run folder: sampled responses with their prompts, whose images lie beside it."""
 
+import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
+from lmm_r1.data import messages as data_messages
+from lmm_r1.data.images import load_image
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_lines import read_json_lines
+from lmm_r1.files.atomic import write_bytes_atomically
+from lmm_r1.files.json_lines import append_json_lines, read_json_lines
 from lmm_r1.files.json_object import count_field, number_field, text_field
+
+ROLLOUTS_FILE = "rollouts.jsonl"
+IMAGES_FOLDER = "images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledResponse:
+    """One sampled response with its reward, as a line holds it beside the prompt's `messages`."""
+
+    step: int
+    group: int
+    """Responses to the same prompt within a step share this number."""
+    response: str
+    label: str
+    reward: float | None
+    scores: Mapping[str, float | None]
+    """The named parts of the reward."""
+    response_tokens: int
+    truncated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +53,18 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One sampled response with its prompt and its reward."""
+class Rollout(SampledResponse):
+    """A sampled response that was read, with its prompt."""
 
-    step: int
-    group: int
-    """Responses to the same prompt within a step share this number."""
     messages: tuple[Message, ...]
-    response: str
-    label: str
-    reward: float | None
-    scores: dict[str, float | None]
-    """The named parts of the reward."""
-    response_tokens: int
-    truncated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLog:
-    """Where each rollout of a stage stands in its file, so that a file larger than memory can be sampled."""
+    """Where each rollout of a stage stands in its file: checked and indexed once, then read a few at a time.
+
+    So a file larger than memory can be sampled.
+    """
 
     path: Path
     steps: tuple[int, ...] = ()
@@ -66,9 +83,43 @@ class RolloutLog:
         with self.path.open("rb") as stream:
             return [self._read_at(stream, index) for index in indices]
 
-    def _read_at(self, stream, index: int) -> Rollout:
+    def _read_at(self, stream: BinaryIO, index: int) -> Rollout:
         stream.seek(self.offsets[index])
         return _rollout(json.loads(stream.readline()), place=f"{self.path}, byte {self.offsets[index]}")
+
+
+def append_rollout(
+    folder: Path, response: SampledResponse, *, messages: Sequence[data_messages.Message], location: str
+) -> list[dict[str, Any]]:
+    """Append a response with its prompt to the file in a run folder, and return the prompt as it is written.
+
+    The prompt's images are kept once each under images/; `location` names its row for messages.
+    """
+    written = [_written_message(message, folder=folder, location=location) for message in messages]
+    append_json_lines(folder / ROLLOUTS_FILE, [{**asdict(response), "messages": written}])
+    return written
+
+
+def _written_message(message: data_messages.Message, *, folder: Path, location: str) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    for part in message.parts:
+        if isinstance(part, data_messages.ImagePart):
+            parts.append({"type": "image", "image": _written_image(part, folder=folder, location=location)})
+        elif isinstance(part, data_messages.VideoPart):
+            parts.append({"type": "video", "video": data_messages.describe_video(part)})
+        else:
+            parts.append({"type": "text", "text": part.text})
+    return {"role": message.role, "content": parts}
+
+
+def _written_image(part: data_messages.ImagePart, *, folder: Path, location: str) -> str:
+    buffer = BytesIO()
+    load_image(part, location=location).save(buffer, format="PNG")
+    name = f"{IMAGES_FOLDER}/{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.png"
+    target = folder / name
+    if not target.exists():
+        write_bytes_atomically(target, data=buffer.getvalue())
+    return name
 
 
 def read_rollouts(path: Path) -> RolloutLog:

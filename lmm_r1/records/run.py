@@ -5,34 +5,17 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field
-from lmm_r1.records.evaluation import Checkpoint, Evaluation, FileScores, read_evaluation
-from lmm_r1.records.metrics import MetricLog, MetricRow, read_metrics
-from lmm_r1.records.rollouts import Rollout, RolloutLog, read_rollouts
-
-__all__ = ["Checkpoint", "Evaluation", "FileScores", "MetricLog", "Rollout", "RolloutLog", "Run", "Stage", "read_run"]
-
-STAGE_FILE = "stage.json"
-METRICS_FILE = "metrics.jsonl"
-ROLLOUTS_FILE = "rollouts.jsonl"
-SETTINGS_FILE = "run_config.yaml"
-EVALUATION_FILE = "evaluation.json"
+from lmm_r1.records.evaluation import EVALUATION_FILE, Checkpoint, Evaluation, FileScores, read_evaluation
+from lmm_r1.records.metrics import METRICS_FILE, MetricLog, MetricRow, read_metrics
+from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
+from lmm_r1.records.stage import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(StageSummary):
     """One training stage, finished or still running."""
 
-    name: str
-    kind: str | None
-    """`sft` or `rl`; None while the stage runs."""
     folder: Path
-    steps: int
-    seconds: float
-    started_at: datetime
-    """With a time zone; while the stage runs, reckoned from its newest metrics row."""
-    finished_at: datetime | None
-    """None while the stage runs."""
     metrics: MetricLog
     rollouts: RolloutLog
     settings: str | None
@@ -109,9 +92,9 @@ def _holds_stage(folder: Path) -> bool:
 def _read_stage(folder: Path) -> Stage:
     metrics = read_metrics(folder / METRICS_FILE)
     settings = folder / SETTINGS_FILE
-    about = _finished(folder / STAGE_FILE) if (folder / STAGE_FILE).is_file() else _running(folder, metrics=metrics)
+    summary = read_stage(folder) if (folder / STAGE_FILE).is_file() else _running(folder, metrics=metrics)
     return Stage(
-        **about,
+        **vars(summary),
         folder=folder,
         metrics=metrics,
         rollouts=read_rollouts(folder / ROLLOUTS_FILE),
@@ -119,42 +102,15 @@ def _read_stage(folder: Path) -> Stage:
     )
 
 
-def _finished(path: Path) -> dict[str, object]:
-    record = read_json_object(path)
-    seconds = number_field(record, "seconds", place=str(path))
-    if seconds is None or seconds < 0:
-        raise UserError(f"{path}: seconds must be a number from 0 up, found {record.get('seconds')!r}")
-    return {
-        "name": text_field(record, "name", place=str(path)),
-        "kind": text_field(record, "kind", place=str(path)),
-        "steps": count_field(record, "steps", place=str(path)),
-        "seconds": seconds,
-        "started_at": _moment(record, "started_at", place=str(path)),
-        "finished_at": _moment(record, "finished_at", place=str(path)),
-    }
-
-
-def _running(folder: Path, *, metrics: MetricLog) -> dict[str, object]:
+def _running(folder: Path, *, metrics: MetricLog) -> StageSummary:
     last = metrics.rows[-1] if metrics.rows else MetricRow(step=0, seconds=None, values={})
     seconds = last.seconds or 0.0
     written_at = datetime.fromtimestamp((folder / METRICS_FILE).stat().st_mtime, tz=timezone.utc)
-    return {
-        "name": folder.resolve().name,
-        "kind": None,
-        "steps": last.step,
-        "seconds": seconds,
-        "started_at": written_at - timedelta(seconds=seconds),
-        "finished_at": None,
-    }
-
-
-def _moment(record: dict[str, object], key: str, *, place: str) -> datetime:
-    text = text_field(record, key, place=place)
-    try:
-        # Before Python 3.11, fromisoformat does not know the suffix Z.
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise UserError(
-            f"{place}: {key} must be an ISO 8601 time like 2026-01-31T12:00:00+00:00, found {text!r}"
-        ) from error
-    return moment if moment.tzinfo else moment.astimezone()
+    return StageSummary(
+        name=folder.resolve().name,
+        kind=None,
+        steps=last.step,
+        seconds=seconds,
+        started_at=written_at - timedelta(seconds=seconds),
+        finished_at=None,
+    )

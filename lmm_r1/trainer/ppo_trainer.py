@@ -19,6 +19,7 @@ from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers
 from lmm_r1.records.trackers.tracker import make_generation
@@ -366,19 +367,19 @@ class KitPPOTrainer(BasePPOTrainer):
             group = rollout.groups[index % len(rollout.groups)]
             sample = group[index // len(rollout.groups)]
             start, end = sample["action_ranges"][0]
-            record = {
-                "step": step,
-                "group": index % len(rollout.groups),
-                "response": sample["response"],
-                "label": sample["label"],
-                "reward": sample["reward"],
-                "scores": sample["extra_logs"],
-                "response_tokens": end - start,
-                "truncated": sample["truncated"],
-            }
+            response = SampledResponse(
+                step=step,
+                group=index % len(rollout.groups),
+                response=sample["response"],
+                label=sample["label"],
+                reward=sample["reward"],
+                scores=sample["extra_logs"],
+                response_tokens=end - start,
+                truncated=sample["truncated"],
+            )
             row: Row = sample["row"]
-            written = self.folder.rollout(record, messages=row.messages, location=row.location)
-            shown.append(make_generation(record, messages=written, folder=self.folder.path))
+            written = self.folder.rollout(response, messages=row.messages, location=row.location)
+            shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:

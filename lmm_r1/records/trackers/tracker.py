@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmm_r1.config.shared import LoggerConfig
+from lmm_r1.records.rollouts import SampledResponse
 
 TRAIN_PREFIX = "train/"
 EVAL_PREFIX = "eval/"
@@ -23,7 +24,7 @@ class Generation:
     response: str
     label: str
     reward: float
-    scores: Mapping[str, float]
+    scores: Mapping[str, float | None]
     """The parts of the reward by name."""
     truncated: bool
     images: tuple[Path, ...] = ()
@@ -97,21 +98,21 @@ def _cell(value: object) -> str:
     return text
 
 
-def make_generation(record: Mapping[str, Any], *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
+def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
     """Return a rollout as it is shown.
 
     Args:
-        record: a line of rollouts.jsonl.
         messages: its prompt as the run folder keeps it.
     """
+    assert response.reward is not None, "only a line that is read can lack its reward"
     parts = [part for message in messages for part in message["content"]]
     return Generation(
         prompt=_encodable("\n\n".join(f"{message['role']}: {_text(message['content'])}" for message in messages)),
-        response=_encodable(record["response"]),
-        label=_encodable(record["label"]),
-        reward=float(record["reward"]),
-        scores=record["scores"],
-        truncated=bool(record["truncated"]),
+        response=_encodable(response.response),
+        label=_encodable(response.label),
+        reward=float(response.reward),
+        scores=response.scores,
+        truncated=bool(response.truncated),
         images=tuple(folder / part["image"] for part in parts if part["type"] == "image"),
     )
 

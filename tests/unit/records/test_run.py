@@ -6,6 +6,7 @@ from helpers.run_folders import rollout, scores, write_curriculum, write_image, 
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
+from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
 
@@ -164,7 +165,7 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     write_image(tmp_path / "card.png", number=7)
     with_image = Message(role="user", parts=(ImagePart(str(tmp_path / "card.png")), TextPart("Which?")))
     record = {key: value for key, value in rollout(step=1, group=3).items() if key != "messages"}
-    folder.rollout(record, messages=(with_image,), location="row 1")
+    folder.rollout(SampledResponse(**record), messages=(with_image,), location="row 1")
     folder.finish(steps=1)
 
     (stage,) = read_run(tmp_path).stages

@@ -12,6 +12,7 @@ from helpers.tracked_runs import of_tensorboard
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
+from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
 from lmm_r1.records.trackers.backends import BACKENDS
 from lmm_r1.records.trackers.tracker import make_generation
@@ -153,8 +154,17 @@ def test_a_rollout_becomes_a_row_of_the_table():
         {"role": "system", "content": [{"type": "text", "text": "Think."}]},
         {"role": "user", "content": [image, {"type": "text", "text": "What?"}, {"type": "video", "video": "a.mp4"}]},
     ]
-    record = {"response": "a\ud83d", "label": "2", "reward": 1, "scores": {"accuracy": 1.0}, "truncated": 0}
-    assert make_generation(record, messages=messages, folder=Path("run")) == Generation(
+    response = SampledResponse(
+        step=1,
+        group=0,
+        response="a\ud83d",
+        label="2",
+        reward=1,
+        scores={"accuracy": 1.0},
+        response_tokens=1,
+        truncated=0,
+    )
+    assert make_generation(response, messages=messages, folder=Path("run")) == Generation(
         prompt="system: Think.\n\nuser: <image>What?<video>",
         response="a?",
         label="2",
