@@ -9,12 +9,12 @@ from pathlib import Path
 
 from lmm_r1.evaluation.comparison import Comparison
 from lmm_r1.evaluation.page_templates import page_templates
-from lmm_r1.evaluation.report import number_text
 from lmm_r1.evaluation.scoreboard import cell_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scoreboard.interval_plot import WIDTH, IntervalMark, interval_mark, reach_of
 from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
 from lmm_r1.evaluation.scores import SampleScores
+from lmm_r1.report import number_text
 
 FILTERS = {
     "share": cell_text.share,

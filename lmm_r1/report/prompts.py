@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from lmm_r1.evaluation.report.inline_images import ImageError, InlineImages
 from lmm_r1.records.rollouts import Message, Part
 from lmm_r1.records.run import Stage
+from lmm_r1.report.inline_images import ImageError, InlineImages
 
 
 class Prompts:

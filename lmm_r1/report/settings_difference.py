@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from lmm_r1.evaluation.report.settings_text import HIDDEN, is_secret
-from lmm_r1.evaluation.report.stage_match import StageMatch
 from lmm_r1.records.run import Run
+from lmm_r1.report.settings_text import HIDDEN, is_secret
+from lmm_r1.report.stage_match import StageMatch
 
 # Of an evaluation's settings, those that name its input and output and not how it was done.
 EVALUATION_PLACES = ("checkpoints", "files", "output")

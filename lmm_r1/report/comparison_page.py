@@ -4,23 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from lmm_r1.evaluation.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
-from lmm_r1.evaluation.report.curves import smoothing_window
-from lmm_r1.evaluation.report.line_chart import LineChart, line_chart
-from lmm_r1.evaluation.report.notes import notes
-from lmm_r1.evaluation.report.overlay import Overlay, overlays, run_color
-from lmm_r1.evaluation.report.rollout_sample import (
+from lmm_r1.records.run import Run
+from lmm_r1.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
+from lmm_r1.report.curves import smoothing_window
+from lmm_r1.report.line_chart import LineChart, line_chart
+from lmm_r1.report.notes import notes
+from lmm_r1.report.overlay import Overlay, overlays, run_color
+from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.evaluation.report.run_names import distinct_names
-from lmm_r1.evaluation.report.settings_difference import settings_differences
-from lmm_r1.evaluation.report.stage_match import match_stages
-from lmm_r1.evaluation.report.summary import total_seconds
-from lmm_r1.evaluation.report.template import render
-from lmm_r1.records.run import Run
+from lmm_r1.report.run_names import distinct_names
+from lmm_r1.report.settings_difference import settings_differences
+from lmm_r1.report.stage_match import match_stages
+from lmm_r1.report.summary import total_seconds
+from lmm_r1.report.template import render
 
 
 @dataclass(frozen=True, kw_only=True)

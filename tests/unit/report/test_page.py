@@ -5,10 +5,10 @@ import pytest
 from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
-from lmm_r1.evaluation.report import build_report, summarize, write_summary
-from lmm_r1.evaluation.report.settings_text import without_secrets
-from lmm_r1.evaluation.report.stage_table import stage_rows
 from lmm_r1.records.run import read_run
+from lmm_r1.report import build_report, summarize, write_summary
+from lmm_r1.report.settings_text import without_secrets
+from lmm_r1.report.stage_table import stage_rows
 
 pytestmark = pytest.mark.unit
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.evaluation.report.rollout_sample import RolloutSample
 from lmm_r1.records.run import Stage
+from lmm_r1.report.rollout_sample import RolloutSample
 
 
 def notes(stages: Sequence[tuple[str, Stage]], *, sample: RolloutSample) -> list[str]:

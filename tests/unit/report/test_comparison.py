@@ -5,13 +5,13 @@ from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.report import build_comparison
-from lmm_r1.evaluation.report.accuracy_comparison import compared_rows
-from lmm_r1.evaluation.report.overlay import overlays
-from lmm_r1.evaluation.report.run_names import distinct_names
-from lmm_r1.evaluation.report.settings_difference import settings_differences
-from lmm_r1.evaluation.report.stage_match import match_stages
 from lmm_r1.records.run import read_run
+from lmm_r1.report import build_comparison
+from lmm_r1.report.accuracy_comparison import compared_rows
+from lmm_r1.report.overlay import overlays
+from lmm_r1.report.run_names import distinct_names
+from lmm_r1.report.settings_difference import settings_differences
+from lmm_r1.report.stage_match import match_stages
 
 pytestmark = pytest.mark.unit
 

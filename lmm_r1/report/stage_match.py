@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
 from lmm_r1.records.run import Run
+from lmm_r1.report.stage_table import StageRow, stage_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lmm_r1.evaluation.report.inline_images import InlineImages, image_key
-from lmm_r1.evaluation.report.prompts import Prompts
-from lmm_r1.evaluation.report.template import script_json
 from lmm_r1.records.rollouts import Rollout
 from lmm_r1.records.run import Stage
+from lmm_r1.report.inline_images import InlineImages, image_key
+from lmm_r1.report.prompts import Prompts
+from lmm_r1.report.template import script_json
 
 DEFAULT_MAX_ROLLOUTS = 5000
 

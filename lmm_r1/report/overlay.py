@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from lmm_r1.evaluation.report.curves import (
+from lmm_r1.records.run import Stage
+from lmm_r1.report.curves import (
     PANELS,
     TIMING_PREFIX,
     Line,
@@ -12,8 +13,7 @@ from lmm_r1.evaluation.report.curves import (
     drawn_points,
     is_worth_showing,
 )
-from lmm_r1.evaluation.report.stage_match import StageMatch
-from lmm_r1.records.run import Stage
+from lmm_r1.report.stage_match import StageMatch
 
 COLORS = 8
 DASHES = 4

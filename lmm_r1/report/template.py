@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from lmm_r1.evaluation.page_templates import page_templates
-from lmm_r1.evaluation.report import number_text
+from lmm_r1.report import number_text
 
 FILTERS = {
     "percent": number_text.percent,

@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from lmm_r1.evaluation.report import number_text
-from lmm_r1.evaluation.report.bar_chart import BarSpec, bar_chart
-from lmm_r1.evaluation.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
-from lmm_r1.evaluation.report.line_chart import LineChart, line_chart
-from lmm_r1.evaluation.report.notes import notes
-from lmm_r1.evaluation.report.overlay import COLORS
-from lmm_r1.evaluation.report.rollout_sample import (
+from lmm_r1.records.run import Run, Stage
+from lmm_r1.report import number_text
+from lmm_r1.report.bar_chart import BarSpec, bar_chart
+from lmm_r1.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
+from lmm_r1.report.line_chart import LineChart, line_chart
+from lmm_r1.report.notes import notes
+from lmm_r1.report.overlay import COLORS
+from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.evaluation.report.settings_text import without_secrets
-from lmm_r1.evaluation.report.stage_table import HeldOut, StageRow, stage_rows
-from lmm_r1.evaluation.report.summary import total_seconds
-from lmm_r1.evaluation.report.template import render
-from lmm_r1.records.run import Run, Stage
+from lmm_r1.report.settings_text import without_secrets
+from lmm_r1.report.stage_table import HeldOut, StageRow, stage_rows
+from lmm_r1.report.summary import total_seconds
+from lmm_r1.report.template import render
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")

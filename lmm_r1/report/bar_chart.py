@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.report.axis import Axis, Tick
-from lmm_r1.evaluation.report.interval import wilson_interval
-from lmm_r1.evaluation.report.number_text import percent
 from lmm_r1.records.evaluation import FileScores
+from lmm_r1.report.axis import Axis, Tick
+from lmm_r1.report.interval import wilson_interval
+from lmm_r1.report.number_text import percent
 
 LEFT, TOP, BOTTOM, HEIGHT = 38, 18, 208, 238
 BAR_WIDTH, NARROW_BAR_WIDTH, BAR_GAP, GROUP_GAP = 34, 26, 6, 34
