@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 from lmm_r1.records.evaluation import FileScores
 from lmm_r1.records.run import Run
-from lmm_r1.report.bar_chart import BarChart, BarSpec, bar_chart
-from lmm_r1.report.interval import difference_interval
+from lmm_r1.report.bar_chart import BarChart, BarSpec, bar_chart, difference_interval
 from lmm_r1.report.overlay import run_color
-from lmm_r1.report.stage_match import StageMatch
-from lmm_r1.report.stage_table import StageRow
+from lmm_r1.report.stages import StageMatch, StageRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,20 @@
-"""The geometry of the grouped bars: held-out accuracy per stage."""
+"""The geometry of the grouped bars: held-out accuracy per stage, with the interval in which it lies."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmm_r1.records.evaluation import FileScores
 from lmm_r1.report.axis import Axis, Tick
-from lmm_r1.report.interval import wilson_interval
-from lmm_r1.report.number_text import percent
+from lmm_r1.report.page_text import percent
 
 LEFT, TOP, BOTTOM, HEIGHT = 38, 18, 208, 238
 BAR_WIDTH, NARROW_BAR_WIDTH, BAR_GAP, GROUP_GAP = 34, 26, 6, 34
 # With more bars than this in a group they are drawn narrow.
 WIDE_BARS = 4
 LABEL_LENGTH = 16
+# The 97.5 % quantile of the normal distribution.
+Z = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +127,23 @@ def _accuracy(bar: BarSpec) -> float | None:
 
 def _label(name: str) -> str:
     return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def wilson_interval(share: float, *, count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share seen in `count` rows (Wilson, 1927, J. Am. Stat. Assoc. 22)."""
+    if count == 0:
+        return 0.0, 1.0
+    middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def difference_interval(share: float, *, count: int, reference: float, reference_count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of `share - reference` (Newcombe, 1998, Stat. Med. 17, method 10)."""
+    low, high = wilson_interval(share, count=count)
+    reference_low, reference_high = wilson_interval(reference, count=reference_count)
+    difference = share - reference
+    return (
+        difference - math.hypot(share - low, reference_high - reference),
+        difference + math.hypot(high - share, reference - reference_low),
+    )

@@ -3,24 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
+from lmm_r1.errors import UserError
 from lmm_r1.records.run import Run
 from lmm_r1.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
 from lmm_r1.report.curves import smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
-from lmm_r1.report.notes import notes
 from lmm_r1.report.overlay import Overlay, overlays, run_color
+from lmm_r1.report.page_text import render
 from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.report.run_names import distinct_names
-from lmm_r1.report.settings_difference import settings_differences
-from lmm_r1.report.stage_match import match_stages
-from lmm_r1.report.summary import total_seconds
-from lmm_r1.report.template import render
+from lmm_r1.report.settings import settings_differences
+from lmm_r1.report.stages import match_stages
+from lmm_r1.report.summary import notes, total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +104,28 @@ def _overlay_view(overlay: Overlay, *, number: int) -> OverlayView:
         other_charts=tuple(map(line_chart, overlay.other_panels)),
         is_smoothed=any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in overlay.curves),
     )
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return each folder's name, with as many of the folders above it as it takes to tell it from the others.
+
+    `runs/a/demo`, `runs/b/demo` and `runs/c` become `a/demo`, `b/demo` and `c`; the same folder twice is a UserError.
+    """
+    resolved = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(resolved):
+        if folder in resolved[:index]:
+            raise UserError(f"{folders[index]}: this run is given twice; leave one of them out")
+    return [_name(folder, others=[other for other in resolved if other != folder]) for folder in resolved]
+
+
+def _name(folder: Path, *, others: Sequence[Path]) -> str:
+    depths = range(1, len(folder.parts))
+    return next((name for depth in depths if (name := _tail(folder, depth)) not in _tails(others, depth)), str(folder))
+
+
+def _tails(folders: Sequence[Path], depth: int) -> set[str]:
+    return {_tail(folder, depth) for folder in folders}
+
+
+def _tail(folder: Path, depth: int) -> str:
+    return "/".join(folder.parts[1:][-depth:])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lmm_r1.report.axis import Axis, Tick, nice_axis
 from lmm_r1.report.curves import Panel, Points
-from lmm_r1.report.number_text import number, percent
+from lmm_r1.report.page_text import number, percent
 
 WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 54, 330, 10, 162

@@ -13,7 +13,7 @@ from lmm_r1.report.curves import (
     drawn_points,
     is_worth_showing,
 )
-from lmm_r1.report.stage_match import StageMatch
+from lmm_r1.report.stages import StageMatch
 
 COLORS = 8
 DASHES = 4

@@ -6,22 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from lmm_r1.records.run import Run, Stage
-from lmm_r1.report import number_text
 from lmm_r1.report.bar_chart import BarSpec, bar_chart
 from lmm_r1.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
-from lmm_r1.report.notes import notes
 from lmm_r1.report.overlay import COLORS
+from lmm_r1.report.page_text import duration, percent, points, render
 from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.report.settings_text import without_secrets
-from lmm_r1.report.stage_table import HeldOut, StageRow, stage_rows
-from lmm_r1.report.summary import total_seconds
-from lmm_r1.report.template import render
+from lmm_r1.report.settings import without_secrets
+from lmm_r1.report.stages import HeldOut, StageRow, stage_rows
+from lmm_r1.report.summary import notes, total_seconds
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
@@ -109,9 +107,9 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
     held_out = [
         Headline(
             title=f"Held-out {cell.file} accuracy",
-            value=number_text.percent(cell.scores.accuracy),
+            value=percent(cell.scores.accuracy),
             remark=(
-                f"{number_text.points(cell.change)} points since {run.stages[0].name}"
+                f"{points(cell.change)} points since {run.stages[0].name}"
                 if cell.change is not None
                 else f"after {name}"
             ),
@@ -122,7 +120,7 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
     count = len(run.stages)
     took = Headline(
         title="Time",
-        value=number_text.duration(seconds),
+        value=duration(seconds),
         remark=f"{steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
     )
     return [*held_out, took]

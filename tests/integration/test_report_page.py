@@ -11,7 +11,7 @@ from helpers.run_folders import rollout, write_curriculum, write_image, write_li
 
 from lmm_r1.cli.report import main
 from lmm_r1.report.axis import nice_axis
-from lmm_r1.report.number_text import number
+from lmm_r1.report.page_text import number
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,7 +14,6 @@ from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scoreboard.interval_plot import WIDTH, IntervalMark, interval_mark, reach_of
 from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
 from lmm_r1.evaluation.scores import SampleScores
-from lmm_r1.report import number_text
 
 FILTERS = {
     "share": cell_text.share,
@@ -22,7 +21,6 @@ FILTERS = {
     "interval": cell_text.interval,
     "p_value": cell_text.p_value,
     "change": cell_text.change,
-    "moment": number_text.moment,
 }
 MAX_SKIPPED = 20
 PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")

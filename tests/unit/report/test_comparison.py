@@ -8,10 +8,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_comparison
 from lmm_r1.report.accuracy_comparison import compared_rows
+from lmm_r1.report.comparison_page import distinct_names
 from lmm_r1.report.overlay import overlays
-from lmm_r1.report.run_names import distinct_names
-from lmm_r1.report.settings_difference import settings_differences
-from lmm_r1.report.stage_match import match_stages
+from lmm_r1.report.settings import settings_differences
+from lmm_r1.report.stages import match_stages
 
 pytestmark = pytest.mark.unit
 

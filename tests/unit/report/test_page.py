@@ -7,8 +7,8 @@ from helpers.run_folders import rollout, scores, write_curriculum, write_lines, 
 
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_report, summarize, write_summary
-from lmm_r1.report.settings_text import without_secrets
-from lmm_r1.report.stage_table import stage_rows
+from lmm_r1.report.settings import without_secrets
+from lmm_r1.report.stages import stage_rows
 
 pytestmark = pytest.mark.unit
 

@@ -1,17 +1,23 @@
-"""The settings in which runs differ."""
+"""Settings as they may be shown, without credentials, since a report is made to be passed on; where runs differ."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
 
 from lmm_r1.records.run import Run
-from lmm_r1.report.settings_text import HIDDEN, is_secret
-from lmm_r1.report.stage_match import StageMatch
+from lmm_r1.report.stages import StageMatch
 
 # Of an evaluation's settings, those that name its input and output and not how it was done.
 EVALUATION_PLACES = ("checkpoints", "files", "output")
+HIDDEN = "(hidden)"
+SETTING = re.compile(r"^(?P<before>\s*(?:-\s+)?(?P<name>[\w.\-\"']+)\s*:\s+)(?P<value>\S.*)$")
+SECRET_NAME = re.compile(
+    r"^(key|token|password|secret|credentials)$|(api_key|hf_token|access_token|auth_token)$|(_password|_secret)$"
+)
+EMPTY_VALUES = ("null", "~", "''", '""', "false", "true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +90,20 @@ def _flat(settings: Mapping[str, object], *, prefix: str = "") -> dict[str, str]
         else:
             flat[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return flat
+
+
+def without_secrets(text: str) -> str:
+    """Return settings with the value of every key, token and password replaced, `key: ab12` as `key: (hidden)`."""
+    return "\n".join(_shown(line) for line in text.splitlines())
+
+
+def _shown(line: str) -> str:
+    setting = SETTING.match(line)
+    if not setting or setting["value"].strip().lower() in EMPTY_VALUES:
+        return line
+    return f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else line
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting of this dotted name holds a credential."""
+    return bool(SECRET_NAME.search(name.rpartition(".")[2].lower().replace("-", "_")))

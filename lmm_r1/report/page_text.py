@@ -1,9 +1,16 @@
-"""Numbers, spans and moments as a reader wants to see them."""
+"""How values get into a page: numbers and spans as a reader wants to see them, data for its script, the templates."""
 
-from datetime import datetime, timedelta
+import json
+import re
+from pathlib import Path
+
+from markupsafe import Markup
+
+from lmm_r1.evaluation.page_templates import page_templates
 
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def percent(share: float | None) -> str:
@@ -57,7 +64,17 @@ def duration(seconds: float | None) -> str:
     return f"{hours}\N{NO-BREAK SPACE}h {minutes:02d}\N{NO-BREAK SPACE}min"
 
 
-def moment(time: datetime) -> str:
-    """Return a moment in its own time zone, `2026-01-31 12:05 UTC`."""
-    zone = "UTC" if time.utcoffset() == timedelta(0) else time.strftime("UTC%z")
-    return f"{time:%Y-%m-%d %H:%M} {zone}"
+FILTERS = {"percent": percent, "points": points, "number": number, "duration": duration}
+
+
+def render(template: str, **values: object) -> str:
+    """Return a page as HTML; whatever a template shows is escaped."""
+    return page_templates(Path(__file__).parent, filters=FILTERS).get_template(template).render(**values)
+
+
+def script_json(value: object) -> Markup:
+    """Return JSON that cannot end the script block it stands in, and that any encoding can hold."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # These stand inside strings only, where an escape means the same.
+    text = text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+    return Markup(LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
