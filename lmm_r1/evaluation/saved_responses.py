@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.pass_at_k import powers_of_two
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.records.responses import JudgedResponse, by_row, read_responses
 
 # How a row's location ends behind its file.
