@@ -53,21 +53,16 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     ]
     images = InlineImages(count=_image_count(drawn, stages=stages))
     prompts = Prompts(images)
+    places = [prompts.add(rollout.messages, stage=stages[number]) for number, rollout in drawn]
     records = [
-        _record(rollout, series=number, prompt=prompts.add(rollout.messages, stage=stages[number]))
-        for number, rollout in drawn
+        _record(rollout, series=number, prompt=place) for place, (number, rollout) in zip(places, drawn, strict=True)
     ]
     return RolloutSample(
         total=sum(len(stage.rollouts) for stage in stages),
         rollouts=records,
         prompts=prompts.records,
         images=images.uris,
-        missing_images=sum(
-            "missing" in part
-            for record in records
-            for message in prompts.records[record["prompt"]]
-            for part in message["parts"]
-        ),
+        missing_images=sum(prompts.missing_images[place] for place in places),
     )
 
 
@@ -158,19 +153,22 @@ class Prompts:
 
     def __init__(self, images: InlineImages) -> None:
         self.records: list[list[dict[str, object]]] = []
+        self.missing_images: list[int] = []
+        """Of each of the records."""
         self._images = images
         self._places: dict[str, int] = {}
 
     def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
         """Return the place in `records` of a conversation of this stage."""
-        record = [
-            {"role": message.role, "parts": [self._part(part, stage=stage) for part in message.parts]}
-            for message in messages
+        parts = [[self._part(part, stage=stage) for part in message.parts] for message in messages]
+        record: list[dict[str, object]] = [
+            {"role": message.role, "parts": own} for message, own in zip(messages, parts, strict=True)
         ]
         key = json.dumps(record)
         if key not in self._places:
             self._places[key] = len(self.records)
             self.records.append(record)
+            self.missing_images.append(sum("missing" in part for own in parts for part in own))
         return self._places[key]
 
     def _part(self, part: Part, *, stage: Stage) -> dict[str, object]:
