@@ -17,6 +17,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "unit/scoring/*",
         "unit/trainer/*",
         "unit/generation/*",
+        "unit/records/trackers/*",
         "unit/lmm_kits/*",
         "unit/inference/*",
         "unit/test_cpu.py",

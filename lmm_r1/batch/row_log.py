@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.atomic_file import check_creatable, write_atomically
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.json_lines import count_field, read_json_lines, text_field
-from lmm_r1.evaluation.json_object import read_json_object
+from lmm_r1.files.atomic import check_creatable
+from lmm_r1.files.json_lines import append_json_lines, cut_torn_line, last_line, read_json_lines
+from lmm_r1.files.json_object import count_field, read_json_object, text_field, write_json_object
 
 INDEX = "index"
 
@@ -54,8 +53,8 @@ class RowLog:
                 f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
             )
         self._check_settings(settings, flag=flag)
-        self.last = _cut_torn_line(self.path)
-        ends = [line[INDEX] for line in (self.last, _cut_torn_line(self.skipped_path)) if line is not None]
+        self.last = _last_record(self.path)
+        ends = [line[INDEX] for line in (self.last, _last_record(self.skipped_path)) if line is not None]
         return max(ends, default=-1) + 1
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -87,21 +86,15 @@ class RowLog:
     def _begin_anew(self, settings: Mapping[str, Any]) -> None:
         for file in (self.path, self.skipped_path):
             file.unlink(missing_ok=True)
-        write_atomically(self.settings_path, text=json.dumps(settings, indent=2) + "\n")
+        write_json_object(self.settings_path, settings)
 
     def _append(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         if self._begin is not None:
             self._begin()
             self._begin = None
-        # What a model wrote can hold half of a surrogate pair, which has no encoding; JSON's escapes can carry it.
-        data = "".join(json.dumps(record, ensure_ascii=not _encodes(record)) + "\n" for record in records).encode()
-        before = path.stat().st_size if path.exists() else 0
         try:
-            with path.open("ab", buffering=0) as stream:
-                _write_whole(stream, data)
+            append_json_lines(path, records, readable=True)
         except OSError as error:
-            if path.exists():
-                os.truncate(path, before)
             raise UserError(
                 f"{path}: cannot be written ({error.strerror}); what was finished before is in it. Make room and run "
                 "the same command again: it goes on from there"
@@ -120,32 +113,11 @@ class RowLog:
             )
 
 
-def _encodes(record: Mapping[str, Any]) -> bool:
-    try:
-        json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _write_whole(stream: Any, data: bytes) -> None:
-    """Write all bytes: on a disk that is nearly full a single write ends early and says so by a number only."""
-    view = memoryview(data)
-    while view:
-        view = view[stream.write(view) :]
-
-
-def _cut_torn_line(path: Path) -> dict[str, Any] | None:
-    """Drop what follows the last newline and return the object in the last line, None where there is none."""
-    if not path.exists():
-        return None
-    with path.open("rb+") as stream:
-        end = _last_newline(stream, path.stat().st_size) + 1
-        stream.truncate(end)
-        begin = _last_newline(stream, max(end - 1, 0)) + 1
-        stream.seek(begin)
-        line = stream.read(end - begin)
-    if not line.strip():
+def _last_record(path: Path) -> dict[str, Any] | None:
+    """Cut off a torn last line and return the object in the line before it, None where there is none."""
+    cut_torn_line(path)
+    line = last_line(path)
+    if not line:
         return None
     try:
         record = json.loads(line)
@@ -153,15 +125,3 @@ def _cut_torn_line(path: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: its last line was not written by this command; choose another file") from error
     return record
-
-
-def _last_newline(stream: Any, end: int, *, block: int = 2**16) -> int:
-    """Return the place of the last newline before `end`, -1 where there is none."""
-    while end > 0:
-        begin = max(0, end - block)
-        stream.seek(begin)
-        found = stream.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found
-        end = begin
-    return -1

@@ -14,11 +14,11 @@ from lmm_r1.batch.job import JobTotals, run_job
 from lmm_r1.batch.row_log import INDEX, RowLog
 from lmm_r1.batch.selection import select
 from lmm_r1.config.batch_inference import BatchConfig, check
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.stored_messages import stored_messages
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.data.atomic_folder import check_new_folder, written_folder
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_new_folder, written_folder
 
 PROG = "lmm-r1 convert_checkpoint"
 DESCRIPTION = "Write a checkpoint in its maker's original format again in the format that the other commands take."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.skipped_rows import report_skipped
-from lmm_r1.config.evaluate import EvaluateConfig, check, page_path
-from lmm_r1.data.atomic_file import write_atomically
+from lmm_r1.config.evaluate import EvaluateConfig, check, page_path, responses_path
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import responses_path
+from lmm_r1.files.atomic import write_atomically
+from lmm_r1.files.json_object import write_json_object
 
 if TYPE_CHECKING:
     from lmm_r1.data.files import SkippedRow
@@ -137,9 +136,9 @@ def _checkpoint(
 ) -> CheckpointResponses:
     from lmm_r1.evaluation.answered_rows import answer_files
     from lmm_r1.evaluation.judged_rows import judge_responses
-    from lmm_r1.evaluation.response_log import write_responses
     from lmm_r1.evaluation.scoreboard import CheckpointResponses
     from lmm_r1.generation.engine import SamplingSettings
+    from lmm_r1.records.responses import write_responses
 
     found = answer_files(
         path,
@@ -208,7 +207,7 @@ def _finish(
     page = page_path(config)
     written = {"scores": config.output, "page": page}
     if config.output is not None:
-        write_atomically(config.output, text=json.dumps(board_record(board), indent=2) + "\n")
+        write_json_object(config.output, board_record(board))
         if not config.compare:
             written["responses"] = responses_path(config.output)
     if page is not None:

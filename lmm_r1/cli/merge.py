@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.ppo import PPODeepSpeedConfig
-from lmm_r1.data.atomic_folder import check_new_folder
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_new_folder
 
 if TYPE_CHECKING:
     import torch

@@ -13,16 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.report import build_comparison, build_report, write_summary
-from lmm_r1.evaluation.report.accuracy_comparison import ComparedRow, compared_rows, row_files
-from lmm_r1.evaluation.report.number_text import NONE, duration, percent, points
-from lmm_r1.evaluation.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
-from lmm_r1.evaluation.report.run_names import distinct_names
-from lmm_r1.evaluation.report.stage_match import match_stages
-from lmm_r1.evaluation.report.stage_table import StageRow, stage_rows
-from lmm_r1.evaluation.run_folder import Run, read_run
+from lmm_r1.files.atomic import write_atomically
+from lmm_r1.records.run import Run, read_run
+from lmm_r1.report import build_comparison, build_report, write_summary
+from lmm_r1.report.accuracy_comparison import ComparedRow, compared_rows, row_files
+from lmm_r1.report.comparison_page import distinct_names
+from lmm_r1.report.page_text import NONE, duration, percent, points
+from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
+from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (

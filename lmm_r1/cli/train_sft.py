@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = resolve(config)
         from lmm_r1 import cpu
         from lmm_r1.lmm_kits.registry import kit_name_of
-        from lmm_r1.trainer.trackers import check_trackers
+        from lmm_r1.records.trackers import check_trackers
 
         check_trackers(config.logger)
         # Asked before the training stack is loaded, which takes longer than telling.

@@ -6,8 +6,8 @@ from typing import Literal
 
 from lmm_r1.config.sampling_checks import check_sampling
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable
 
 COUNTS = (
     "n_samples",

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.sampling_checks import check_sampling
-from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import responses_path
+from lmm_r1.files.atomic import check_creatable
+
+RESPONSES_SUFFIX = ".responses.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,11 @@ def _check_numbers(config: EvaluateConfig) -> None:
         raise UserError(f"--judge_timeout {config.judge_timeout}: must be above 0")
     if config.bootstrap_seed < 0:
         raise UserError(f"--bootstrap_seed {config.bootstrap_seed}: must be 0 or more")
+
+
+def responses_path(output: Path) -> Path:
+    """Return where the responses go: `scores.responses.jsonl` for `scores.json`."""
+    return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")
 
 
 def page_path(config: EvaluateConfig) -> Path | None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable
 
 IMAGES_FOLDER = "images"
 

@@ -1,1 +1,1 @@
-"""Held-out accuracy of checkpoints, and the page that shows what a run did."""
+"""Held-out accuracy of checkpoints: files and suites of rows, the statistics of what was answered, the scoreboard."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
 
+import numpy as np
+
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.bootstrap import mean_interval
-from lmm_r1.evaluation.permutation import paired_test
-from lmm_r1.evaluation.response_log import JudgedResponse, by_row
+from lmm_r1.records.responses import JudgedResponse, by_row
 
 CONFIDENCE = 0.95
+BATCH_VALUES = 4_000_000
+"""How many resampled values are held at a time."""
+MAX_OPERATIONS = 5_000_000_000
+"""Beyond that, about ten seconds, the signs alone are tested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +100,76 @@ def _check_same(first: JudgedResponse, second: JudgedResponse) -> None:
                 f"{first.file}: {first.row} and {second.row} are not the same row: their {name}s are {ours[:80]!r} and "
                 f"{theirs[:80]!r}; compare evaluations of the same rows"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], *, resamples: int, seed: int, confidence: float) -> Interval:
+    """Return the percentile interval of the mean of the rows' values, by resampling rows (Efron 1979).
+
+    Of the differences between two checkpoints on the same rows, that is the paired bootstrap.
+
+    Args:
+        confidence: the share of the resampled means inside the interval, 0.95 say.
+    """
+    rows = np.asarray(values, dtype=np.float64)  # (R,)
+    generator = np.random.default_rng(seed)
+    batch = max(1, BATCH_VALUES // len(rows))
+    means = [
+        rows[generator.integers(len(rows), size=(min(batch, resamples - start), len(rows)))].mean(axis=1)
+        for start in range(0, resamples, batch)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    """The two-sided p-value of a test."""
+
+    p_value: float
+    method: str
+
+
+def paired_test(differences: Sequence[Fraction]) -> PairedTest:
+    """Return the p-value of rows' differences under the hypothesis that each might as well have the other sign.
+
+    The test of the sum, by counting all 2^R ways to choose the signs; with one sample per row it is McNemar's exact test.
+    Where the differences are of too many kinds for that, it is the sign test.
+    """
+    moved = [difference for difference in differences if difference]
+    scale = math.lcm(*(difference.denominator for difference in moved)) if moved else 1
+    steps = [int(abs(difference) * scale) for difference in moved]
+    if len(steps) * sum(steps) > MAX_OPERATIONS:
+        return PairedTest(p_value=sign_test(moved), method="sign test")
+    observed = int(abs(sum(moved, Fraction(0))) * scale)
+    return PairedTest(p_value=_share_of_sums(steps, reaching=observed), method="sign-flip permutation test")
+
+
+def sign_test(differences: Sequence[Fraction]) -> float:
+    """Return the exact two-sided p-value of how many differences are above zero; those that are zero do not count."""
+    from scipy.stats import binomtest
+
+    above, count = sum(difference > 0 for difference in differences), sum(map(bool, differences))
+    return float(binomtest(above, count).pvalue) if count else 1.0
+
+
+def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
+    """The share, over all choices of signs, of sums of the steps whose size is `reaching` or more."""
+    if reaching == 0:
+        return 1.0
+    # The sum of the signed steps is 2 * (the sum of those with a plus) - total.
+    total = sum(steps)
+    chances = np.zeros(total + 1)
+    chances[0] = 1.0
+    reached = 0
+    for step in steps:
+        chances[step : reached + step + 1] = (chances[step : reached + step + 1] + chances[: reached + 1]) / 2
+        chances[:step] /= 2
+        reached += step
+    sums = 2 * np.arange(total + 1) - total
+    return min(1.0, float(chances[np.abs(sums) >= reaching].sum()))

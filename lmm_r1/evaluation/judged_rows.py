@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row, TextPart
-from lmm_r1.evaluation.response_log import JudgedResponse, Verdict
 from lmm_r1.evaluation.row_set import RowSet
+from lmm_r1.records.responses import JudgedResponse, Verdict
 from lmm_r1.scoring.response_scores import Judge
 from remote_rm.verifier import Item
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.pass_at_k import powers_of_two
 from lmm_r1.evaluation.scoreboard.board import MeasuredFile
+from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.evaluation.suites import Recipe, Sampling, check_embedded_images, load_suite
 
 DEFAULT_VERIFIER = "math"

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from lmm_r1.evaluation.clustered_mean import Estimate, clustered_mean
-from lmm_r1.evaluation.majority import Ballot, majority_at_k, vote_of
-from lmm_r1.evaluation.pass_at_k import mean_pass_at_k
-from lmm_r1.evaluation.response_log import JudgedResponse, by_row
-from remote_rm.answers.extraction import format_score
+from lmm_r1.records.responses import JudgedResponse, by_row
+from remote_rm.answers.extraction import final_answer, format_score
+from remote_rm.answers.normalization import normalize
+from remote_rm.choice_verifier import read_choice
+from remote_rm.service.pool import QUICK_CHARS
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+MAX_NORMALIZED_CHARS = 1000
+"""A longer answer is a vote for itself, character by character."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean and how sure it is."""
+
+    mean: float
+    standard_error: float | None
+    """None for a single row, which says nothing about the spread over rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +111,102 @@ def _verifier_scores(rows: Sequence[Sequence[JudgedResponse]], *, verifier: str,
         timed_out=sum(verdict.timed_out for row in verdicts for verdict in row),
         ungradable_rows=sum(row[0].parts.get("ungradable", 0.0) > 0 for row in verdicts),
     )
+
+
+def pass_at_k(*, samples: int, right: int, k: int) -> float:
+    """Return the unbiased estimate 1 - C(n - c, k) / C(n, k) for n samples of which c are right.
+
+    As a product of factors in [0, 1], which neither overflows nor cancels: Chen et al. 2021, arXiv 2107.03374.
+
+    Raises:
+        ValueError: k is not from 1 to `samples`, or `right` not from 0 to `samples`.
+    """
+    if not 1 <= k <= samples or not 0 <= right <= samples:
+        raise ValueError(f"pass@{k} cannot be told from {samples} samples of which {right} are right")
+    if samples - right < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / place for place in range(samples - right + 1, samples + 1))
+
+
+def mean_pass_at_k(verdicts: Sequence[Sequence[bool]], *, k: int) -> Estimate:
+    """Return the mean of `pass_at_k` over rows, each given by whether its samples are right."""
+    return clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in verdicts])
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... up to a limit."""
+    return [2**exponent for exponent in range(limit.bit_length())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballot:
+    """What one sample votes for, and whether it is right."""
+
+    vote: str | None
+    """None where the response states no answer: it does not vote."""
+    right: bool
+
+
+def vote_of(response: str, *, verifier: str) -> str | None:
+    r"""Return the answer that a response votes for, in a form in which equal answers are mostly equal.
+
+    It is found as the verifiers find it, and normalised as the math verifier does it: `\boxed{\dfrac12}` and
+    `<answer>$\frac{1}{2}$</answer>` vote alike, `0.5` does not. For the choice verifier it is the letter.
+    """
+    # As long as the pool would read it without a time limit; an answer stands at the end.
+    answer = final_answer(response[-QUICK_CHARS:])
+    if answer is None or not answer.strip():
+        return None
+    if len(answer) > MAX_NORMALIZED_CHARS:
+        return answer.strip()
+    choice = read_choice(answer) if verifier == "choice" else None
+    return choice.letter if choice else normalize(answer).casefold() or answer.strip()
+
+
+def majority_is_right(ballots: Sequence[Ballot]) -> bool:
+    """Return whether the answer with the most votes is right; of several with as many, the one given first counts.
+
+    False where nobody votes.
+    """
+    votes = Counter(ballot.vote for ballot in ballots if ballot.vote is not None)
+    if not votes:
+        return False
+    # Counter keeps the order of first occurrence, and most_common is stable.
+    winner = votes.most_common(1)[0][0]
+    return next(ballot.right for ballot in ballots if ballot.vote == winner)
+
+
+def majority_at_k(rows: Sequence[Sequence[Ballot]], *, k: int) -> Estimate:
+    """Return the mean of `majority_is_right` over groups of k samples and over rows.
+
+    The samples of a row, in their order, are cut into as many groups of k as they give; what is left over is not used.
+
+    Raises:
+        ValueError: k is below 1, or some row has fewer samples than k.
+    """
+    fewest = min(map(len, rows))
+    if not 1 <= k <= fewest:
+        raise ValueError(f"majority@{k} cannot be told from {fewest} samples")
+    return clustered_mean(
+        [[fmean(majority_is_right(row[start : start + k]) for start in range(0, len(row) - k + 1, k))] for row in rows]
+    )
+
+
+def clustered_mean(rows: Sequence[Sequence[float]]) -> Estimate:
+    """Return the mean over the samples of all rows, with its standard error clustered over rows.
+
+    Samples of one row are alike, so they add less than as many rows would: the squared sums of each row's deviations are
+    added up (Miller 2024, arXiv 2411.00640), times R / (R - 1) for R rows. With one sample per row, or the
+    same number for each, that is the sample standard deviation of the rows' means over the root of R.
+
+    Args:
+        rows: the samples of each row; at least one row, and at least one sample in each.
+    """
+    assert rows, "there is no mean of no rows"
+    assert all(rows), "every row needs a sample"
+    total = sum(map(len, rows))
+    mean = math.fsum(value for row in rows for value in row) / total
+    if len(rows) == 1:
+        return Estimate(mean=mean, standard_error=None)
+    squared = math.fsum(math.fsum(value - mean for value in row) ** 2 for row in rows)
+    return Estimate(mean=mean, standard_error=math.sqrt(squared * len(rows) / (len(rows) - 1)) / total)

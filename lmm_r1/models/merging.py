@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from lmm_r1.data.atomic_folder import written_folder
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.lmm_kits.weight_files import check_weights

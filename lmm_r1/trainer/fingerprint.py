@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.run_settings import settings_of_the_run
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, describe_video
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically
 
 FINGERPRINT_FILE = "fingerprint.json"
 # Of a weight file these many blocks are read, evenly spread: whole ones hold many GiB.

@@ -21,16 +21,17 @@ from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.records.rollouts import SampledResponse
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Generation, Trackers
+from lmm_r1.records.trackers.tracker import make_generation
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.resume_point import resume_point
-from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.trackers import Generation, Trackers
-from lmm_r1.trainer.trackers.tracker import make_generation
 
 logger = logging.getLogger(__name__)
 
@@ -364,19 +365,19 @@ class KitPPOTrainer(BasePPOTrainer):
         count = self.config.logger.rollouts_per_step
         for index in range(min(count, sum(map(len, groups)))):
             sample = groups[index % len(groups)][index // len(groups)]
-            record = {
-                "step": step,
-                "group": index % len(groups),
-                "response": sample.response,
-                "label": sample.label,
-                "reward": sample.scored.reward,
-                "scores": sample.scored.parts,
-                "response_tokens": sample.generated_tokens,
-                "truncated": sample.truncated,
-                "weight_version": sample.weight_version,
-            }
-            written = self.folder.rollout(record, messages=sample.row.messages, location=sample.row.location)
-            shown.append(make_generation(record, messages=written, folder=self.folder.path))
+            response = SampledResponse(
+                step=step,
+                group=index % len(groups),
+                response=sample.response,
+                label=sample.label,
+                reward=sample.scored.reward,
+                scores=sample.scored.parts,
+                response_tokens=sample.generated_tokens,
+                truncated=sample.truncated,
+                weight_version=sample.weight_version,
+            )
+            written = self.folder.rollout(response, messages=sample.row.messages, location=sample.row.location)
+            shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:

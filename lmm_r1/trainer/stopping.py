@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from lmm_r1.config.shared import CheckpointConfig
-from lmm_r1.data.atomic_file import write_atomically
 from lmm_r1.errors import RunStopped, UserError
+from lmm_r1.files.atomic import write_atomically
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 ERROR_FILE = "error.txt"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.evaluation.response_log import JudgedResponse, Verdict
+from lmm_r1.records.responses import JudgedResponse, Verdict
 
 
 def judged(right: bool = True, **changes: object) -> JudgedResponse:

@@ -12,8 +12,8 @@ from helpers.commands import QUESTION, with_image, write_rows
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
-from lmm_r1.evaluation.evaluation_file import read_evaluation
-from lmm_r1.evaluation.response_log import read_responses
+from lmm_r1.records.evaluation import read_evaluation
+from lmm_r1.records.responses import read_responses
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ from helpers.chromium import CHROMIUM, Browser
 from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
-from lmm_r1.evaluation.report.axis import nice_axis
-from lmm_r1.evaluation.report.number_text import number
+from lmm_r1.report.axis import nice_axis
+from lmm_r1.report.page_text import number
 
 pytestmark = [
     pytest.mark.integration,

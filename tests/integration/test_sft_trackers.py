@@ -10,8 +10,8 @@ from helpers.commands import ANSWERED, flags, write_rows
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft
+from lmm_r1.records.trackers.backends import BACKENDS
 from lmm_r1.trainer import sft
-from lmm_r1.trainer.trackers.backends import BACKENDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

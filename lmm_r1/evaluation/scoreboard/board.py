@@ -1,14 +1,15 @@
-"""Checkpoints against files of rows: every score and every comparison of an evaluation."""
+"""Checkpoints against files of rows: every score and every comparison of an evaluation, and its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.evaluation.comparison import Comparison, compare
-from lmm_r1.evaluation.response_log import JudgedResponse
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
+from lmm_r1.records.responses import JudgedResponse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +129,47 @@ def build_board(
         comparisons=comparisons,
         settings=settings,
     )
+
+
+def board_record(board: Board) -> dict[str, Any]:
+    """Return an evaluation as plain values: settings, files, checkpoints with their scores per file, comparisons."""
+    return {
+        "settings": dict(board.settings),
+        "files": {file.name: _file(file) for file in board.files},
+        "checkpoints": [
+            {
+                "name": checkpoint.name,
+                "path": checkpoint.path,
+                "files": {
+                    file.name: _cell(board.cells[checkpoint.name, file.name], file=file)
+                    for file in board.files
+                    if (checkpoint.name, file.name) in board.cells
+                },
+            }
+            for checkpoint in board.checkpoints
+        ],
+        "baseline": board.baseline,
+        "comparisons": [asdict(comparison) for comparison in board.comparisons],
+    }
+
+
+def _file(file: MeasuredFile) -> dict[str, Any]:
+    return {
+        "source": file.source,
+        "verifiers": list(file.verifiers),
+        "k": list(file.ks),
+        **file.sampling,
+        "skipped_rows": [asdict(row) for row in file.skipped],
+    }
+
+
+def _cell(cell: Cell, *, file: MeasuredFile) -> dict[str, Any]:
+    sources = {name: _scores(scores, verifier=file.verifier) for name, scores in cell.datasources.items()}
+    seconds = {} if cell.seconds is None else {"seconds": cell.seconds}
+    return {**_scores(cell.all, verifier=file.verifier), **seconds, "datasources": sources}
+
+
+def _scores(scores: SampleScores, *, verifier: str) -> dict[str, Any]:
+    """The accuracy of the file's own verifier beside the scores of all of them."""
+    accuracy = scores.verifiers[verifier].accuracy
+    return {"accuracy": accuracy.mean, "accuracy_standard_error": accuracy.standard_error, **asdict(scores)}

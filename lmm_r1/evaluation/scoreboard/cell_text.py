@@ -1,7 +1,7 @@
 """Scores as short texts."""
 
-from lmm_r1.evaluation.clustered_mean import Estimate
 from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison
+from lmm_r1.evaluation.scores import Estimate
 
 MINUS = "\N{MINUS SIGN}"
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from lmm_r1.evaluation.comparison import Comparison
 from lmm_r1.evaluation.page_templates import page_templates
-from lmm_r1.evaluation.report import number_text
 from lmm_r1.evaluation.scoreboard import cell_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scoreboard.interval_plot import WIDTH, IntervalMark, interval_mark, reach_of
 from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
 from lmm_r1.evaluation.scores import SampleScores
 
@@ -22,11 +20,13 @@ FILTERS = {
     "interval": cell_text.interval,
     "p_value": cell_text.p_value,
     "change": cell_text.change,
-    "moment": number_text.moment,
 }
 MAX_SKIPPED = 20
 PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")
 """Of the evaluation's settings, those that a reader needs beside what stands with each file."""
+WIDTH = 200.0
+SMALLEST_REACH = 0.01
+"""An axis reaches at least one percentage point to either side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,17 @@ class Group:
     rows: int
     scores: dict[str, SampleScores]
     best: set[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalMark:
+    """Places on an axis from 0 to `WIDTH` whose middle is no difference."""
+
+    low: float
+    high: float
+    dot: float
+    verdict: str
+    """`up` or `down` where the interval holds no zero, else `even`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +128,21 @@ def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list
             )
         )
     return groups
+
+
+def reach_of(comparisons: Sequence[Comparison]) -> float:
+    """Return how far an axis must reach on either side of zero to hold all of them."""
+    sizes = [abs(value) for comparison in comparisons for value in (comparison.low, comparison.high)]
+    return max([*sizes, SMALLEST_REACH])
+
+
+def interval_mark(comparison: Comparison, *, reach: float) -> IntervalMark:
+    """Return where to draw a comparison on an axis from -reach to reach."""
+
+    def place(value: float) -> float:
+        return round(WIDTH * (value / reach + 1) / 2, 1)
+
+    verdict = "up" if comparison.low > 0 else "down" if comparison.high < 0 else "even"
+    return IntervalMark(
+        low=place(comparison.low), high=place(comparison.high), dot=place(comparison.difference), verdict=verdict
+    )

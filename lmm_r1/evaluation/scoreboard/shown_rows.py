@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lmm_r1.evaluation.response_log import JudgedResponse, by_row
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
+from lmm_r1.records.responses import JudgedResponse, by_row
 
 MAX_ROWS = 24
 MAX_SAMPLES = 4

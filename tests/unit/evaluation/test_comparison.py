@@ -1,9 +1,12 @@
+import itertools
+from fractions import Fraction
+
 import pytest
 from helpers.judged_responses import judged_rows
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.comparison import Comparison, compare
-from lmm_r1.evaluation.response_log import JudgedResponse
+from lmm_r1.evaluation.comparison import Comparison, Interval, compare, mean_interval, paired_test, sign_test
+from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.unit
 
@@ -46,3 +49,88 @@ def test_rows_that_are_not_the_same_are_refused():
         compared(judged_rows([[True]]), judged_rows([[True]], label="7"))
     with pytest.raises(UserError, match="held_out: the two evaluations share no row"):
         compared(judged_rows([[True]]), judged_rows([[True]], index=5))
+
+
+def interval(values: list[float], **changes) -> Interval:
+    return mean_interval(values, **({"resamples": 10_000, "seed": 0, "confidence": 0.95} | changes))
+
+
+def test_equal_values_leave_no_doubt():
+    assert interval([0.25] * 7) == Interval(low=0.25, high=0.25)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        # The resampled mean is Binomial(10, 1/2) / 10: at most 1 with 1.1 %, at most 2 with 5.5 %, and symmetric.
+        ([1.0] * 5 + [0.0] * 5, 0.2, 0.8),
+        # Binomial(10, 1/10) / 10: 0 with 34.9 %, at most 2 with 93.0 %, at most 3 with 98.7 %.
+        ([1.0] + [0.0] * 9, 0.0, 0.3),
+        # The same with -1 for 0: 2 * X / 10 - 1.
+        ([1.0] + [-1.0] * 9, -1.0, -0.4),
+    ],
+)
+def test_two_values_have_the_quantiles_of_a_binomial(values, low, high, seed):
+    found = interval(values, seed=seed)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_less_confidence_is_narrower():
+    # At most 3 of Binomial(10, 1/2) with 17.2 %, at most 4 with 37.7 %: the quartile is 4.
+    found = interval([1.0] * 5 + [0.0] * 5, confidence=0.5)
+    assert (found.low, found.high) == (pytest.approx(0.4), pytest.approx(0.6))
+
+
+def test_the_seed_decides_and_batches_change_nothing(monkeypatch):
+    values = [0.1, 0.7, 0.2, 0.9, 0.4, 0.3]
+    assert interval(values, resamples=50, seed=3) == interval(values, resamples=50, seed=3)
+    assert interval(values, resamples=50, seed=3) != interval(values, resamples=50, seed=4)
+    whole = interval(values, resamples=50)
+    monkeypatch.setattr("lmm_r1.evaluation.comparison.BATCH_VALUES", 40)
+    batched = interval(values, resamples=50)
+    assert (batched.low, batched.high) == (pytest.approx(whole.low), pytest.approx(whole.high))
+
+
+HALF = Fraction(1, 2)
+
+
+def test_three_rows_that_are_all_better():
+    # All plus or all minus, of 8 ways.
+    assert paired_test([Fraction(1)] * 3).p_value == 0.25
+
+
+def test_rows_weigh_by_their_difference():
+    # |±1 ±1/2 ±1/2| is 2, 1, 1 or 0, and the sum is 1: three of four ways reach it.
+    assert paired_test([Fraction(1), HALF, -HALF]).p_value == 0.75
+
+
+def test_one_sample_per_row_is_mcnemars_exact_test():
+    differences = [Fraction(1)] * 9 + [Fraction(-1)] + [Fraction(0)] * 100
+    # At most one of ten on either side: 2 * (1 + 10) / 1024.
+    assert paired_test(differences).p_value == pytest.approx(22 / 1024)
+    assert sign_test(differences) == pytest.approx(22 / 1024)
+
+
+def test_no_difference_is_no_evidence():
+    assert paired_test([Fraction(0)] * 5).p_value == 1.0
+    assert paired_test([Fraction(1), Fraction(-1)]).p_value == 1.0
+    assert sign_test([Fraction(0)]) == 1.0
+
+
+def test_it_counts_what_going_through_all_signs_counts():
+    differences = [Fraction(3, 4), -HALF, Fraction(1, 3), Fraction(1), Fraction(1, 4), Fraction(2, 3), Fraction(-1, 4)]
+    observed = abs(sum(differences))
+    sums = [
+        abs(sum(sign * abs(difference) for sign, difference in zip(signs, differences, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
+    expected = sum(total >= observed for total in sums) / len(sums)
+    found = paired_test(differences)
+    assert (found.p_value, found.method) == (pytest.approx(expected), "sign-flip permutation test")
+
+
+def test_what_would_take_too_long_is_tested_by_the_signs(monkeypatch):
+    monkeypatch.setattr("lmm_r1.evaluation.comparison.MAX_OPERATIONS", 1)
+    found = paired_test([Fraction(1), HALF, HALF])
+    assert (found.p_value, found.method) == (0.25, "sign test")

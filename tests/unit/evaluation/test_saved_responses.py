@@ -4,8 +4,8 @@ import pytest
 from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import Verdict, write_responses
 from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
+from lmm_r1.records.responses import Verdict, write_responses
 
 pytestmark = pytest.mark.unit
 

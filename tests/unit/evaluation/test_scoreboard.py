@@ -7,8 +7,6 @@ import pytest
 from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.data.files import SkippedRow
-from lmm_r1.evaluation.evaluation_file import read_evaluation
-from lmm_r1.evaluation.response_log import Verdict
 from lmm_r1.evaluation.scoreboard import (
     Board,
     CheckpointResponses,
@@ -18,6 +16,8 @@ from lmm_r1.evaluation.scoreboard import (
     build_page,
     print_board,
 )
+from lmm_r1.records.evaluation import read_evaluation
+from lmm_r1.records.responses import Verdict
 
 pytestmark = pytest.mark.unit
 

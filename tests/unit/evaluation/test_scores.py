@@ -1,8 +1,22 @@
+import math
+from fractions import Fraction
+
 import pytest
 from helpers.judged_responses import judged, judged_rows
 
-from lmm_r1.evaluation.response_log import Verdict
-from lmm_r1.evaluation.scores import by_datasource, summarize
+from lmm_r1.evaluation.scores import (
+    Ballot,
+    by_datasource,
+    clustered_mean,
+    majority_at_k,
+    majority_is_right,
+    mean_pass_at_k,
+    pass_at_k,
+    powers_of_two,
+    summarize,
+    vote_of,
+)
+from lmm_r1.records.responses import Verdict
 
 pytestmark = pytest.mark.unit
 
@@ -51,3 +65,113 @@ def test_data_sources_are_told_apart():
     assert list(sources) == ["sums", "words"]
     assert [scores.verifiers["math"].accuracy.mean for scores in sources.values()] == [1.0, 0.0]
     assert [scores.rows for scores in sources.values()] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "right", "k", "expected"),
+    [
+        (5, 2, 2, Fraction(7, 10)),  # 1 - 3/10
+        (10, 3, 4, Fraction(5, 6)),  # 1 - 35/210
+        (8, 3, 1, Fraction(3, 8)),
+        (8, 0, 8, Fraction(0)),
+        (8, 1, 8, Fraction(1)),
+        (4, 3, 2, Fraction(1)),
+    ],
+)
+def test_it_is_the_share_of_subsets_with_a_right_sample(samples, right, k, expected):
+    assert expected == 1 - Fraction(math.comb(samples - right, k), math.comb(samples, k))
+    assert pass_at_k(samples=samples, right=right, k=k) == pytest.approx(float(expected), abs=1e-15)
+
+
+def test_binomials_beyond_any_float_are_no_trouble():
+    assert pass_at_k(samples=10_000, right=1, k=5_000) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(4, 2, 5), (4, 2, 0), (4, 5, 2)])
+def test_what_cannot_be_told_is_refused(samples, right, k):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be told from {samples} samples of which {right}"):
+        pass_at_k(samples=samples, right=right, k=k)
+
+
+def test_the_mean_is_over_rows():
+    verdicts = [[True, True, False, False, False], [False] * 5]
+    estimate = mean_pass_at_k(verdicts, k=2)
+    assert estimate.mean == pytest.approx(0.35)
+    # The rows have 0.7 and 0: half their distance.
+    assert estimate.standard_error == pytest.approx(0.35)
+
+
+def test_powers_of_two_end_at_the_limit():
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(8) == [1, 2, 4, 8]
+    assert powers_of_two(12) == [1, 2, 4, 8]
+
+
+RIGHT, WRONG, OTHER = Ballot(vote="4", right=True), Ballot(vote="5", right=False), Ballot(vote="6", right=False)
+SILENT = Ballot(vote=None, right=False)
+
+
+def test_most_votes_win():
+    assert majority_is_right([WRONG, RIGHT, OTHER, RIGHT])
+    assert not majority_is_right([WRONG, RIGHT, WRONG])
+
+
+def test_a_tie_goes_to_the_answer_given_first():
+    assert majority_is_right([RIGHT, WRONG, WRONG, RIGHT])
+    assert not majority_is_right([WRONG, RIGHT, RIGHT, WRONG])
+
+
+def test_a_response_without_an_answer_does_not_vote():
+    assert majority_is_right([SILENT, SILENT, RIGHT])
+    assert not majority_is_right([SILENT, SILENT])
+
+
+def test_samples_are_cut_into_groups_of_k():
+    rows = [[RIGHT, RIGHT, WRONG, WRONG, RIGHT], [WRONG] * 5]
+    assert majority_at_k(rows, k=1).mean == pytest.approx(0.3)
+    # Of the first row, the pairs (right, right) and (wrong, wrong); the fifth sample is left over.
+    assert majority_at_k(rows, k=2).mean == 0.25
+    assert majority_at_k(rows, k=5).mean == 0.5
+
+
+def test_more_samples_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="majority@3 cannot be told from 2 samples"):
+        majority_at_k([[RIGHT] * 4, [RIGHT] * 2], k=3)
+
+
+def test_equal_answers_vote_alike():
+    half = {vote_of(text, verifier="math") for text in (r"So \boxed{\dfrac12}", r"<answer>$\frac{1}{2}$</answer>")}
+    assert len(half) == 1
+    assert vote_of("<answer>0.5</answer>", verifier="math") not in half
+
+
+def test_a_choice_votes_by_its_letter():
+    votes = {vote_of(text, verifier="choice") for text in ("<answer>(b)</answer>", "<answer>B. 12 cm</answer>")}
+    assert votes == {"B"}
+
+
+def test_no_answer_is_no_vote():
+    assert vote_of("<think>I wonder", verifier="math") is None
+    assert vote_of("<answer> </answer>", verifier="math") is None
+
+
+def test_samples_of_one_row_do_not_count_as_independent():
+    estimate = clustered_mean([[1, 0], [1, 1], [0, 0]])
+    assert estimate.mean == 0.5
+    # The rows' means are 1/2, 1 and 0: their standard deviation is 1/2. Six independent samples would give 0.224.
+    assert estimate.standard_error == pytest.approx(0.5 / math.sqrt(3))
+
+
+def test_one_sample_per_row_gives_the_usual_standard_error():
+    # Variance of 1, 0, 0, 0 around 1/4: (9/16 + 3/16) / 3 = 1/4.
+    assert clustered_mean([[1], [0], [0], [0]]).standard_error == pytest.approx(math.sqrt(1 / 4 / 4))
+
+
+def test_rows_with_more_samples_weigh_more():
+    estimate = clustered_mean([[1], [0, 0, 0]])
+    # Deviations add up to 3/4 and -3/4; sqrt(2 * 9/16 * 2/1) / 4 = 1.5 / 4.
+    assert (estimate.mean, estimate.standard_error) == (0.25, pytest.approx(0.375))
+
+
+def test_a_single_row_has_no_standard_error():
+    assert clustered_mean([[1, 0, 1, 1]]).standard_error is None

@@ -18,8 +18,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
-from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import make_strategy
 

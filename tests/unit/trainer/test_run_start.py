@@ -8,8 +8,8 @@ import yaml
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.fingerprint import Fingerprint
-from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.run_start import check_start, open_run
 
 pytestmark = pytest.mark.unit

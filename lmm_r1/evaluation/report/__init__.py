@@ -1,5 +1,0 @@
-"""Runs as one self-contained HTML page, and a curriculum as a summary for machines."""
-
-from lmm_r1.evaluation.report.comparison_page import build_comparison
-from lmm_r1.evaluation.report.page import build_report
-from lmm_r1.evaluation.report.summary import summarize, write_summary

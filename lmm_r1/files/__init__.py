@@ -1,0 +1,1 @@
+"""Files that survive a kill: written whole or not at all, or a line at a time."""

@@ -1,0 +1,76 @@
+"""Files and folders that are either complete or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+
+
+def check_creatable(path: Path, *, flag: str) -> None:
+    """Raise UserError where `path` could not be made: under a file, or in a folder that may not be written to."""
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{flag} {path}: cannot be written, as {nearest} is a file; choose another place")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"{flag} {path}: {nearest} may not be written to; choose another place")
+
+
+def check_new_folder(path: Path, *, flag: str) -> None:
+    """Raise UserError where `path` is anything but a name that is free, or an empty folder, in a writable place."""
+    check_creatable(path, flag=flag)
+    if path.is_file():
+        raise UserError(f"{flag} {path} is a file; name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{flag} {path} exists and is not empty; choose another folder")
+
+
+def write_atomically(path: Path, *, text: str) -> None:
+    """Write a UTF-8 file under a temporary name beside it, then give it its own name; make its folder if need be.
+
+    Raises UserError where nothing can be written.
+    """
+    # What a model wrote can hold half of a surrogate pair, which has no encoding.
+    write_bytes_atomically(path, data=text.encode("utf-8", errors="replace"))
+
+
+def write_bytes_atomically(path: Path, *, data: bytes) -> None:
+    """Write a file of bytes as `write_atomically` does."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+
+
+@contextlib.contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path` to write into, which takes its place where nothing is raised inside.
+
+    Raises UserError where nothing can be written, or the disk is full.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    try:
+        yield folder
+        folder.chmod(0o755)
+        if path.exists():
+            path.rmdir()
+        folder.rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

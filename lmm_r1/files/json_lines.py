@@ -1,0 +1,116 @@
+"""JSON-lines files: one process appends to them, perhaps until it is killed, and others read them meanwhile.
+
+A line counts once its newline is there. What a killed writer leaves is at most one torn line at the end: its successor
+cuts it off, a reader passes over it.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from lmm_r1.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLine:
+    """One non-blank line of a file."""
+
+    place: str
+    """The file and the line number, for an error message."""
+    offset: int
+    """Where the line starts, in bytes."""
+    raw: bytes
+    """The line as it stands in the file."""
+    record: dict[str, object] | None
+    """None for a torn last line: cut off by the end of the file, before its newline."""
+
+
+def read_json_lines(path: Path) -> Iterator[JsonLine]:
+    """Yield the lines of a file; a line that is no JSON object is a UserError, unless it is a torn last line."""
+    offset = 0
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            if raw.strip():
+                place = f"{path}, line {number}"
+                yield JsonLine(place=place, offset=offset, raw=raw, record=_record(raw, place=place))
+            offset += len(raw)
+
+
+def append_json_lines(path: Path, records: Iterable[Mapping[str, object]], *, readable: bool = False) -> None:
+    """Append one line per record; where that fails, the file is as it was before.
+
+    Args:
+        readable: write characters beyond ASCII as they are, but in records with text that has no encoding: what a model
+            wrote can hold half of a surrogate pair, which only an escape can carry.
+    """
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as stream:
+            stream.writelines(_line(record, readable=readable) for record in records)
+    except BaseException:
+        if path.exists():
+            os.truncate(path, before)
+        raise
+
+
+def cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline of a file, if there is such a file, so that the next line can be appended."""
+    if not path.exists():
+        return
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        whole = _last_newline(stream, size) + 1
+    if whole < size:
+        os.truncate(path, whole)
+
+
+def last_line(path: Path) -> bytes:
+    """Return the last line of a file that is not blank; empty where there is none, or no such file."""
+    end = path.stat().st_size if path.exists() else 0
+    if end == 0:
+        return b""
+    with path.open("rb") as stream:
+        while end > 0:
+            begin = _last_newline(stream, end - 1) + 1
+            stream.seek(begin)
+            line = stream.read(end - begin)
+            if line.strip():
+                return line
+            end = begin
+    return b""
+
+
+def _record(raw: bytes, *, place: str) -> dict[str, object] | None:
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        if not raw.endswith(b"\n"):
+            return None
+        raise UserError(f"{place}: not a JSON object ({error}); repair or delete this line") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}; repair or delete this line")
+    return record
+
+
+def _line(record: Mapping[str, object], *, readable: bool) -> bytes:
+    if readable:
+        try:
+            return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        except UnicodeEncodeError:
+            pass
+    return (json.dumps(record) + "\n").encode()
+
+
+def _last_newline(stream: BinaryIO, end: int, *, block: int = 2**16) -> int:
+    """Return the place of the last newline before `end`, -1 where there is none."""
+    while end > 0:
+        begin = max(0, end - block)
+        stream.seek(begin)
+        found = stream.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found
+        end = begin
+    return -1

@@ -1,0 +1,116 @@
+"""What a run left behind: the stages of a run folder or a curriculum folder, and their held-out evaluation."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+from lmm_r1.records.evaluation import EVALUATION_FILE, Checkpoint, Evaluation, FileScores, read_evaluation
+from lmm_r1.records.metrics import METRICS_FILE, MetricLog, MetricRow, read_metrics
+from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
+from lmm_r1.records.stage import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(StageSummary):
+    """One training stage, finished or still running."""
+
+    folder: Path
+    metrics: MetricLog
+    rollouts: RolloutLog
+    settings: str | None
+    """The text of run_config.yaml."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the stage has metrics but no stage.json yet."""
+        return self.finished_at is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder (one stage) or a curriculum folder (one stage per folder in it)."""
+
+    name: str
+    folder: Path
+    is_curriculum: bool
+    stages: tuple[Stage, ...]
+    """In the order in which they were started."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def held_out(self, stage: Stage) -> dict[str, FileScores]:
+        """Return the held-out scores of a stage by row file, empty where it was not evaluated."""
+        checkpoint = self.checkpoint(stage)
+        return checkpoint.files if checkpoint else {}
+
+    def checkpoint(self, stage: Stage) -> Checkpoint | None:
+        """Return the evaluated checkpoint that carries the stage's name, else the one with its folder's name."""
+        for name in (stage.name, stage.folder.name):
+            for checkpoint in self.evaluation.checkpoints:
+                if checkpoint.name == name:
+                    return checkpoint
+        return None
+
+
+def read_run(path: Path) -> Run:
+    """Return what a run folder or a curriculum folder holds.
+
+    Raises:
+        UserError: the folder does not exist, holds no stage, or one of its files is malformed or cannot be read.
+    """
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {found}; give a run folder or a curriculum folder")
+    try:
+        return _read_run(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _read_run(path: Path) -> Run:
+    is_stage = _holds_stage(path)
+    folders = [path] if is_stage else sorted(child for child in path.iterdir() if _holds_stage(child))
+    if not folders:
+        raise UserError(
+            f"{path}: holds no stage: there is neither {METRICS_FILE} nor {STAGE_FILE} in it or in a folder in it; "
+            "give the output folder of a training stage, or the folder that holds the stages"
+        )
+    stages = sorted((_read_stage(folder) for folder in folders), key=lambda stage: stage.started_at)
+    return Run(
+        name=path.resolve().name,
+        folder=path,
+        is_curriculum=not is_stage,
+        stages=tuple(stages),
+        evaluation=read_evaluation(path / EVALUATION_FILE),
+    )
+
+
+def _holds_stage(folder: Path) -> bool:
+    return (folder / STAGE_FILE).is_file() or (folder / METRICS_FILE).is_file()
+
+
+def _read_stage(folder: Path) -> Stage:
+    metrics = read_metrics(folder / METRICS_FILE)
+    settings = folder / SETTINGS_FILE
+    summary = read_stage(folder) if (folder / STAGE_FILE).is_file() else _running(folder, metrics=metrics)
+    return Stage(
+        **vars(summary),
+        folder=folder,
+        metrics=metrics,
+        rollouts=read_rollouts(folder / ROLLOUTS_FILE),
+        settings=settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None,
+    )
+
+
+def _running(folder: Path, *, metrics: MetricLog) -> StageSummary:
+    last = metrics.rows[-1] if metrics.rows else MetricRow(step=0, seconds=None, values={})
+    seconds = last.seconds or 0.0
+    written_at = datetime.fromtimestamp((folder / METRICS_FILE).stat().st_mtime, tz=timezone.utc)
+    return StageSummary(
+        name=folder.resolve().name,
+        kind=None,
+        steps=last.step,
+        seconds=seconds,
+        started_at=written_at - timedelta(seconds=seconds),
+        finished_at=None,
+    )

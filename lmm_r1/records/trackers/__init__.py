@@ -1,0 +1,5 @@
+"""Services that show a run while it trains, beside the run folder's own metrics.jsonl: see docs/loggers.md."""
+
+from lmm_r1.records.trackers.backends import check_trackers, open_trackers
+from lmm_r1.records.trackers.fan_out import Trackers
+from lmm_r1.records.trackers.tracker import Generation, Session, Tracker

@@ -1,0 +1,5 @@
+"""Runs as one self-contained HTML page, and a curriculum as a summary for machines."""
+
+from lmm_r1.report.comparison_page import build_comparison
+from lmm_r1.report.page import build_report
+from lmm_r1.report.summary import summarize, write_summary

@@ -1,0 +1,131 @@
+"""One self-contained HTML page that holds several runs against each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+from lmm_r1.records.run import Run
+from lmm_r1.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
+from lmm_r1.report.curves import smoothing_window
+from lmm_r1.report.line_chart import LineChart, line_chart
+from lmm_r1.report.overlay import Overlay, overlays, run_color
+from lmm_r1.report.page_text import render
+from lmm_r1.report.rollout_sample import (
+    DEFAULT_MAX_ROLLOUTS,
+    Series,
+    rollout_data,
+    sample_rollouts,
+)
+from lmm_r1.report.settings import settings_differences
+from lmm_r1.report.stages import match_stages
+from lmm_r1.report.summary import notes, total_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """What the page says of one run as a whole."""
+
+    name: str
+    color: int
+    run: Run
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlayView:
+    """Stages whose curves share their axes, drawn."""
+
+    title: str
+    anchor: str
+    runs: int
+    charts: tuple[LineChart, ...]
+    other_charts: tuple[LineChart, ...]
+    is_smoothed: bool
+
+
+def build_comparison(
+    runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS, written_at: datetime | None = None
+) -> str:
+    """Return the page of several runs as HTML; differences are those to the first of them.
+
+    Args:
+        max_rollouts: how many rollouts are embedded at most, spread evenly over the steps of all runs.
+        written_at: the moment that the page names as its own; None takes now.
+
+    Raises:
+        UserError: two of the runs are the same folder.
+    """
+    names = distinct_names([run.folder for run in runs])
+    matches = match_stages(runs)
+    files = row_files(runs)
+    series = [
+        Series(run=name, stage=stage, color=run_color(at))
+        for at, (name, run) in enumerate(zip(names, runs, strict=True))
+        for stage in run.stages
+    ]
+    sample = sample_rollouts(series, limit=max_rollouts)
+    return render(
+        "comparison.html.j2",
+        title=f"{len(runs)} runs",
+        written_at=written_at or datetime.now(tz=timezone.utc),
+        runs=[_run_view(run, name=name, at=at) for at, (name, run) in enumerate(zip(names, runs, strict=True))],
+        files=files,
+        bars=accuracy_charts(matches, files=files, names=names),
+        stages=[(match.name, compared_rows(match, files=files)) for match in matches],
+        overlays=[
+            _overlay_view(overlay, number=number) for number, overlay in enumerate(overlays(matches, names=names), 1)
+        ],
+        differences=settings_differences(runs, matches=matches),
+        sample=sample,
+        data=rollout_data(series, sample=sample),
+        notes=notes([(f"{member.run}, {member.stage.name}", member.stage) for member in series], sample=sample),
+    )
+
+
+def _run_view(run: Run, *, name: str, at: int) -> RunView:
+    return RunView(
+        name=name,
+        color=run_color(at),
+        run=run,
+        steps=sum(stage.steps for stage in run.stages),
+        seconds=total_seconds(run),
+    )
+
+
+def _overlay_view(overlay: Overlay, *, number: int) -> OverlayView:
+    return OverlayView(
+        title=overlay.title,
+        anchor=f"curves-{number}",
+        runs=len({curve.run for curve in overlay.curves}),
+        charts=tuple(map(line_chart, overlay.panels)),
+        other_charts=tuple(map(line_chart, overlay.other_panels)),
+        is_smoothed=any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in overlay.curves),
+    )
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return each folder's name, with as many of the folders above it as it takes to tell it from the others.
+
+    `runs/a/demo`, `runs/b/demo` and `runs/c` become `a/demo`, `b/demo` and `c`; the same folder twice is a UserError.
+    """
+    resolved = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(resolved):
+        if folder in resolved[:index]:
+            raise UserError(f"{folders[index]}: this run is given twice; leave one of them out")
+    return [_name(folder, others=[other for other in resolved if other != folder]) for folder in resolved]
+
+
+def _name(folder: Path, *, others: Sequence[Path]) -> str:
+    depths = range(1, len(folder.parts))
+    return next((name for depth in depths if (name := _tail(folder, depth)) not in _tails(others, depth)), str(folder))
+
+
+def _tails(folders: Sequence[Path], depth: int) -> set[str]:
+    return {_tail(folder, depth) for folder in folders}
+
+
+def _tail(folder: Path, depth: int) -> str:
+    return "/".join(folder.parts[1:][-depth:])

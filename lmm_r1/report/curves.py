@@ -1,0 +1,152 @@
+"""Training curves of one stage: which metrics share a panel, and how they are smoothed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmm_r1.records.metrics import MetricLog
+
+MAX_POINTS = 400
+MIN_STEPS_TO_SMOOTH = 16
+MAX_LINES = 6
+TIMING_PREFIX = "timing/"
+
+Points = list[tuple[float, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelSpec:
+    """Metrics that are drawn on the same axes."""
+
+    title: str
+    unit: str
+    metrics: tuple[str, ...]
+    is_share: bool = False
+    """Between 0 and 1, shown in percent."""
+    from_zero: bool = False
+    smoothed: bool = True
+    hidden_at_zero: bool = False
+    """Zero throughout means that nothing measured it (no reference model); it then stands with the other metrics."""
+
+
+PANELS = (
+    PanelSpec(title="Reward", unit="mean per response", metrics=("reward",)),
+    PanelSpec(title="Accuracy and format", unit="share of responses", metrics=("accuracy", "format"), is_share=True),
+    PanelSpec(title="Loss", unit="nats per token", metrics=("loss", "eval_loss")),
+    PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
+    PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
+    PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
+    PanelSpec(title="Policy loss", unit="per update", metrics=("policy_loss",)),
+    PanelSpec(title="Critic loss", unit="per update", metrics=("critic_loss",)),
+    PanelSpec(title="Values and returns", unit="mean per token", metrics=("values", "returns")),
+    PanelSpec(
+        title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
+    ),
+    PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
+    PanelSpec(title="Throughput", unit="tokens per second", metrics=("tokens_per_second",), from_zero=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One metric of a panel, or one run's values of the panel's only metric."""
+
+    name: str
+    color: int
+    """From 1 to 8, a colour of the page's style."""
+    run: int | None = None
+    """The place of its run where several are compared."""
+    dash: int = 0
+    """Which of the page's dash patterns: 0 is a line without gaps."""
+    points: Points
+    """(step, value), value None where the number was not finite; averaged in buckets if there were too many."""
+    smooth: Points
+    """A centred moving average of the points; empty for a short run."""
+
+    @property
+    def last(self) -> float | None:
+        """The newest value, smoothed if the line is."""
+        values = [value for _, value in self.smooth or self.points if value is not None]
+        return values[-1] if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One small chart."""
+
+    spec: PanelSpec
+    lines: tuple[Line, ...]
+
+
+def panels(metrics: MetricLog) -> list[Panel]:
+    """Return the panels of the known metrics that occur, ending with the seconds per phase."""
+    phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
+    phases.sort(key=lambda name: -_mean(metrics.series(name)))
+    timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
+    drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, timing)]
+    return [panel for panel in drawn if is_worth_showing(panel)]
+
+
+def is_worth_showing(panel: Panel) -> bool:
+    """Return whether a panel has lines, and not only zeros where these say that nothing was measured."""
+    return bool(panel.lines) and not (panel.spec.hidden_at_zero and _is_zero(panel))
+
+
+def other_panels(metrics: MetricLog) -> list[Panel]:
+    """Return a panel for each metric that `panels` leaves out."""
+    known = {name for panel in panels(metrics) for name in panel.spec.metrics}
+    rest = [name for name in metrics.names if name not in known]
+    return [_panel(PanelSpec(title=name, unit="", metrics=(name,)), metrics=metrics) for name in rest]
+
+
+def smoothing_window(count: int) -> int:
+    """Return over how many points a line of `count` points is averaged: odd, and 1 for a short line."""
+    return 1 if count < MIN_STEPS_TO_SMOOTH else max(5, count // 12) | 1
+
+
+def moving_average(points: Points, *, window: int) -> Points:
+    """Return the mean over a centred window of points, cut off at both ends; values that are None are passed over."""
+    half = window // 2
+    averaged = []
+    for index, (step, _) in enumerate(points):
+        near = [value for _, value in points[max(0, index - half) : index + half + 1] if value is not None]
+        averaged.append((step, sum(near) / len(near) if near else None))
+    return averaged
+
+
+def thinned(points: Points, *, limit: int) -> Points:
+    """Return at most `limit` points, each the mean of a run of neighbours."""
+    if len(points) <= limit:
+        return points
+    bounds = [round(bucket * len(points) / limit) for bucket in range(limit + 1)]
+    return [_mean_point(points[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+
+
+def _mean_point(points: Points) -> tuple[float, float | None]:
+    values = [value for _, value in points if value is not None]
+    steps = [step for step, _ in points]
+    return sum(steps) / len(steps), sum(values) / len(values) if values else None
+
+
+def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
+    found = [(name, points) for name in spec.metrics if (points := metrics.series(name))]
+    lines = (
+        Line(name=name.removeprefix(TIMING_PREFIX), color=color, **drawn_points(points, smoothed=spec.smoothed))
+        for color, (name, points) in enumerate(found, start=1)
+    )
+    return Panel(spec=spec, lines=tuple(lines))
+
+
+def drawn_points(points: Points, *, smoothed: bool) -> dict[str, Points]:
+    """Return the `points` and the `smooth` of a `Line` through these values."""
+    points = thinned(points, limit=MAX_POINTS)
+    window = smoothing_window(len(points)) if smoothed else 1
+    return {"points": points, "smooth": moving_average(points, window=window) if window > 1 else []}
+
+
+def _is_zero(panel: Panel) -> bool:
+    return all(value == 0 for line in panel.lines for _, value in line.points)
+
+
+def _mean(points: Sequence[tuple[float, float | None]]) -> float:
+    values = [value for _, value in points if value is not None]
+    return sum(values) / len(values) if values else 0.0

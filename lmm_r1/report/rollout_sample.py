@@ -1,0 +1,181 @@
+"""Which rollouts are embedded in a page, and in which form its script gets them and their prompts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from lmm_r1.records.rollouts import Message, Part, Rollout
+from lmm_r1.records.run import Stage
+from lmm_r1.report.inline_images import ImageError, InlineImages, image_key
+from lmm_r1.report.page_text import script_json
+
+DEFAULT_MAX_ROLLOUTS = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One stage of one run, as the page names it."""
+
+    run: str
+    stage: Stage
+    color: int
+    """That of the run where several are compared, else that of the stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSample:
+    """The rollouts of a page."""
+
+    total: int
+    """How many the runs logged."""
+    rollouts: list[dict[str, object]]
+    prompts: list[list[dict[str, object]]]
+    """Conversations; a rollout holds the place of its own in this list, the same for the same words and images."""
+    images: list[str]
+    """Data URIs; an image part of a prompt is a place in this list."""
+    missing_images: int
+
+
+def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
+    """Return at most `limit` rollouts of these stages, spread evenly over their steps."""
+    stages = [member.stage for member in series]
+    buckets = [(number, indices) for number, stage in enumerate(stages) for indices in _indices_by_step(stage)]
+    quotas = spread([len(indices) for _, indices in buckets], limit=limit)
+    chosen: list[list[int]] = [[] for _ in stages]
+    for (number, indices), quota in zip(buckets, quotas, strict=True):
+        chosen[number] += [indices[at] for at in evenly(len(indices), count=quota)]
+    drawn = [
+        (number, rollout)
+        for number, (stage, indices) in enumerate(zip(stages, chosen, strict=True))
+        for rollout in stage.rollouts.read(indices)
+    ]
+    images = InlineImages(count=_image_count(drawn, stages=stages))
+    prompts = Prompts(images)
+    places = [prompts.add(rollout.messages, stage=stages[number]) for number, rollout in drawn]
+    records = [
+        _record(rollout, series=number, prompt=place) for place, (number, rollout) in zip(places, drawn, strict=True)
+    ]
+    return RolloutSample(
+        total=sum(len(stage.rollouts) for stage in stages),
+        rollouts=records,
+        prompts=prompts.records,
+        images=images.uris,
+        missing_images=sum(prompts.missing_images[place] for place in places),
+    )
+
+
+def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str, Markup]:
+    """Return what the page's script reads, ready to stand in two script blocks: `rollouts` as JSON, `images` as lines."""
+    named = [{"run": member.run, "stage": member.stage.name, "color": member.color} for member in series]
+    data = {"series": named, "prompts": sample.prompts, "rollouts": sample.rollouts}
+    # A data URI of an image is made here, of a known type and base64: no markup can be in it.
+    return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
+
+
+def spread(sizes: Sequence[int], *, limit: int) -> list[int]:
+    """Return how many to take from each bucket: as equal as the sizes allow, together at most `limit`.
+
+    With fewer places than buckets, the buckets that get one lie evenly from the first to the last:
+    `spread([9, 9, 9], limit=2)` is `[1, 0, 1]`, `spread([1, 9, 9], limit=9)` is `[1, 4, 4]`.
+    """
+    quotas = [0] * len(sizes)
+    left = min(limit, sum(sizes))
+    while left:
+        open_buckets = [bucket for bucket, size in enumerate(sizes) if quotas[bucket] < size]
+        share = left // len(open_buckets)
+        if share:
+            for bucket in open_buckets:
+                taken = min(share, sizes[bucket] - quotas[bucket])
+                quotas[bucket] += taken
+                left -= taken
+        else:
+            for at in evenly(len(open_buckets), count=left):
+                quotas[open_buckets[at]] += 1
+            left = 0
+    return quotas
+
+
+def evenly(size: int, *, count: int) -> list[int]:
+    """Return `count` different places from 0 to size - 1 at equal distances, both ends among them if count > 1."""
+    if count <= 1:
+        return [0] * count
+    return [round(index * (size - 1) / (count - 1)) for index in range(count)]
+
+
+def _indices_by_step(stage: Stage) -> list[list[int]]:
+    by_step: dict[int, list[int]] = {}
+    for index, step in enumerate(stage.rollouts.steps):
+        by_step.setdefault(step, []).append(index)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage]) -> int:
+    keys = {
+        image_key(part.value, folder=stages[number].folder)
+        for number, rollout in drawn
+        for message in rollout.messages
+        for part in message.parts
+        if part.kind == "image"
+    }
+    return len(keys)
+
+
+def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
+    return {
+        "series": series,
+        "step": rollout.step,
+        "group": rollout.group,
+        "prompt": prompt,
+        "response": rollout.response,
+        "label": rollout.label,
+        "reward": rollout.reward,
+        "scores": rollout.scores,
+        "verdict": verdict(rollout),
+        "tokens": rollout.response_tokens,
+        "truncated": rollout.truncated,
+    }
+
+
+def verdict(rollout: Rollout) -> str | None:
+    """Return `right`, `wrong` or, between the two, `partly`; None where accuracy was not scored."""
+    accuracy = rollout.scores.get("accuracy")
+    if accuracy is None:
+        return None
+    if accuracy >= 1:
+        return "right"
+    return "wrong" if accuracy <= 0 else "partly"
+
+
+class Prompts:
+    """Collects conversations: the same one stands in the page once, whichever run, stage and step it was sampled in."""
+
+    def __init__(self, images: InlineImages) -> None:
+        self.records: list[list[dict[str, object]]] = []
+        self.missing_images: list[int] = []
+        """Of each of the records."""
+        self._images = images
+        self._places: dict[str, int] = {}
+
+    def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
+        """Return the place in `records` of a conversation of this stage."""
+        parts = [[self._part(part, stage=stage) for part in message.parts] for message in messages]
+        record: list[dict[str, object]] = [
+            {"role": message.role, "parts": own} for message, own in zip(messages, parts, strict=True)
+        ]
+        key = json.dumps(record)
+        if key not in self._places:
+            self._places[key] = len(self.records)
+            self.records.append(record)
+            self.missing_images.append(sum("missing" in part for own in parts for part in own))
+        return self._places[key]
+
+    def _part(self, part: Part, *, stage: Stage) -> dict[str, object]:
+        if part.kind == "text":
+            return {"text": part.value}
+        try:
+            return {"image": self._images.add(part.value, folder=stage.folder)}
+        except ImageError as error:
+            shown = "data URI" if part.value.startswith("data:") else part.value
+            return {"missing": f"{shown}: {error}"}

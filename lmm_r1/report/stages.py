@@ -1,0 +1,93 @@
+"""The table of stages of a run, and which stages of several runs are compared with each other."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmm_r1.records.evaluation import Checkpoint, FileScores
+from lmm_r1.records.run import Run, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A stage on one file of held-out rows."""
+
+    file: str
+    scores: FileScores | None
+    """None where the stage was not evaluated on this file."""
+    change: float | None
+    """Accuracy less that of the first stage; None for the first stage itself, or where either is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """A stage, or a checkpoint that was evaluated without being a stage of this run (a baseline, say)."""
+
+    name: str
+    stage: Stage | None
+    held_out: tuple[HeldOut, ...]
+    """One per row file of the evaluation."""
+
+
+def stage_rows(run: Run) -> list[StageRow]:
+    """Return the stages in order; checkpoints that are no stage stand before them or after, as they were evaluated."""
+    checkpoints = run.evaluation.checkpoints
+    of_stages = {checkpoint.name for checkpoint in map(run.checkpoint, run.stages) if checkpoint}
+    first_owned = next((index for index, checkpoint in enumerate(checkpoints) if checkpoint.name in of_stages), 0)
+    strangers = [
+        (index, checkpoint) for index, checkpoint in enumerate(checkpoints) if checkpoint.name not in of_stages
+    ]
+    before = [_row(run, checkpoint=checkpoint) for index, checkpoint in strangers if index < first_owned]
+    after = [_row(run, checkpoint=checkpoint) for index, checkpoint in strangers if index >= first_owned]
+    stages = [_row(run, checkpoint=run.checkpoint(stage), stage=stage) for stage in run.stages]
+    return [*before, *stages, *after]
+
+
+def _row(run: Run, *, checkpoint: Checkpoint | None, stage: Stage | None = None) -> StageRow:
+    files = checkpoint.files if checkpoint else {}
+    return StageRow(
+        name=stage.name if stage else checkpoint.name,
+        stage=stage,
+        held_out=tuple(
+            HeldOut(
+                file=file, scores=files.get(file), change=_change(run, file=file, scores=files.get(file), of=stage)
+            )
+            for file in run.evaluation.file_names
+        ),
+    )
+
+
+def _change(run: Run, *, file: str, scores: FileScores | None, of: Stage | None) -> float | None:
+    first = run.stages[0]
+    baseline = run.held_out(first).get(file)
+    if of is first or scores is None or baseline is None or None in (scores.accuracy, baseline.accuracy):
+        return None
+    return scores.accuracy - baseline.accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMatch:
+    """One stage, in each run that has it."""
+
+    name: str
+    rows: dict[int, StageRow]
+    """By the place of the run among those compared."""
+
+
+def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
+    """Return the stages of all runs, those of the same name together; of runs with one stage each, all together.
+
+    They keep the order of the first run; what only later runs have follows.
+    """
+    tables = [stage_rows(run) for run in runs]
+    if all(len(table) == 1 for table in tables):
+        names = dict.fromkeys(table[0].name for table in tables)
+        return [StageMatch(name=", ".join(names), rows={run: table[0] for run, table in enumerate(tables)})]
+    matches: dict[tuple[str, int], dict[int, StageRow]] = {}
+    for run, table in enumerate(tables):
+        # Two stages of a run may carry one name; the first of them meets the first of another run.
+        seen: Counter[str] = Counter()
+        for row in table:
+            matches.setdefault((row.name, seen[row.name]), {})[run] = row
+            seen[row.name] += 1
+    return [StageMatch(name=name, rows=rows) for (name, _), rows in matches.items()]

@@ -1,5 +1,0 @@
-"""Services that show a run while it trains, beside the run folder's own metrics.jsonl: see docs/loggers.md."""
-
-from lmm_r1.trainer.trackers.backends import check_trackers, open_trackers
-from lmm_r1.trainer.trackers.fan_out import Trackers
-from lmm_r1.trainer.trackers.tracker import Generation, Session, Tracker

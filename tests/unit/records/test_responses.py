@@ -1,0 +1,48 @@
+import json
+from pathlib import Path
+
+import pytest
+from helpers.judged_responses import judged, judged_rows
+
+from lmm_r1.config.evaluate import responses_path
+from lmm_r1.errors import UserError
+from lmm_r1.records.responses import Verdict, read_responses, write_responses
+
+pytestmark = pytest.mark.unit
+
+
+def test_what_is_written_is_read_again(tmp_path: Path):
+    path = responses_path(tmp_path / "new" / "scores.json")
+    assert path.name == "scores.responses.jsonl"
+    first = judged_rows([[True, False], [True, True]])
+    odd = judged(response="half \ud800 a pair\u2028\x00", verdicts={"m": Verdict(score=0, parts={}, timed_out=True)})
+    write_responses(path, first, append=False)
+    write_responses(path, [odd], append=True)
+    assert read_responses(path) == [*first, odd]
+    write_responses(path, first[:1], append=False)
+    assert read_responses(path) == first[:1]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"verdicts": {}}, "line 1: verdicts must be an object by verifier; evaluate again"),
+        ({"verdicts": {"math": {"parts": {}}}}, "line 1, math: a verdict needs a score and parts"),
+        ({"label": 3}, "line 1: label must be a string, found 3"),
+        ({"index": -1}, "line 1: index must be an integer from 0 up"),
+    ],
+)
+def test_a_damaged_file_is_told_with_its_line(change, sentence, tmp_path):
+    path = tmp_path / "a.responses.jsonl"
+    write_responses(path, [judged()], append=False)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) + "\n")
+    with pytest.raises(UserError, match=f"a.responses.jsonl, {sentence}"):
+        read_responses(path)
+
+
+def test_a_missing_or_empty_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no file of responses .*none.responses.jsonl"):
+        read_responses(tmp_path / "none.responses.jsonl")
+    (tmp_path / "empty").touch()
+    with pytest.raises(UserError, match="holds no responses; evaluate again"):
+        read_responses(tmp_path / "empty")

@@ -1,0 +1,194 @@
+"""Every tracking service, with its real library and offline: what is logged can be read back, and a resume goes on."""
+
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.conversations import picture
+from helpers.tracked_runs import of_swanlab, of_tensorboard, of_wandb, texts_of_tensorboard
+
+from lmm_r1 import dotted
+from lmm_r1.config import SFTConfig
+from lmm_r1.records.trackers import Generation, Trackers, open_trackers
+
+pytestmark = pytest.mark.unit
+
+
+def installed(library: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(library) is None
+    return pytest.mark.skipif(missing, reason=f"{library} is not installed; it is in the extra `loggers`")
+
+
+def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
+    flags = {
+        "logger.trackers": (name,),
+        "logger.wandb.mode": "offline",
+        "logger.wandb.key": "0" * 40,
+        "logger.wandb.run_name": "tried",
+        "logger.swanlab.mode": "offline",
+        "logger.mlflow.tracking_uri": f"file://{folder}/store",
+    }
+    return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
+
+
+def samples(folder: Path, step: int) -> Sequence[Generation]:
+    """Two samples, of which the second has an image; one's answer could pass for markup."""
+    picture(8, 6).save(folder / "image.png")
+    shared = {"label": "2", "truncated": False}
+    return (
+        Generation(prompt="user: 1+1?", response="<b>2|3</b>", reward=0.5, scores={"accuracy": 0.0}, **shared),
+        Generation(
+            prompt="user: <image>?",
+            response=f"{step}\nand",
+            reward=1.5,
+            scores={"accuracy": 1.0, "format": 0.5},
+            images=(folder / "image.png",),
+            **shared,
+        ),
+    )
+
+
+COLUMNS = ["step", "sample", "prompt", "response", "label", "reward", "truncated", "accuracy", "format"]
+
+
+def rows(step: int) -> list[list[object]]:
+    """The table of `samples`."""
+    return [
+        [step, 0, "user: 1+1?", "<b>2|3</b>", "2", 0.5, False, 0.0, None],
+        [step, 1, "user: <image>?", f"{step}\nand", "2", 1.5, False, 1.0, 0.5],
+    ]
+
+
+def log_stop_and_resume(name: str, folder: Path) -> None:
+    """Log steps 1 and 2 with losses 0.1 and 0.2, then, taken up at step 1, steps 2 and 3 with losses 2 and 3."""
+    for steps, scale, resumed in (((1, 2), 0.1, False), ((2, 3), 1.0, True)):
+        with opened(name, folder, resumed=resumed) as trackers:
+            for step in steps:
+                trackers.log(step, {"loss": step * scale, "text": "not a number"})
+                trackers.log_generations(step, samples(folder, step))
+                trackers.log_eval(step, {"eval_math_pass1": step * scale})
+        # wandb and SwanLab name a session's folder after the second.
+        time.sleep(1.0 if name in ("wandb", "swanlab") and not resumed else 0.0)
+
+
+# Where the later values cannot take the place of the earlier ones, those stay.
+FIRST_STAY = [(1, 0.1), (2, 0.2), (3, 3.0)]
+
+
+def test_tensorboard_shows_every_step_once_with_what_was_logged_last(tmp_path):
+    log_stop_and_resume("tensorboard", tmp_path)
+    folder = tmp_path / "tensorboard/tried"
+    assert of_tensorboard(folder) == {
+        "train/loss": [(1, 0.1), (2, 2.0), (3, 3.0)],
+        "eval/eval_math_pass1": [(1, 0.1), (2, 2.0), (3, 3.0)],
+        "train/generated_samples/text_summary": [(1, 1), (2, 1), (3, 1)],
+        # Width, height and the encoded image.
+        "train/generated_samples_images/0_sample_1": [(1, 3), (2, 3), (3, 3)],
+    }
+    assert texts_of_tensorboard(folder, "train/generated_samples/text_summary")[2].splitlines() == [
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + " --- |" * len(COLUMNS),
+        "| 2 | 0 | user: 1+1? | &lt;b&gt;2&#124;3&lt;/b&gt; | 2 | 0.5 | False | 0 |  |",
+        "| 2 | 1 | user: &lt;image&gt;? | 2<br>and | 2 | 1.5 | False | 1 | 0.5 |",
+    ]
+
+
+def test_tensorboard_goes_on_in_the_folder_it_began_in(tmp_path):
+    for resumed, name in ((False, "monday"), (True, "tuesday")):
+        flags = {"logger.trackers": ("tensorboard",), "logger.tensorboard_dir": str(tmp_path / "tb")}
+        flags |= {"logger.wandb.run_name": name}
+        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=resumed) as trackers:
+            trackers.log(1 + resumed, {"loss": 0.5})
+    assert [path.name for path in (tmp_path / "tb").iterdir()] == ["monday"]
+    assert of_tensorboard(tmp_path / "tb/monday") == {"train/loss": [(1, 0.5), (2, 0.5)]}
+
+
+@installed("wandb")
+def test_wandb_has_every_step_once_in_one_run(tmp_path):
+    log_stop_and_resume("wandb", tmp_path)
+    found = of_wandb(tmp_path)
+    assert [(row["_step"], row["train/loss"]) for row in found] == FIRST_STAY
+    assert [(row["train/global_step"], row["eval/global_step"]) for row in found] == [(1, 1), (2, 2), (3, 3)]
+    assert [row["eval/eval_math_pass1"] for row in found] == [0.1, 0.2, 3.0]
+    identity = json.loads((tmp_path / "trackers.json").read_text())["wandb"]["identity"]
+    first, second = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert first.name.endswith(identity)
+    assert second.name.endswith(identity)
+
+    for folder, row in zip((first, first, second), found, strict=True):
+        shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
+        assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
+        assert row["train/generated_samples_images/captions"] == ["sample 1"]
+        (image,) = row["train/generated_samples_images/filenames"]
+        assert (folder / "files" / image).read_bytes() == (tmp_path / "image.png").read_bytes()
+
+
+@installed("wandb")
+def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
+    log_stop_and_resume("wandb", tmp_path)
+    kept = [path for folder in (tmp_path, offline) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
+
+
+@installed("swanlab")
+def test_swanlab_has_every_step_once_in_one_run(tmp_path):
+    log_stop_and_resume("swanlab", tmp_path)
+    found = of_swanlab(tmp_path)
+    for name in ("train/loss", "eval/eval_math_pass1"):
+        assert [(step, pytest.approx(value, abs=1e-6)) for step, value in FIRST_STAY] == found[name]
+    assert [(step, len(files)) for step, files in found["train/generated_samples"]] == [(1, 2), (2, 2), (3, 2)]
+    assert [step for step, _ in found["train/generated_samples_images"]] == [1, 2, 3]
+
+    identity = json.loads((tmp_path / "trackers.json").read_text())["swanlab"]["identity"]
+    first, second = sorted((tmp_path / "swanlog").glob("run-*"), key=lambda path: path.stat().st_mtime_ns)
+    assert first.name.endswith(identity)
+    assert second.name.endswith(identity)
+    step, files = found["train/generated_samples"][2]
+    text = (second / "media/text" / files[1]).read_text()
+    assert text.splitlines()[2] == "| 3 | 1 | user: &lt;image&gt;? | 3<br>and | 2 | 1.5 | False | 1 | 0.5 |"
+
+
+@installed("mlflow")
+def test_mlflow_has_every_step_once_in_one_run(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    log_stop_and_resume("mlflow", tmp_path)
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/store")
+    experiment = client.get_experiment_by_name("openrlhf_train_sft")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("tried", "FINISHED")
+    assert run.data.params["train.batch_size"] == "128"
+    assert run.data.params["logger.wandb.key"] == "None"
+    for name in ("train/loss", "eval/eval_math_pass1"):
+        assert [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)] == FIRST_STAY
+    artifacts = tmp_path / "store" / experiment.experiment_id / run.info.run_id / "artifacts/generated_samples"
+    assert sorted(path.name for path in artifacts.iterdir()) == ["step_000001", "step_000002", "step_000003"]
+    for step in (1, 2, 3):
+        shown = json.loads((artifacts / f"step_00000{step}/table.json").read_text())
+        assert shown == {"columns": COLUMNS, "data": rows(step)}
+        image = artifacts / f"step_00000{step}/sample_1/image.png"
+        assert image.read_bytes() == (tmp_path / "image.png").read_bytes()
+
+
+@installed("mlflow")
+def test_mlflow_shows_a_stopped_run_as_failed_and_takes_any_name(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    trackers = opened("mlflow", tmp_path, resumed=False)
+    trackers.log(1, {"a(b)@c": 1.0})
+    trackers.close(failed=True)
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/store")
+    (run,) = client.search_runs([client.get_experiment_by_name("openrlhf_train_sft").experiment_id])
+    assert run.info.status == "FAILED"
+    assert run.data.metrics == {"train/a_b__c": 1.0}
+
+
+def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):
+    for name in ("monday", "tuesday"):
+        flags = {"logger.trackers": ("tensorboard",), "logger.wandb.run_name": name}
+        with open_trackers(dotted.replace(SFTConfig(), flags), folder=tmp_path, resumed=False) as trackers:
+            trackers.log(1, {"loss": 0.5})
+    assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"monday", "tuesday"}

@@ -1,0 +1,110 @@
+"""What the RL trainer hands to its trackers, and that OpenRLHF makes none of its own."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from helpers.conversations import message, picture, row
+from helpers.samples import generated_sample
+from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.sample import Sample
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import open_trackers
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
+from lmm_r1.trainer.samples import Rollout
+from lmm_r1.trainer.strategy import make_strategy
+
+pytestmark = pytest.mark.unit
+
+ROW = row(message("user", picture(8, 6), "What is 1+1?"), answer="2")
+
+
+def sample(response: str, *, reward: float, score: float | None = None) -> Sample:
+    return generated_sample(of=ROW, text=response, reward=reward, score=score, parts={"accuracy": reward})
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> PPOConfig:
+    """Trackers asked for as on a command line of OpenRLHF, of which wandb is left offline."""
+    flags = {
+        "actor.model_name_or_path": "model",
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+        "rollout.batch_size": 1,
+        "rollout.n_samples_per_prompt": 2,
+        "train.batch_size": 2,
+        "train.num_episodes": 3,
+        "logger.tensorboard_dir": str(tmp_path / "tb"),
+        "logger.logging_steps": 2,
+        "logger.wandb.run_name": "tried",
+        "ckpt.output_dir": str(tmp_path / "run"),
+    }
+    return resolve(dotted.replace(PPOConfig(), flags))
+
+
+def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
+    folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
+    folder.open("")
+    strategy = make_strategy(to_openrlhf_args(config))
+    with open_trackers(config, folder=folder.path, resumed=False) as trackers:
+        trainer = KitPPOTrainer(
+            config,
+            strategy,
+            actor_group=None,
+            critic_group=None,
+            reward_group=None,
+            reference_group=None,
+            engines=[],
+            tokenizer=None,
+            prompts=PromptStream([ROW], seed=0, episodes=3),
+            eval_rows=[],
+            folder=folder,
+            trackers=trackers,
+        )
+        assert (trainer.wandb_logger, trainer.tensorboard_logger) == (None, None)
+        group = [sample("2", reward=1.0), sample("<b>", reward=0.0)]
+        rollout = Rollout(experiences=[SimpleNamespace(info={})] * 2, groups=[group], overlong=0, filtered=0)
+        status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5, "generated_samples": ["text", 1.0]}
+        for step in (1, 2, 3):
+            trainer._record(step, status | {"policy_loss": step / 4}, rollout)
+        trainer.generator = SimpleNamespace(
+            evaluate=lambda rows, **settings: [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]]
+        )
+        trainer._evaluate(3)
+
+    shown = of_tensorboard(tmp_path / "tb/tried")
+    # Every second step, as --logger.logging_steps says, and the last one.
+    assert shown["train/policy_loss"] == [(2, 0.5), (3, 0.75)]
+    assert shown["train/reward"] == shown["train/accuracy"] == [(2, 0.5), (3, 0.5)]
+    assert shown["eval/eval_test_pass1"] == [(3, 0.5)]
+    assert [step for step, _ in shown["train/generated_samples_images/0_sample_0"]] == [2, 3]
+    *_, first, second = texts_of_tensorboard(tmp_path / "tb/tried", "train/generated_samples/text_summary")[3].split(
+        "\n"
+    )
+    assert first == "| 3 | 0 | user: &lt;image&gt;What is 1+1? | 2 | 2 | 1 | False | 1 |"
+    assert second == "| 3 | 1 | user: &lt;image&gt;What is 1+1? | &lt;b&gt; | 2 | 0 | False | 0 |"
+    kept = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept] == [1, 2, 3, 3]
+
+
+def test_the_workers_get_no_key(config, tmp_path):
+    strategy = make_strategy(to_openrlhf_args(dotted.replace(config, {"logger.wandb.key": "hush"})))
+    groups = dict.fromkeys(("actor_group", "critic_group", "reward_group", "reference_group"))
+    KitPPOTrainer(
+        config,
+        strategy,
+        **groups,
+        engines=[],
+        tokenizer=None,
+        prompts=PromptStream([ROW], seed=0, episodes=3),
+        eval_rows=[],
+        folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
+    )
+    assert "hush" not in repr(strategy.args)

@@ -1,0 +1,165 @@
+import json
+from datetime import datetime
+
+import pytest
+
+from lmm_r1.evaluation.page_templates import moment
+from lmm_r1.records.metrics import MetricLog, MetricRow
+from lmm_r1.report.axis import Axis, nice_axis
+from lmm_r1.report.bar_chart import difference_interval, wilson_interval
+from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
+from lmm_r1.report.line_chart import line_chart
+from lmm_r1.report.page_text import duration, number, percent, points
+
+pytestmark = pytest.mark.unit
+
+
+def log(**series):
+    """Return metrics from one list per metric, the first value at step 1."""
+    count = max(map(len, series.values()))
+    rows = [
+        MetricRow(step=at + 1, seconds=None, values={name: values[at] for name, values in series.items()})
+        for at in range(count)
+    ]
+    return MetricLog(rows=tuple(rows))
+
+
+def labels(axis):
+    return [tick.label for tick in axis.ticks(number)]
+
+
+def test_an_axis_ends_at_round_numbers_and_its_ticks_carry_no_rounding_error():
+    axis = nice_axis(0.0, 0.31, start=100, end=0)
+
+    assert labels(axis) == ["0", "0.1", "0.2", "0.3", "0.4"]
+    assert [tick.place for tick in axis.ticks(number)] == [100.0, 75.0, 50.0, 25.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-0.02, 0.019, ["−0.02", "−0.01", "0", "0.01", "0.02"]),
+        (0.0, 1.5e-4, ["0", "5e-5", "1e-4", "1.5e-4"]),
+        (7.0, 7.0, ["2", "4", "6", "8", "10", "12"]),
+        (0.0, 0.0, ["−1", "−0.5", "0", "0.5", "1"]),
+        (0.0, 5e-324, ["−1", "−0.5", "0", "0.5", "1"]),
+        (0.0, 52_000.0, ["0", "20k", "40k", "60k"]),
+    ],
+)
+def test_axes_of_every_size_have_a_handful_of_round_ticks(low, high, expected):
+    assert labels(nice_axis(low, high, start=0, end=100)) == expected
+
+
+def test_an_axis_of_steps_ends_at_the_last_step_and_shows_whole_steps():
+    axis = nice_axis(1, 3, start=0, end=100, tight=True, whole=True)
+
+    assert (axis.low, axis.high, labels(axis)) == (1, 3, ["1", "2", "3"])
+
+
+def test_a_place_on_an_axis_is_linear():
+    assert Axis(low=0, high=2, step=1, start=10, end=30).place(0.5) == 15
+
+
+def test_a_moving_average_is_centred_cut_off_at_the_ends_and_passes_over_gaps():
+    averaged = moving_average([(1, 1.0), (2, 4.0), (3, None), (4, 6.0), (5, 8.0)], window=3)
+
+    assert averaged == [(1, 2.5), (2, 2.5), (3, 5.0), (4, 7.0), (5, 7.0)]
+
+
+def test_short_lines_are_not_smoothed_and_long_ones_over_an_odd_window():
+    assert [smoothing_window(count) for count in (15, 16, 40, 150, 400)] == [1, 5, 5, 13, 33]
+
+
+def test_a_long_line_is_thinned_to_means_of_neighbours():
+    assert thinned([(1, 1.0), (2, 3.0), (3, None), (4, 5.0)], limit=2) == [(1.5, 2.0), (3.5, 5.0)]
+    assert thinned([(1, None), (2, None), (3, 1.0)], limit=3) == [(1, None), (2, None), (3, 1.0)]
+
+
+def test_metrics_that_belong_together_share_a_panel_and_unknown_ones_stand_alone():
+    metrics = log(
+        format=[0.9], entropy=[1.0], accuracy=[0.5], **{"timing/broadcast": [0.1], "timing/generation": [3.0]}
+    )
+
+    shown = {panel.spec.title: [line.name for line in panel.lines] for panel in panels(metrics)}
+
+    assert shown == {"Accuracy and format": ["accuracy", "format"], "Time per phase": ["generation", "broadcast"]}
+    assert [panel.spec.title for panel in other_panels(metrics)] == ["entropy"]
+
+
+def test_a_seventh_phase_gets_a_chart_of_its_own():
+    metrics = log(**{f"timing/{name}": [float(at)] for at, name in enumerate("abcdefg")})
+
+    assert [line.name for line in panels(metrics)[0].lines] == ["g", "f", "e", "d", "c", "b"]
+    assert [panel.spec.title for panel in other_panels(metrics)] == ["timing/a"]
+
+
+def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
+    assert [panel.spec.title for panel in panels(log(kl=[0.0, 0.0], reward=[1.0, 2.0]))] == ["Reward"]
+    assert [panel.spec.title for panel in other_panels(log(kl=[0.0, 0.0]))] == ["kl"]
+    assert [panel.spec.title for panel in panels(log(kl=[0.0, 0.1]))] == ["KL divergence"]
+
+
+def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
+    chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
+
+    (line,) = chart.lines
+    assert line.raw == "M54.0 162.00L146.0 10.00"
+    assert line.dots == ((330.0, 86.0),)
+    assert line.last == "50.0\N{NO-BREAK SPACE}%"
+    assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
+
+
+def test_a_share_that_stays_small_gets_an_axis_of_its_own_size():
+    chart = line_chart(panels(log(truncated_rate=[0.06, 0.01]))[0])
+
+    assert [tick.label for tick in chart.y_ticks] == ["0%", "2%", "4%", "6%"]
+
+
+def test_a_share_outside_zero_and_one_is_drawn_as_a_plain_number():
+    chart = line_chart(panels(log(accuracy=[-1.0, 3.0]))[0])
+
+    assert [tick.label for tick in chart.y_ticks] == ["−1", "0", "1", "2", "3"]
+
+
+def test_a_metric_that_was_never_finite_still_draws():
+    chart = line_chart(panels(log(kl=[None, None]))[0])
+
+    assert (chart.lines[0].raw, chart.lines[0].last) == ("", "–")
+
+
+def test_the_wilson_interval_of_eight_in_ten():
+    low, high = wilson_interval(0.8, count=10)
+
+    assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
+    assert wilson_interval(0.0, count=0) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombes_tenth_method():
+    # Newcombe (1998), table II, case (a): 56/70 and 48/80.
+    low, high = difference_interval(56 / 70, count=70, reference=48 / 80, reference_count=80)
+
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    low, high = difference_interval(1.0, count=10, reference=1.0, reference_count=10)
+    assert (round(low, 3), round(high, 3)) == (-0.278, 0.278)
+
+
+def test_numbers_spans_and_changes_read_well():
+    assert [number(value) for value in (0, 31.24, -0.0123, 1.5e-4, 1234.4, 12_400, 3e6, None)] == [
+        "0",
+        "31.2",
+        "−0.0123",
+        "1.5e-4",
+        "1234",
+        "12.4k",
+        "3M",
+        "–",
+    ]
+    spans = [duration(seconds).replace("\N{NO-BREAK SPACE}", " ") for seconds in (41.23, 59.97, 200, 3599.6, 3840)]
+    assert spans == ["41.2 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "1 h 04 min"]
+    assert [points(change) for change in (0.241, -0.05, 0.0, None)] == ["+24.1", "−5.0", "±0.0", ""]
+    assert percent(0.5344) == "53.4\N{NO-BREAK SPACE}%"
+
+
+def test_a_moment_is_shown_in_its_own_zone():
+    assert moment(datetime.fromisoformat("2026-01-31T12:05:00+00:00")) == "2026-01-31 12:05 UTC"
+    assert moment(datetime.fromisoformat("2026-01-31T12:05:00+02:00")) == "2026-01-31 12:05 UTC+0200"

@@ -1,0 +1,161 @@
+import json
+from datetime import datetime, timezone
+
+import pytest
+from helpers.report_text import PageText
+from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
+
+from lmm_r1.records.run import read_run
+from lmm_r1.report import build_report, summarize, write_summary
+from lmm_r1.report.settings import without_secrets
+from lmm_r1.report.stages import stage_rows
+
+pytestmark = pytest.mark.unit
+
+
+def evaluation(**accuracies):
+    return {
+        "settings": {},
+        "checkpoints": [
+            {"name": name, "path": "", "files": {"text": scores(accuracy=accuracy, form=1.0, tokens=9.0)}}
+            for name, accuracy in accuracies.items()
+        ],
+    }
+
+
+@pytest.fixture
+def curriculum(tmp_path):
+    write_curriculum(tmp_path / "demo", steps=20)
+    return read_run(tmp_path / "demo")
+
+
+def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
+    text = PageText(build_report(curriculum)).text
+
+    assert "cold_start sft 150 23.4 s 53.5 % 95.3 % 41.9 31.0 % 88.9 % 46.7" in text
+    assert "fre rl 20 8 min 30 s +17.0 70.5 % 97.0 % 45.3 +5.0 36.0 % 89.5 % 47.7" in text
+    assert "mgt rl 20 8 min 30 s +18.5 72.0 % 97.2 % 45.6 +50.5 81.5 % 95.2 % 56.8" in text
+    assert "Held-out image accuracy 81.5 % +50.5 points since cold_start" in text
+
+
+def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
+    text = PageText(build_report(curriculum)).text
+
+    assert "text rows 200 image rows 200 temperature 0.0 n_samples 1 max_new_tokens 96 Stage" in text
+
+
+def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
+    text = PageText(build_report(curriculum, written_at=datetime(2026, 2, 1, 8, 30, tzinfo=timezone.utc))).text
+
+    assert "Started 2026-01-31 09:00 UTC , finished 2026-01-31 12:50 UTC" in text
+    assert "Time 17 min 23 s 190 steps in 3 stages" in text
+    assert "Written 2026-02-01 08:30 UTC" in text
+    assert "Time 2 h 00 min" in PageText(build_report(curriculum, seconds=7200.0)).text
+
+
+def test_the_page_refers_to_nothing_outside_itself(curriculum):
+    html = build_report(curriculum)
+
+    assert all(address.startswith("#") for address in PageText(html).addresses)
+    assert "default-src 'none'" in html
+    assert "http://" not in html
+    assert "https://" not in html
+
+
+def test_the_page_says_how_many_of_how_many_rollouts_it_holds(curriculum):
+    page = PageText(build_report(curriculum, max_rollouts=100))
+
+    assert "100 of the 320 logged rollouts are in this page, spread evenly over the steps." in page.text
+    assert len(page.data["rollouts"]) == 100
+    assert "0 of the 320 logged rollouts" in PageText(build_report(curriculum, max_rollouts=0)).text
+
+
+def test_what_a_model_wrote_cannot_become_markup(tmp_path):
+    nasty = "</script><script>alert(1)</script><!-- & \u2028 \ud800"
+    write_stage(tmp_path, name="<b>fre</b>", steps=1, seconds=1.0, hour=9)
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "<i>odd</i>": 1.0}])
+    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, response=nasty, label="<b>", reward=float("nan"))])
+    (tmp_path / "run_config.yaml").write_text("prompt: </pre><script>alert(2)</script>\n")
+
+    html = build_report(read_run(tmp_path))
+
+    assert html.count("</script>") == 3
+    assert "<b>fre" not in html
+    assert "<i>odd" not in html
+    (record,) = PageText(html).data["rollouts"]
+    assert (record["response"], record["label"], record["reward"]) == (nasty, "<b>", None)
+
+
+def test_the_settings_are_shown_without_credentials(curriculum):
+    html = build_report(curriculum)
+
+    assert "estimator: group_norm" in html
+    assert "key: (hidden)" in html
+    assert "0123456789abcdef" not in html
+
+
+def test_only_credentials_are_hidden():
+    text = (
+        "logger:\n  wandb:\n    key: abc\n    key: null\nlogger.wandb.key: abc\nhf_token: 'x'\nmax_new_tokens: 96\n"
+        "image_token: <image>\ninput_key: message\napi-key: z"
+    )
+
+    assert without_secrets(text).splitlines() == [
+        "logger:",
+        "  wandb:",
+        "    key: (hidden)",
+        "    key: null",
+        "logger.wandb.key: (hidden)",
+        "hf_token: (hidden)",
+        "max_new_tokens: 96",
+        "image_token: <image>",
+        "input_key: message",
+        "api-key: (hidden)",
+    ]
+
+
+def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
+    write_lines(tmp_path / "fre" / "metrics.jsonl", [{"step": 1, "kl": float("nan")}, {"step": 2}, {"step": 2}])
+    with (tmp_path / "fre" / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 3')
+
+    text = PageText(build_report(read_run(tmp_path))).text
+
+    assert "fre running 2 0.0 s" in text
+    assert "fre: 1 torn last line left out" in text
+    assert "fre: steps logged more than once, as after a resume: 1;" in text
+    assert "fre: values that are not finite, gaps in the curves: 1." in text
+    assert "Not evaluated on held-out rows" in text
+    assert "No rollouts were logged." in text
+
+
+def test_a_long_stage_says_how_many_steps_a_point_of_its_curves_stands_for(tmp_path):
+    for steps, caption in ((5, "UTC ."), (400, "Faint: each step."), (1001, "Faint: means over 3 steps or fewer.")):
+        write_lines(tmp_path / "metrics.jsonl", ({"step": step, "reward": 1.0} for step in range(steps)))
+
+        assert caption in PageText(build_report(read_run(tmp_path))).text
+
+
+def test_an_evaluated_checkpoint_that_is_no_stage_keeps_its_place_in_the_table(tmp_path):
+    write_stage(tmp_path / "fre", name="fre", steps=1, seconds=1.0, hour=9)
+    (tmp_path / "evaluation.json").write_text(json.dumps(evaluation(base=0.25, fre=0.5, direct=0.625)))
+
+    rows = stage_rows(read_run(tmp_path))
+
+    assert [(row.name, row.held_out[0].change) for row in rows] == [("base", -0.25), ("fre", None), ("direct", 0.125)]
+
+
+def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
+    write_stage(tmp_path / "fre", name="fre", steps=4, seconds=10.5, hour=9)
+    write_stage(tmp_path / "mgt", name="mgt", steps=6, seconds=20.0, hour=10)
+    (tmp_path / "evaluation.json").write_text(json.dumps(evaluation(fre=0.5)))
+    run = read_run(tmp_path)
+
+    expected = [
+        {"name": "fre", "text_accuracy": 0.5, "image_accuracy": None, "steps": 4},
+        {"name": "mgt", "text_accuracy": None, "image_accuracy": None, "steps": 6},
+    ]
+    assert summarize(run) == {"seconds": 30.5, "stages": expected}
+
+    write_summary(run, path=tmp_path / "summary.json", seconds=44.0)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"seconds": 44.0, "stages": expected}
