@@ -154,7 +154,9 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         scores={name: number_field(scores, name, place=f"{place}, scores") for name in scores},
         response_tokens=count_field(record, "response_tokens", place=place),
         truncated=record.get("truncated") is True,
-        weight_version=count_field(record, "weight_version", place=place) if "weight_version" in record else None,
+        weight_version=(
+            None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
+        ),
     )
 
 
