@@ -27,9 +27,9 @@ from memory import peak_bytes
 from train_batches import GroupBatch, build_tiny_checkpoint, groups_of, make_batch
 
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
-from lmm_r1.models.batch_inputs import BatchInputs
-from lmm_r1.models.packed_attention import packed_row, use_packed_attention
-from lmm_r1.models.packing import Targets
+from lmm_r1.models.packed.attention import packed_row, use_packed_attention
+from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import Targets
 
 WAYS = ("padded", "packed", "shared")
 SINGLE_TOLERANCE = 1e-3

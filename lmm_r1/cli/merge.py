@@ -157,7 +157,7 @@ def _written(config: MergeConfig) -> list[str]:
 
     added = {}
     if loaded.head is not None:
-        from lmm_r1.models.value_head import head_name
+        from lmm_r1.models.value_model import head_name
 
         loaded.model.config.value_head_prefix = head_name(loaded.model.config, default=config.value_head_prefix)
         added[f"{loaded.model.config.value_head_prefix}.weight"] = loaded.head
@@ -291,8 +291,7 @@ def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_co
     ).eval()
     if not with_head:
         return LoadedWeights(model=model)
-    from lmm_r1.models.value_head import stored_weight
-    from lmm_r1.models.value_model import drop_output_layer
+    from lmm_r1.models.value_model import drop_output_layer, stored_weight
 
     drop_output_layer(model)
     head = stored_weight(str(folder), name=model.config.value_head_prefix, config=model.config, required=True)

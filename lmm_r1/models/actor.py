@@ -17,8 +17,8 @@ from lmm_r1.models.banned_tokens import ban
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import running
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import running
 
 
 class KitActor(KitModule, Actor):

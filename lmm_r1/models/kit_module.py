@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.batch_inputs import BatchInputs
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
-from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import RowShare, check_not_shared, group_size, share_of
+from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import RowShare, check_not_shared, group_size, share_of
 
 
 class KitModule:

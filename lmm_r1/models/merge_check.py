@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import psutil
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
-from lmm_r1.models.double_precision import DoublePrecision
 from lmm_r1.models.merging import listed, merge_adapter
 
 LIMIT = 1e-5
@@ -24,6 +24,7 @@ EXACT_LIMIT = 1e-9
 """Largest difference in double precision, as a share of the largest logit; in practice it is below 1e-13."""
 _DOUBLE_BYTES = 8
 _SIDE = 84  # of the drawn image, in pixels
+_LOWER = (torch.float32, torch.bfloat16, torch.float16)
 
 Outputs = list[torch.Tensor]
 """Logits (T, V) of each prompt, or values (T, 1) of a critic."""
@@ -160,3 +161,19 @@ def check_written(
             "the config of the base model is not kept by transformers"
         )
     return found
+
+
+class DoublePrecision(TorchDispatchMode):
+    """While it is entered, whatever asks for a lower floating-point precision gets fp64.
+
+    Models of transformers cast norms, softmax and rotary angles to fp32 even where their weights are fp64. The model
+    must be loaded before, and cast with `model.double()`, buffers included.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _LOWER:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)

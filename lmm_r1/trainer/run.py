@@ -25,9 +25,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
-from lmm_r1.models.sequence_parallel import check_heads
-from lmm_r1.models.value_head import head_name, stored_weight
+from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.rollout.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.rollout.engines import create_engines, settle_engines, without_sleep
 from lmm_r1.rollout.scoring import make_scorer

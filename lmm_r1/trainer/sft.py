@@ -26,9 +26,9 @@ from lmm_r1.lmm_kits import LmmKit, kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
-from lmm_r1.models.self_check import check_packing
-from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.run_folder import RunFolder
 from lmm_r1.trainer.run_start import check_start, open_run

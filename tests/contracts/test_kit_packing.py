@@ -30,10 +30,10 @@ from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
 from lmm_r1.lmm_kits.base import attends_causally
-from lmm_r1.models import packed_attention
 from lmm_r1.models.actor import KitActor, wanted_targets
-from lmm_r1.models.row_layout import RowLayout
-from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.layout import RowLayout
+from lmm_r1.models.packed.self_check import check_packing
 
 pytestmark = pytest.mark.contract
 
@@ -250,13 +250,13 @@ def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapt
 
 def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[RowLayout]:
     """Return a list to which every run of an attention layer over a packed row adds its layout."""
-    layouts, by_segment = [], packed_attention._by_segment
+    layouts, by_segment = [], attention._by_segment
 
     def noting(query: Any, key: Any, value: Any, layout: RowLayout, **settings: Any) -> torch.Tensor:
         layouts.append(layout)
         return by_segment(query, key, value, layout, **settings)
 
-    monkeypatch.setattr(packed_attention, "_by_segment", noting)
+    monkeypatch.setattr(attention, "_by_segment", noting)
     return layouts
 
 
@@ -434,7 +434,7 @@ def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_rows(l
             with pytest.raises(UserError, match=f"{actor.model_config.model_type} does not run on packed rows"):
                 check_packing(actor)
         finally:
-            text._attn_implementation = packed_attention.PACKED_ATTENTION
+            text._attn_implementation = attention.PACKED_ATTENTION
 
 
 @pytest.mark.parametrize("name", BOTH_WAY_KITS)

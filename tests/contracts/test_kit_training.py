@@ -16,7 +16,7 @@ from lmm_r1 import cpu
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
-from lmm_r1.models.double_precision import DoublePrecision
+from lmm_r1.models.merge_check import DoublePrecision
 
 pytestmark = pytest.mark.contract
 

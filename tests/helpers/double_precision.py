@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 from lmm_r1.models import loading
-from lmm_r1.models.double_precision import DoublePrecision
+from lmm_r1.models.merge_check import DoublePrecision
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
 
 def exchange(*, group: dist.ProcessGroup, key_heads: int) -> dict[str, Any]:
     """Exchange one number per token and head, 10 x token + head, of two tokens a rank; and gradients on the way back."""
-    from lmm_r1.models.head_exchange import heads_for_tokens, tokens_for_heads
+    from lmm_r1.models.packed.attention import heads_for_tokens, tokens_for_heads
 
     def numbers(heads: int) -> torch.Tensor:
         tokens = torch.arange(2.0) + 2 * dist.get_rank(group)

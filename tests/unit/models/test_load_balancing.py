@@ -13,7 +13,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced, load_balancing_loss, routers_of
-from lmm_r1.models.packing import Targets, pack_row
+from lmm_r1.models.packed.packing import Targets, pack_row
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.packing import PackedRow, Targets, pack_row
+from lmm_r1.models.packed.packing import PackedRow, Targets, pack_row
 
 
 @dataclass(frozen=True, kw_only=True)

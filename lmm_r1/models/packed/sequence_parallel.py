@@ -20,8 +20,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.packed_attention import packed_row, packing_refusal
-from lmm_r1.models.packing import PackedRow
+from lmm_r1.models.packed.attention import packed_row, packing_refusal
+from lmm_r1.models.packed.packing import PackedRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from transformers import Qwen2Config
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models import sequence_parallel
-from lmm_r1.models.packing import PackedRow, Targets, pack_row
-from lmm_r1.models.row_layout import RowLayout, Segment
-from lmm_r1.models.sequence_parallel import check_heads, check_not_shared, share_of
+from lmm_r1.models.packed import sequence_parallel
+from lmm_r1.models.packed.layout import RowLayout, Segment
+from lmm_r1.models.packed.packing import PackedRow, Targets, pack_row
+from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
 
 pytestmark = pytest.mark.unit
 

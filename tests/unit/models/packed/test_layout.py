@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmm_r1.models.row_layout import RowLayout, Segment, VarlenLayout
+from lmm_r1.models.packed.layout import RowLayout, Segment, VarlenLayout
 
 pytestmark = pytest.mark.unit
 

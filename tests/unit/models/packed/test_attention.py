@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from lmm_r1.models import packed_attention
-from lmm_r1.models.packed_attention import PACKED_ATTENTION, packed_row, packing_refusal, use_packed_attention
-from lmm_r1.models.row_layout import RowLayout, Segment
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_row, packing_refusal, use_packed_attention
+from lmm_r1.models.packed.layout import RowLayout, Segment
 
 pytestmark = pytest.mark.unit
 
@@ -89,8 +89,8 @@ def expected(given: list[torch.Tensor], layout: RowLayout, *, window: int | None
 def attend(given: list[torch.Tensor], layout: RowLayout, *, window: int | None, scaling: float) -> torch.Tensor:
     """Return what the registered function does with the mask that the registered mask function gives."""
     with packed_row(layout):
-        mask = packed_attention._mask(batch_size=1, local_size=window)
-    output, weights = packed_attention._attention(MODULE, *given, mask, scaling=scaling)
+        mask = attention._mask(batch_size=1, local_size=window)
+    output, weights = attention._attention(MODULE, *given, mask, scaling=scaling)
     assert weights is None
     return output
 
@@ -118,7 +118,7 @@ def test_a_row_attends_as_its_layout_says_on_a_cpu(row, window, grouped):
 @pytest.mark.parametrize("row", ROWS)
 def test_so_it_does_segment_by_segment(row, window, monkeypatch):
     """As on GPUs in single precision, and where there are runs."""
-    monkeypatch.setattr(packed_attention, "takes_row", lambda *given, **settings: False)
+    monkeypatch.setattr(attention, "takes_row", lambda *given, **settings: False)
     given = inputs(ROWS[row], grouped=True)
     check(attend(given, ROWS[row], window=window, scaling=0.3), given, ROWS[row], window=window)
 
@@ -176,9 +176,9 @@ def varlen_attn(
 @pytest.mark.parametrize("row", ["samples by themselves", "shared prefixes"])
 def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(row, window, grouped, kernel, monkeypatch):
     flash = flash_attention if kernel == "flash-attn" else None
-    monkeypatch.setattr(packed_attention, "_flash_attn_kernel", lambda: flash)
+    monkeypatch.setattr(attention, "_flash_attn_kernel", lambda: flash)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr(packed_attention, "_takes_varlen", lambda *given, **settings: True)
+    monkeypatch.setattr(attention, "_takes_varlen", lambda *given, **settings: True)
     given = inputs(ROWS[row], grouped=grouped)
     check(attend(given, ROWS[row], window=window, scaling=0.3), given, ROWS[row], window=window)
 
@@ -186,23 +186,23 @@ def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(row, window, gro
 def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout():
     half, single = (SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     plain, runs = ROWS["shared prefixes"], ROWS["runs that attend in both directions"]
-    assert packed_attention._takes_varlen(half, plain, dropout=0.0)
-    assert not packed_attention._takes_varlen(half, runs, dropout=0.0)
-    assert not packed_attention._takes_varlen(half, plain, dropout=0.1)
-    assert not packed_attention._takes_varlen(single, plain, dropout=0.0)
-    assert not packed_attention._takes_varlen(torch.zeros(1, dtype=torch.bfloat16), plain, dropout=0.0)
+    assert attention._takes_varlen(half, plain, dropout=0.0)
+    assert not attention._takes_varlen(half, runs, dropout=0.0)
+    assert not attention._takes_varlen(half, plain, dropout=0.1)
+    assert not attention._takes_varlen(single, plain, dropout=0.0)
+    assert not attention._takes_varlen(torch.zeros(1, dtype=torch.bfloat16), plain, dropout=0.0)
 
 
 def test_without_a_compiled_flash_attn_there_is_no_kernel_of_it():
-    assert packed_attention._flash_attn_kernel() is None
+    assert attention._flash_attn_kernel() is None
 
 
 def test_layers_may_name_their_window_themselves():
     layout = ROWS["shared prefixes"]
     given = inputs(layout, grouped=True)
     with packed_row(layout):
-        mask = packed_attention._mask(batch_size=1)
-    output, _ = packed_attention._attention(MODULE, *given, mask, scaling=0.3, sliding_window=3)
+        mask = attention._mask(batch_size=1)
+    output, _ = attention._attention(MODULE, *given, mask, scaling=0.3, sliding_window=3)
     torch.testing.assert_close(output, expected(given, layout, window=3, scaling=0.3), atol=1e-5, rtol=0)
 
 
@@ -213,11 +213,11 @@ def test_outside_of_a_packed_row_the_mask_and_the_attention_are_those_of_sdpa():
         "kv_length": 4,
         "attention_mask": torch.tensor([[True, True, True, False], [True] * 4]),
     }
-    mask = packed_attention._mask(**arguments)
+    mask = attention._mask(**arguments)
     assert mask.shape == (2, 1, 4, 4)
     assert mask[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
     query, key, value = torch.randn(3, 2, HEADS, 4, WIDTH, generator=torch.Generator().manual_seed(0))
-    mine, _ = packed_attention._attention(MODULE, query, key, value, mask, scaling=0.3)
+    mine, _ = attention._attention(MODULE, query, key, value, mask, scaling=0.3)
     theirs, _ = sdpa_attention_forward(MODULE, query, key, value, mask, scaling=0.3)
     assert torch.equal(mine, theirs)
 
@@ -226,12 +226,12 @@ def test_a_row_is_forgotten_where_it_ends_and_one_within_another_gives_way():
     outer, inner = ROWS["shared prefixes"], ROWS["samples by themselves"]
     with packed_row(outer):
         with packed_row(inner):
-            assert packed_attention._mask(batch_size=1).layout is inner
-        assert packed_attention._mask(batch_size=1).layout is outer
+            assert attention._mask(batch_size=1).layout is inner
+        assert attention._mask(batch_size=1).layout is outer
         with pytest.raises(RuntimeError, match="within"), packed_row(inner):
             raise RuntimeError("within")
-        assert packed_attention._mask(batch_size=1).layout is outer
-    assert packed_attention._row.get() is None
+        assert attention._mask(batch_size=1).layout is outer
+    assert attention._row.get() is None
 
 
 SMALL = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from lmm_r1.models.row_layout import RowLayout
+from lmm_r1.models.packed.layout import RowLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.row_layout import RowLayout, Segment
+from lmm_r1.models.packed.layout import RowLayout, Segment
 
 
 @dataclass(frozen=True, kw_only=True)

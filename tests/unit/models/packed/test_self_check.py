@@ -15,10 +15,10 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from lmm_r1.errors import UserError
-from lmm_r1.models import check_samples
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed_attention import PACKED_ATTENTION, PackedMask
-from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.packed import check_samples
+from lmm_r1.models.packed.attention import PACKED_ATTENTION, PackedMask
+from lmm_r1.models.packed.self_check import check_packing
 
 pytestmark = pytest.mark.unit
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from lmm_r1.models import packed_attention, row_attention
-from lmm_r1.models.row_attention import attend_row, takes_row
-from lmm_r1.models.row_layout import RowLayout, Segment
+from lmm_r1.models.packed import attention, cpu_attention
+from lmm_r1.models.packed.cpu_attention import attend_row, takes_row
+from lmm_r1.models.packed.layout import RowLayout, Segment
 
 pytestmark = pytest.mark.unit
 
@@ -113,7 +113,7 @@ def test_packed_attention_gives_the_same_on_either_path(window):
     layout = GROUPS
     query, key, value = tensors(layout)
     settings = {"window": window, "scaling": 0.3, "dropout": 0.0}
-    output = packed_attention._by_segment(query, key, value, layout, **settings)
+    output = attention._by_segment(query, key, value, layout, **settings)
     torch.testing.assert_close(output, by_definition(layout, query, key, value, window=window), atol=1e-12, rtol=0)
 
 
@@ -121,7 +121,7 @@ def test_dropout_is_left_to_the_other_path():
     query, key, value = tensors(GROUPS)
     assert not takes_row(query, value, GROUPS, window=None, dropout=0.1)
     torch.manual_seed(0)
-    output = packed_attention._by_segment(query, key, value, GROUPS, window=None, scaling=0.3, dropout=0.9)
+    output = attention._by_segment(query, key, value, GROUPS, window=None, scaling=0.3, dropout=0.9)
     assert (output - by_definition(GROUPS, query, key, value)).abs().max() > 0.1
 
 
@@ -135,7 +135,7 @@ def test_half_precision_is_off_by_its_own_rounding_only():
 
 @pytest.mark.parametrize("longest", [0, 384], ids=["in bfloat16", "in single precision"])
 def test_so_are_its_gradients_whatever_they_are_computed_in(longest, monkeypatch):
-    monkeypatch.setattr(row_attention, "_SHORT", longest)
+    monkeypatch.setattr(cpu_attention, "_SHORT", longest)
     halves = tensors(GROUPS, dtype=torch.bfloat16)
     exact = [tensor.detach().double().requires_grad_() for tensor in halves]
     weights = torch.randn(1, GROUPS.length, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -10,8 +10,8 @@ from helpers.tiny_models import pad
 
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
-from lmm_r1.models.packing import PackedRow, Targets, pack_row
-from lmm_r1.models.row_layout import Segment
+from lmm_r1.models.packed.layout import Segment
+from lmm_r1.models.packed.packing import PackedRow, Targets, pack_row
 
 pytestmark = pytest.mark.unit
 
