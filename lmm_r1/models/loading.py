@@ -1,4 +1,4 @@
-"""Loading a kit's model for training: precision, attention, packed rows, what is frozen, adapters, checkpointing."""
+"""Loading a kit's model for training: precision, attention, packing, what is frozen, adapters, checkpointing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LoadedModel:
     kit: LmmKit
     model: PreTrainedModel
     packs_samples: bool
-    """Whether its attention takes packed rows."""
+    """Whether its attention takes packed sequences."""
     share_prefix: bool
     """Whether a group's prompt is computed once in them."""
     trains_vision: bool
@@ -163,7 +163,7 @@ def enable_checkpointing(
 
 
 def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:
-    """Return whether a model runs on packed rows, and make its attention take them where it does.
+    """Return whether a model runs on packed sequences, and make its attention take them where it does.
 
     Raises UserError where packing was asked for and the model's attention cannot take it; where only shared prefixes
     would have needed it, the model runs padded, and the run warns.

@@ -120,12 +120,12 @@ class KitValueModel(KitModule, torch.nn.Module):
         targets: Targets,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over a packed row, whose tokens the ranks of `group` share."""
+        """As `_run_padded`, over a packed sequence, whose tokens the ranks of `group` share."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
-        return share.row.scatter(values, like=targets.wanted), output
+        return share.sequence.scatter(values, like=targets.wanted), output
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.
@@ -149,7 +149,7 @@ def drop_output_layer(model: PreTrainedModel) -> None:
 
 
 def last_tokens(attention_mask: torch.Tensor) -> Targets:
-    """Return the last token of each row (B, T) as the place whose value is wanted, whatever comes after it."""
+    """Return the last token of each sample (B, T) as the place whose value is wanted, whatever comes after it."""
     last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
     wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
     wanted[torch.arange(len(last), device=last.device), last] = True

@@ -1,7 +1,7 @@
-"""Attention over packed rows, registered with transformers under one name for every architecture.
+"""Attention over packed sequences, registered with transformers under one name for every architecture.
 
-A row's layout reaches the attention layers in the place of their mask, so that it is there again when activations are
-computed anew in the backward pass. Whatever is not a packed row goes to PyTorch's SDPA as if it had been asked for.
+The layout reaches the attention layers in the place of their mask, so that it is there again when activations are
+recomputed in the backward pass. Whatever is not a packed sequence goes to PyTorch's SDPA as if it had been asked for.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lmm_r1.models.packed.cpu_attention import attend_row, takes_row
-from lmm_r1.models.packed.layout import RowLayout
+from lmm_r1.models.packed.cpu_attention import attend_on_cpu, fits_cpu_kernel
+from lmm_r1.models.packed.layout import PackedLayout
 
 # No "flash" in it: transformers would look for a kernel of that name.
 PACKED_ATTENTION = "lmm_packed"
@@ -31,33 +31,33 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedMask:
-    """What stands in the place of a mask: the row's layout, and how far the layers that get it look back."""
+    """What stands in the place of a mask: the layout of the packed sequence, and how far the layers that get it look back."""
 
-    layout: RowLayout
+    layout: PackedLayout
     window: int | None
     group: dist.ProcessGroup | None
-    """The ranks that share the row's tokens; None where all of them are here."""
+    """The ranks that share its tokens; None where all of them are here."""
 
 
-_row: ContextVar[PackedMask | None] = ContextVar("the row that the model runs on", default=None)
+_current: ContextVar[PackedMask | None] = ContextVar("the packed sequence that the model runs on", default=None)
 
 
 @contextmanager
-def packed_row(layout: RowLayout, *, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Let models whose text tower uses `PACKED_ATTENTION` take their input, one row, for packed as `layout` says.
+def packed_as(layout: PackedLayout, *, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Let models whose text tower uses `PACKED_ATTENTION` take their input (1, T) for packed as `layout` says.
 
     Args:
-        group: the ranks whose attention layers get equal shares of the row's tokens, in their order.
+        group: the ranks whose attention layers get equal shares of the T tokens, in their order.
     """
-    token = _row.set(PackedMask(layout=layout, window=None, group=group))
+    token = _current.set(PackedMask(layout=layout, window=None, group=group))
     try:
         yield
     finally:
-        _row.reset(token)
+        _current.reset(token)
 
 
 def packing_refusal(model: PreTrainedModel) -> str | None:
-    """Return why a model's text tower cannot take packed rows, for a message; None where it can."""
+    """Return why a model's text tower cannot take packed sequences, for a message; None where it can."""
     text = model.config.get_text_config()
     name = type(model).__name__
     tower = next(module for module in model.modules() if isinstance(module, PreTrainedModel) and module.config is text)
@@ -95,11 +95,11 @@ def _key_of(config: PretrainedConfig, inner: PretrainedConfig) -> str:
 
 
 def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> PackedMask | torch.Tensor | None:
-    """Return the layout of the packed row that is being run, or SDPA's mask where there is none."""
-    row = _row.get()
-    if row is None:
+    """Return the layout of the packed sequence that is being run, or SDPA's mask where there is none."""
+    current = _current.get()
+    if current is None:
         return sdpa_mask(*args, local_size=local_size, **kwargs)
-    return replace(row, window=local_size)
+    return replace(current, window=local_size)
 
 
 def _attention(
@@ -134,16 +134,16 @@ def _by_segment(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    layout: RowLayout,
+    layout: PackedLayout,
     *,
     window: int | None,
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
     """Attend segment by segment; masks are as large as a segment and its prefix, and are shared by all layers."""
-    if takes_row(query, value, layout, window=window, dropout=dropout):
-        return attend_row(query, key, value, layout, window=window, scaling=scaling)
-    # Slices would each send back a gradient as long as the row.
+    if fits_cpu_kernel(query, value, layout, window=window, dropout=dropout):
+        return attend_on_cpu(query, key, value, layout, window=window, scaling=scaling)
+    # Slices would each send back a gradient of the whole sequence's length.
     queries, keys, values = (tensor.split(layout.lengths, dim=2) for tensor in (query, key, value))
     outputs = []
     for index, segment in enumerate(layout.segments):
@@ -167,8 +167,8 @@ def _by_segment(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
-def _takes_varlen(query: torch.Tensor, layout: RowLayout, *, dropout: float) -> bool:
-    """Whether the GPU's kernels take the row: half precision, causal, no dropout."""
+def _takes_varlen(query: torch.Tensor, layout: PackedLayout, *, dropout: float) -> bool:
+    """Whether the GPU's varlen kernels take the sequence: half precision, causal, no dropout."""
     return query.is_cuda and query.dtype != torch.float32 and not any(layout.has_block) and not dropout
 
 
@@ -176,7 +176,7 @@ def _in_one_call(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    layout: RowLayout,
+    layout: PackedLayout,
     *,
     window: int | None,
     scaling: float | None,
@@ -214,6 +214,7 @@ def tokens_for_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return this rank's heads of all T tokens, (1, H / N, T, D) and (1, K / N, T, D), for all heads of its T / N tokens.
 
+    The exchange of DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509) over a group of N ranks.
     Keys and values are repeated where the ranks do not divide them, so that each rank has those of its own queries.
     """
     size = dist.get_world_size(group)

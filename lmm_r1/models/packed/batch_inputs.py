@@ -1,4 +1,4 @@
-"""What a kit's model gets for a padded batch: the batch itself, or its samples as packed rows."""
+"""What a kit's model gets for a padded batch: the batch itself, or its samples as a packed sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.packed.packing import PackedRow, Targets, pack_row
+from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,9 @@ class BatchInputs:
         targets: Targets,
         share_prefix: bool,
         multiple_of: int = 1,
-    ) -> tuple[PackedRow, dict[str, torch.Tensor]]:
-        """Return the batch as a packed row, of a number of tokens that `multiple_of` divides, and all arguments for it."""
-        row = pack_row(
+    ) -> tuple[PackedSequence, dict[str, torch.Tensor]]:
+        """Return the batch as a packed sequence, whose length `multiple_of` divides, and all arguments for it."""
+        packed = pack_batch(
             self.kit,
             self.config,
             sequences=sequences,
@@ -64,7 +64,7 @@ class BatchInputs:
             multiple_of=multiple_of,
         )
         # The layout stands in the mask's place.
-        return row, self._arguments(row.token_ids, None, row.inputs)
+        return packed, self._arguments(packed.token_ids, None, packed.inputs)
 
     def _arguments(
         self, token_ids: torch.Tensor, attention_mask: torch.Tensor | None, inputs: dict[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Which tokens of a packed row attend to which: segments behind one another, some of which share a prefix."""
+"""Which tokens of a packed sequence attend to which: segments behind one another, some of which share a prefix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Tokens `start` to `end` of a row; each attends to those before it in the segment, to itself and to the prefix."""
+    """Tokens `start` to `end`; each attends to those before it in the segment, to itself and to the prefix."""
 
     start: int
     end: int
     prefix: int | None = None
-    """Index of an earlier segment of the row that all tokens of this one attend to; None for a segment by itself."""
+    """Index of an earlier segment that all tokens of this one attend to; None for a segment by itself."""
 
     @property
     def length(self) -> int:
@@ -25,10 +25,10 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RowLayout:
-    """The segments of one row of T tokens, in order and without gaps.
+class PackedLayout:
+    """The segments of one packed sequence of T tokens, in order and without gaps.
 
-    `block_ids` (T,) numbers the runs of tokens that attend to each other in both directions, -1 for all other tokens;
+    `block_ids` (T,) numbers the runs of tokens with bidirectional attention among them, -1 for all other tokens;
     None where there are none. No run crosses the border of a segment.
     """
 
@@ -47,7 +47,7 @@ class RowLayout:
 
     @cached_property
     def has_block(self) -> tuple[bool, ...]:
-        """Whether each segment holds a run that attends in both directions."""
+        """Whether each segment holds a run with bidirectional attention."""
         if self.block_ids is None:
             return (False,) * len(self.segments)
         return tuple(bool((part >= 0).any()) for part in self.block_ids.split(self.lengths))
@@ -89,7 +89,7 @@ class RowLayout:
         return self._masks[key]
 
     def varlen(self, *, device: torch.device) -> VarlenLayout:
-        """Return the row as kernels for sequences of varying length take it."""
+        """Return the layout as varlen kernels take it."""
         key = (device,)
         if key not in self._varlen:
             self._varlen[key] = VarlenLayout.of(self, device=device)
@@ -115,19 +115,19 @@ class RowLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class VarlenLayout:
-    """A row for kernels that take sequences of varying length; the causal mask ends at the last key of each."""
+    """A packed sequence as varlen kernels take it; the causal mask ends at the last key of each segment."""
 
     query_ends: torch.Tensor
     """Where the queries of each segment end, from 0 on, (S + 1,), int32."""
     key_ends: torch.Tensor
     """Where its keys end, (S + 1,), int32."""
     key_index: torch.Tensor | None
-    """The row's tokens in the order of all segments' keys, prefixes repeated; None where no segment has a prefix."""
+    """The T tokens in the order of all segments' keys, prefixes repeated; None where no segment has a prefix."""
     longest_query: int
     longest_key: int
 
     @classmethod
-    def of(cls, layout: RowLayout, *, device: torch.device) -> VarlenLayout:
+    def of(cls, layout: PackedLayout, *, device: torch.device) -> VarlenLayout:
         places = [torch.arange(segment.start, segment.end) for segment in layout.segments]
         keys = [
             own if segment.prefix is None else torch.cat([places[segment.prefix], own])

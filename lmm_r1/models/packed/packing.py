@@ -1,4 +1,4 @@
-"""Padded batches to packed rows: no padding, and the prompt and media of a group once; results go back to their places."""
+"""Padded batches to packed sequences: no padding, prompt and media of a group once; results go back to their places."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.packed.layout import RowLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,19 @@ class Targets:
     wanted: torch.Tensor
     """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
     shared: bool
-    """Whether what stands before a row's first target is a prompt, which rows may have in common."""
+    """Whether what stands before a sample's first target is a prompt, which samples may have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedRow:
-    """Several samples as one row of T tokens, and where what is computed for K of them belongs."""
+class PackedSequence:
+    """Several samples as one sequence of T tokens, and where what is computed for K of them belongs."""
 
     token_ids: torch.Tensor  # (1, T)
     inputs: dict[str, torch.Tensor]
     """Keyword arguments of the model's forward beside ids: positions, token types, media."""
-    layout: RowLayout
+    layout: PackedLayout
     sources: torch.Tensor
-    """Tokens of the row from which a target is predicted, (K,)."""
+    """Tokens from which a target is predicted, (K,)."""
     target_ids: torch.Tensor  # (K,)
     places: tuple[torch.Tensor, torch.Tensor]
     """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
@@ -57,7 +57,7 @@ class _Sample:
     media: Media | None
 
 
-def pack_row(
+def pack_batch(
     kit: LmmKit,
     config: PretrainedConfig,
     *,
@@ -68,14 +68,14 @@ def pack_row(
     share_prefix: bool,
     fill: bool,
     multiple_of: int = 1,
-) -> PackedRow:
-    """Return a padded batch (B, T) as a packed row.
+) -> PackedSequence:
+    """Return a padded batch (B, T) as one packed sequence.
 
     Rows of the batch with the same prompt and the same media object share both where `share_prefix` is set.
 
     Args:
         media: one entry per row of the batch; rows of one group hold the same object.
-        fill: append the smallest legal image to a row without one, so that the vision tower runs on every rank.
+        fill: append the smallest legal image where there is none, so that the vision tower runs on every rank.
         multiple_of: append tokens of no meaning until this divides their number.
     """
     samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
@@ -94,7 +94,7 @@ def pack_row(
         ids = parts.token_ids[0][:1].repeat(missing)
         parts.add_segment(ids)
         parts.add_inputs([missing], ids, None)
-    return parts.row(filled=filled, filler=parts.length - real, device=sequences.device)
+    return parts.packed(filled=filled, filler=parts.length - real, device=sequences.device)
 
 
 def _samples(
@@ -128,7 +128,7 @@ def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
 
 
 class _Parts:
-    """Collects what a row is made of, group by group."""
+    """Collects what a packed sequence is made of, group by group."""
 
     def __init__(self, *, kit: LmmKit, config: PretrainedConfig) -> None:
         self.kit = kit
@@ -191,7 +191,7 @@ class _Parts:
         )
 
     def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
-        """Add the targets of a sample, whose tokens (L,) are where `tokens` says in the row."""
+        """Add the targets of a sample, whose tokens (L,) are where `tokens` says."""
         before = wanted[sample.row, sample.columns[sample.columns < wanted.shape[1]]].nonzero().flatten()
         columns = sample.columns[before]
         self.sources.append(tokens[before])
@@ -199,14 +199,14 @@ class _Parts:
         self.target_ids.append(sample.token_ids.roll(-1)[before])
         self.places.append((torch.full_like(columns, sample.row), columns))
 
-    def row(self, *, filled: bool, filler: int, device: torch.device) -> PackedRow:
+    def packed(self, *, filled: bool, filler: int, device: torch.device) -> PackedSequence:
         token_ids = torch.cat(self.token_ids)
-        layout = RowLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
+        layout = PackedLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
         inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
         if self.media:
             media = self.kit.merge_media(self.media)
             inputs |= {name: media[name] for name in self.media_names}
-        return PackedRow(
+        return PackedSequence(
             token_ids=token_ids[None].to(device),
             inputs={name: value.to(device) for name, value in inputs.items()},
             layout=layout,
@@ -228,7 +228,7 @@ class _Parts:
         return torch.cat(values, dim=-1)
 
     def _block_ids(self, token_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the number of the run of both-way tokens that each token is in, (T,), -1 where it is in none."""
+        """Return the number of the bidirectional run that each token is in, (T,), -1 where it is in none."""
         kinds = self.kit.both_way_token_ids(self.config)
         inside = torch.isin(token_ids, torch.tensor(sorted(kinds), dtype=token_ids.dtype))
         if not inside.any():

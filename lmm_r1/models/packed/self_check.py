@@ -1,7 +1,7 @@
-"""The check at start-up: three samples through the real model, in one packed row and one by one.
+"""The check at start-up: three samples through the real model, in one packed sequence and one by one.
 
-What goes wrong with packed rows goes wrong without an error: a model that takes a row for one sample, or counts its
-positions on, just gives other results, which are off by as much as results differ from one another.
+What goes wrong with packing goes wrong without an error: a model that takes a packed sequence for one sample, or counts
+its positions on, just gives other results, which are off by as much as results differ from one another.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def check_packing(
     group: dist.ProcessGroup | None = None,
     longest: int = 0,
 ) -> None:
-    """Raise UserError where a model that runs on packed rows gives other results than for every sample by itself.
+    """Raise UserError where a model that runs on packed sequences gives other results than for every sample by itself.
 
     Every rank must call it: all run the model equally often, and all of them raise or none.
 
     Args:
         run: what is called in the place of the model, where DeepSpeed's engine is around all of it.
-        group: the ranks that share the tokens of a row.
+        group: the ranks that share the tokens of a packed sequence.
         longest: tokens of the run's longest sample: the check's are as long where they fit into memory, see
             `longest_that_fits`. 0 takes the smallest.
     """
@@ -91,7 +91,7 @@ def _results(
         media=[sample.media for sample in samples],
         ring_attn_group=group,
     )
-    return [row[learnt.bool()].float() for row, learnt in zip(results, wanted, strict=True)]
+    return [row[mask.bool()].float() for row, mask in zip(results, wanted, strict=True)]
 
 
 def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence[torch.Tensor], *, mode: str) -> None:

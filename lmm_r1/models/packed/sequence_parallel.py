@@ -1,7 +1,8 @@
-"""Sequence parallelism: each rank of a group computes its share of a packed row's tokens, and all get every result.
+"""Sequence parallelism: each rank of a group computes its share of a packed sequence, and all get every result.
 
-All ranks embed the whole row and its images; then the language model's inputs are cut to the share. Within attention
-the ranks exchange tokens for heads (Ulysses), so that a row's layout holds as it is.
+All ranks embed the whole sequence and its images; then the language model's inputs are cut to the share. Within
+attention the ranks exchange tokens for heads (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509), so that the layout
+holds as it is.
 """
 
 from __future__ import annotations
@@ -20,76 +21,76 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.packed.attention import packed_row, packing_refusal
-from lmm_r1.models.packed.packing import PackedRow
+from lmm_r1.models.packed.attention import packed_as, packing_refusal
+from lmm_r1.models.packed.packing import PackedSequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowShare:
-    """The tokens of a packed row that this process computes, and the targets predicted from them."""
+class SequenceShare:
+    """The tokens of a packed sequence that this process computes, and the targets predicted from them."""
 
-    row: PackedRow
+    sequence: PackedSequence
     group: dist.ProcessGroup | None
-    """The ranks that share the row; None where this process computes all of it."""
+    """The ranks that share the sequence; None where this process computes all of it."""
     tokens: slice
     sources: torch.Tensor
     """Tokens within the share from which a target is predicted, (k,); the first one where no target is in the share."""
     target_ids: torch.Tensor  # (k,)
     places: torch.Tensor
-    """Which of the row's K targets these are, (k,); empty where no target is in the share."""
+    """Which of the sequence's K targets these are, (k,); empty where no target is in the share."""
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what was computed for all targets of the row (K,), on every rank, from the share's values (k,).
+        """Return what was computed for all K targets, on every rank, from the share's values (k,).
 
         Gradients are summed over the group, of which each rank has the same loss: those of a weight add up to N times
         the loss's, which is what is left after they have been averaged over data-parallel and sequence-parallel ranks.
         """
         if self.group is None:
             return values
-        whole = values.new_zeros(len(self.row.sources)).index_put((self.places,), values[: len(self.places)])
+        whole = values.new_zeros(len(self.sequence.sources)).index_put((self.places,), values[: len(self.places)])
         return _Sum.apply(whole, self.group)
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """Return over how many ranks a row is split; 1 without a group."""
+    """Return over how many ranks a sequence is split; 1 without a group."""
     return 1 if group is None else dist.get_world_size(group)
 
 
-def share_of(row: PackedRow, *, group: dist.ProcessGroup | None) -> RowShare:
-    """Return this process's share of a row whose number of tokens the group's ranks divide."""
-    length = row.layout.length
+def share_of(sequence: PackedSequence, *, group: dist.ProcessGroup | None) -> SequenceShare:
+    """Return this process's share of a packed sequence whose length the group's ranks divide."""
+    length = sequence.layout.length
     if group is None:
-        places = torch.arange(len(row.sources), device=row.sources.device)
-        return RowShare(
-            row=row,
+        places = torch.arange(len(sequence.sources), device=sequence.sources.device)
+        return SequenceShare(
+            sequence=sequence,
             group=None,
             tokens=slice(0, length),
-            sources=row.sources,
-            target_ids=row.target_ids,
+            sources=sequence.sources,
+            target_ids=sequence.target_ids,
             places=places,
         )
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    assert length % size == 0, "pack_row fills it up"
+    assert length % size == 0, "pack_batch fills it up"
     start, end = rank * length // size, (rank + 1) * length // size
-    places = ((row.sources >= start) & (row.sources < end)).nonzero().flatten()
-    sources, target_ids = row.sources[places] - start, row.target_ids[places]
+    places = ((sequence.sources >= start) & (sequence.sources < end)).nonzero().flatten()
+    sources, target_ids = sequence.sources[places] - start, sequence.target_ids[places]
     if not len(places):
         # Every rank runs the output layer, whose sharded weights they gather together.
-        sources, target_ids = row.sources.new_zeros(1), row.target_ids.new_zeros(1)
-    return RowShare(
-        row=row, group=group, tokens=slice(start, end), sources=sources, target_ids=target_ids, places=places
+        sources, target_ids = sequence.sources.new_zeros(1), sequence.target_ids.new_zeros(1)
+    return SequenceShare(
+        sequence=sequence, group=group, tokens=slice(start, end), sources=sources, target_ids=target_ids, places=places
     )
 
 
 @contextmanager
-def running(share: RowShare, *, model: torch.nn.Module, kit: LmmKit) -> Iterator[None]:
-    """Let a model, or its backbone, take the whole row's inputs and compute this process's share of its tokens.
+def running(share: SequenceShare, *, model: torch.nn.Module, kit: LmmKit) -> Iterator[None]:
+    """Let a model, or its backbone, take the whole sequence's inputs and compute this process's share of its tokens.
 
     Args:
         model: the causal model of which the kit knows the language model, or DeepSpeed's engine around it.
     """
     with ExitStack() as stack:
-        stack.enter_context(packed_row(share.row.layout, group=share.group))
+        stack.enter_context(packed_as(share.sequence.layout, group=share.group))
         if share.group is not None:
             stack.callback(_cut_inputs(kit.language_model_of(_bare(model)), kit, share).remove)
         yield
@@ -111,7 +112,7 @@ def check_heads(config: PretrainedConfig, *, size: int, model: str) -> None:
 
 
 def check_not_shared(model: torch.nn.Module, *, group: dist.ProcessGroup | None) -> None:
-    """Raise UserError where ranks should share the rows of a model that runs on padded batches."""
+    """Raise UserError where ranks should share the sequences of a model that runs on padded batches."""
     if group is not None:
         why = packing_refusal(_bare(model)) or "the samples are not packed"
         raise UserError(f"--ds.ulysses_size {group_size(group)} splits packed rows only: {why}; leave it out")
@@ -122,7 +123,7 @@ def _bare(model: torch.nn.Module) -> PreTrainedModel:
     return model.module if isinstance(model, DeepSpeedEngine) else model
 
 
-def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: RowShare) -> RemovableHandle:
+def _cut_inputs(language_model: torch.nn.Module, kit: LmmKit, share: SequenceShare) -> RemovableHandle:
     def cut(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         named = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
         return (), kit.cut_inputs(module, named, share.tokens)

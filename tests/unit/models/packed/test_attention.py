@@ -1,4 +1,4 @@
-"""Attention over packed rows against plain attention with a mask worked out token by token; what refuses packed rows."""
+"""Attention over packed sequences against plain attention with a mask worked out token by token; what refuses them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_row, packing_refusal, use_packed_attention
-from lmm_r1.models.packed.layout import RowLayout, Segment
+from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
+from lmm_r1.models.packed.layout import PackedLayout, Segment
 
 pytestmark = pytest.mark.unit
 
@@ -36,16 +36,16 @@ SEGMENTS = (
 )
 # In the first prompt, across all of the second, and in a response.
 BLOCKS = torch.tensor([-1, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1, -1, -1, 2, 2, -1, -1, -1])
-ROWS = {
-    "samples by themselves": RowLayout(segments=(Segment(start=0, end=11), Segment(start=11, end=18))),
-    "shared prefixes": RowLayout(segments=SEGMENTS),
-    "runs that attend in both directions": RowLayout(segments=SEGMENTS, block_ids=BLOCKS),
+LAYOUTS = {
+    "samples by themselves": PackedLayout(segments=(Segment(start=0, end=11), Segment(start=11, end=18))),
+    "shared prefixes": PackedLayout(segments=SEGMENTS),
+    "runs that attend in both directions": PackedLayout(segments=SEGMENTS, block_ids=BLOCKS),
 }
 WINDOWS = [None, 3, 6]
 MODULE = SimpleNamespace(training=False, is_causal=True)
 
 
-def sees(layout: RowLayout, query: int, key: int, *, window: int | None) -> bool:
+def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> bool:
     """Say token by token what the layout means."""
 
     def segment_of(token: int) -> Segment:
@@ -67,7 +67,7 @@ def sees(layout: RowLayout, query: int, key: int, *, window: int | None) -> bool
     return blocks is not None and mine is other and blocks[query] >= 0 and bool(blocks[query] == blocks[key])
 
 
-def inputs(layout: RowLayout, *, grouped: bool, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def inputs(layout: PackedLayout, *, grouped: bool, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     heads = [HEADS, GROUPS if grouped else HEADS, GROUPS if grouped else HEADS]
     return [
@@ -76,7 +76,7 @@ def inputs(layout: RowLayout, *, grouped: bool, dtype: torch.dtype = torch.float
     ]
 
 
-def expected(given: list[torch.Tensor], layout: RowLayout, *, window: int | None, scaling: float) -> torch.Tensor:
+def expected(given: list[torch.Tensor], layout: PackedLayout, *, window: int | None, scaling: float) -> torch.Tensor:
     """Return softmax(q k * scaling) v over the tokens that each one sees, (1, T, H, D)."""
     query, key, value = given
     key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
@@ -86,16 +86,16 @@ def expected(given: list[torch.Tensor], layout: RowLayout, *, window: int | None
     return (scores.softmax(dim=-1) @ value).transpose(1, 2)
 
 
-def attend(given: list[torch.Tensor], layout: RowLayout, *, window: int | None, scaling: float) -> torch.Tensor:
+def attend(given: list[torch.Tensor], layout: PackedLayout, *, window: int | None, scaling: float) -> torch.Tensor:
     """Return what the registered function does with the mask that the registered mask function gives."""
-    with packed_row(layout):
+    with packed_as(layout):
         mask = attention._mask(batch_size=1, local_size=window)
     output, weights = attention._attention(MODULE, *given, mask, scaling=scaling)
     assert weights is None
     return output
 
 
-def check(output: torch.Tensor, given: list[torch.Tensor], layout: RowLayout, *, window: int | None) -> None:
+def check(output: torch.Tensor, given: list[torch.Tensor], layout: PackedLayout, *, window: int | None) -> None:
     """Compare output and gradients with plain attention in double precision, of the same numbers."""
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad((output * weights).sum(), given)
@@ -108,19 +108,19 @@ def check(output: torch.Tensor, given: list[torch.Tensor], layout: RowLayout, *,
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("row", ROWS)
-def test_a_row_attends_as_its_layout_says_on_a_cpu(row, window, grouped):
-    given = inputs(ROWS[row], grouped=grouped)
-    check(attend(given, ROWS[row], window=window, scaling=0.3), given, ROWS[row], window=window)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_sequence_attends_as_its_layout_says_on_a_cpu(kind, window, grouped):
+    given = inputs(LAYOUTS[kind], grouped=grouped)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("row", ROWS)
-def test_so_it_does_segment_by_segment(row, window, monkeypatch):
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_so_it_does_segment_by_segment(kind, window, monkeypatch):
     """As on GPUs in single precision, and where there are runs."""
-    monkeypatch.setattr(attention, "takes_row", lambda *given, **settings: False)
-    given = inputs(ROWS[row], grouped=True)
-    check(attend(given, ROWS[row], window=window, scaling=0.3), given, ROWS[row], window=window)
+    monkeypatch.setattr(attention, "fits_cpu_kernel", lambda *given, **settings: False)
+    given = inputs(LAYOUTS[kind], grouped=True)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
 
 
 def flash_attention(
@@ -173,19 +173,19 @@ def varlen_attn(
 @pytest.mark.parametrize("kernel", ["flash-attn", "PyTorch"])
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("row", ["samples by themselves", "shared prefixes"])
-def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(row, window, grouped, kernel, monkeypatch):
+@pytest.mark.parametrize("kind", ["samples by themselves", "shared prefixes"])
+def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(kind, window, grouped, kernel, monkeypatch):
     flash = flash_attention if kernel == "flash-attn" else None
     monkeypatch.setattr(attention, "_flash_attn_kernel", lambda: flash)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     monkeypatch.setattr(attention, "_takes_varlen", lambda *given, **settings: True)
-    given = inputs(ROWS[row], grouped=grouped)
-    check(attend(given, ROWS[row], window=window, scaling=0.3), given, ROWS[row], window=window)
+    given = inputs(LAYOUTS[kind], grouped=grouped)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
 
 
 def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout():
     half, single = (SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
-    plain, runs = ROWS["shared prefixes"], ROWS["runs that attend in both directions"]
+    plain, runs = LAYOUTS["shared prefixes"], LAYOUTS["runs that attend in both directions"]
     assert attention._takes_varlen(half, plain, dropout=0.0)
     assert not attention._takes_varlen(half, runs, dropout=0.0)
     assert not attention._takes_varlen(half, plain, dropout=0.1)
@@ -198,15 +198,15 @@ def test_without_a_compiled_flash_attn_there_is_no_kernel_of_it():
 
 
 def test_layers_may_name_their_window_themselves():
-    layout = ROWS["shared prefixes"]
+    layout = LAYOUTS["shared prefixes"]
     given = inputs(layout, grouped=True)
-    with packed_row(layout):
+    with packed_as(layout):
         mask = attention._mask(batch_size=1)
     output, _ = attention._attention(MODULE, *given, mask, scaling=0.3, sliding_window=3)
     torch.testing.assert_close(output, expected(given, layout, window=3, scaling=0.3), atol=1e-5, rtol=0)
 
 
-def test_outside_of_a_packed_row_the_mask_and_the_attention_are_those_of_sdpa():
+def test_outside_of_a_packed_sequence_the_mask_and_the_attention_are_those_of_sdpa():
     arguments = {
         "batch_size": 2,
         "q_length": 4,
@@ -222,16 +222,16 @@ def test_outside_of_a_packed_row_the_mask_and_the_attention_are_those_of_sdpa():
     assert torch.equal(mine, theirs)
 
 
-def test_a_row_is_forgotten_where_it_ends_and_one_within_another_gives_way():
-    outer, inner = ROWS["shared prefixes"], ROWS["samples by themselves"]
-    with packed_row(outer):
-        with packed_row(inner):
+def test_a_sequence_is_forgotten_where_it_ends_and_one_within_another_gives_way():
+    outer, inner = LAYOUTS["shared prefixes"], LAYOUTS["samples by themselves"]
+    with packed_as(outer):
+        with packed_as(inner):
             assert attention._mask(batch_size=1).layout is inner
         assert attention._mask(batch_size=1).layout is outer
-        with pytest.raises(RuntimeError, match="within"), packed_row(inner):
+        with pytest.raises(RuntimeError, match="within"), packed_as(inner):
             raise RuntimeError("within")
         assert attention._mask(batch_size=1).layout is outer
-    assert attention._row.get() is None
+    assert attention._current.get() is None
 
 
 SMALL = {

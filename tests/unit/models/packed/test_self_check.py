@@ -50,9 +50,9 @@ def test_the_model_runs_packed_and_alone_in_both_modes_without_gradients_and_sta
         with_kwargs=True,
     )
     check_packing(actor)
-    one_row_and_three_samples = [(1, True), (1, False), (1, False), (1, False)]
+    packed_and_three_samples = [(1, True), (1, False), (1, False), (1, False)]
     twice = (1, True, False, False)
-    assert runs == [twice] + [(*run, mode, False) for mode in (False, True) for run in one_row_and_three_samples]
+    assert runs == [twice] + [(*run, mode, False) for mode in (False, True) for run in packed_and_three_samples]
     assert actor.packing_samples is True
     assert [module.training for module in (actor.model, layer, actor.model.model.layers[1])] == [False, True, False]
     assert all(weight.grad is None for weight in actor.model.parameters())
@@ -70,7 +70,7 @@ def test_dropout_is_off_while_it_runs_and_on_again_afterwards(tiny_checkpoint):
 
 @contextmanager
 def another_mask() -> Iterator[None]:
-    """Let masks be made as if no row were packed."""
+    """Let masks be made as if nothing were packed."""
     ours = AttentionMaskInterface()[PACKED_ATTENTION]
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
     yield
@@ -94,7 +94,7 @@ def test_without_shared_prefixes_the_message_names_no_flag_for_them(tiny_checkpo
 
 
 def positions_of(actor: KitActor, change: Any, *, mode: bool | None = None) -> None:
-    """Change the positions of packed rows, in training or evaluation mode alone where one is named."""
+    """Change the positions of packed sequences, in training or evaluation mode alone where one is named."""
 
     def hook(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if kwargs["attention_mask"] is None and mode in (None, module.training):
@@ -152,7 +152,7 @@ def test_what_one_rank_sees_all_ranks_raise(actor, monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     with pytest.raises(UserError, match="off by 3 standard deviations"):
         check_packing(actor)
-    # Of the repeated forward, and of the row against the samples.
+    # Of the repeated forward, and of the packed sequence against the samples.
     assert asked == [dist.ReduceOp.MAX] * 2
 
 
@@ -220,7 +220,7 @@ def test_the_check_takes_what_fits_into_the_memory_that_is_free(actor, monkeypat
 
 
 def windowed(window: int) -> Any:
-    """What a pass over a packed row is given in the place of the mask, were every layer to look back that far only."""
+    """What a pass over a packed sequence is given in the place of the mask, were every layer to look back that far only."""
     ours = AttentionMaskInterface()[PACKED_ATTENTION]
 
     def mask(*args: Any, **kwargs: Any) -> Any:
@@ -230,7 +230,7 @@ def windowed(window: int) -> Any:
     return mask
 
 
-def test_a_window_that_packed_rows_alone_have_shows_in_samples_that_are_longer(actor):
+def test_a_window_that_packed_sequences_alone_have_shows_in_samples_that_are_longer(actor):
     ours = AttentionMaskInterface()[PACKED_ATTENTION]
     AttentionMaskInterface.register(PACKED_ATTENTION, windowed(64))
     try:
@@ -244,7 +244,7 @@ def test_a_window_that_packed_rows_alone_have_shows_in_samples_that_are_longer(a
 
 def test_what_is_off_at_the_start_of_long_responses_alone_is_caught(actor):
     def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        # Logits of the row's 500 + 125 + 125 response tokens.
+        # Logits of the 500 + 125 + 125 response tokens.
         if output.shape[1] == 750:
             output[:, 500] += 4e-2 * torch.linspace(0, 1, output.shape[-1])
         return output

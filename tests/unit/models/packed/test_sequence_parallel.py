@@ -1,4 +1,4 @@
-"""Shares of a row: which tokens and targets are whose, what fills a row up, and what cannot be shared."""
+"""Shares of a packed sequence: which tokens and targets are whose, what fills it up, and what cannot be shared."""
 
 from types import SimpleNamespace
 
@@ -10,18 +10,18 @@ from transformers import Qwen2Config
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.packed import sequence_parallel
-from lmm_r1.models.packed.layout import RowLayout, Segment
-from lmm_r1.models.packed.packing import PackedRow, Targets, pack_row
+from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
 
 pytestmark = pytest.mark.unit
 
 
-def row(*, length: int, sources: list[int]) -> PackedRow:
-    return PackedRow(
+def sequence(*, length: int, sources: list[int]) -> PackedSequence:
+    return PackedSequence(
         token_ids=torch.zeros(1, length, dtype=torch.long),
         inputs={},
-        layout=RowLayout(segments=(Segment(start=0, end=length),)),
+        layout=PackedLayout(segments=(Segment(start=0, end=length),)),
         sources=torch.tensor(sources),
         target_ids=torch.tensor([10 * source for source in sources]),
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
@@ -39,8 +39,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return group
 
 
-def test_without_a_group_the_share_is_the_row():
-    share = share_of(row(length=5, sources=[1, 3]), group=None)
+def test_without_a_group_the_share_is_the_sequence():
+    share = share_of(sequence(length=5, sources=[1, 3]), group=None)
     assert share.tokens == slice(0, 5)
     assert share.sources.tolist() == [1, 3]
     assert share.target_ids.tolist() == [10, 30]
@@ -49,7 +49,7 @@ def test_without_a_group_the_share_is_the_row():
 
 
 def test_a_share_has_the_targets_predicted_from_its_tokens_counted_from_its_start(ranks):
-    whole = row(length=8, sources=[1, 3, 4, 4, 7])
+    whole = sequence(length=8, sources=[1, 3, 4, 4, 7])
     expected = [(slice(0, 4), [1, 3], [10, 30], [0, 1]), (slice(4, 8), [0, 0, 3], [40, 40, 70], [2, 3, 4])]
     for ranks.rank, (tokens, sources, target_ids, places) in enumerate(expected):
         share = share_of(whole, group=ranks)
@@ -61,7 +61,7 @@ def test_a_share_has_the_targets_predicted_from_its_tokens_counted_from_its_star
 
 def test_a_share_without_targets_predicts_one_that_is_not_used(ranks, monkeypatch):
     monkeypatch.setattr(sequence_parallel, "_summed", lambda values, group: values.clone())
-    share = share_of(row(length=8, sources=[4, 6]), group=ranks)
+    share = share_of(sequence(length=8, sources=[4, 6]), group=ranks)
     assert (share.sources.tolist(), share.target_ids.tolist(), share.places.tolist()) == ([0], [0], [])
     unused = torch.tensor([5.0], requires_grad=True)
     gathered = share.gather(unused)
@@ -74,7 +74,7 @@ def test_values_are_gathered_at_the_places_of_their_targets(ranks, monkeypatch):
     monkeypatch.setattr(sequence_parallel, "_summed", lambda values, group: 2 * values)
     ranks.rank = 1
     values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    gathered = share_of(row(length=8, sources=[1, 3, 4, 4, 7]), group=ranks).gather(values)
+    gathered = share_of(sequence(length=8, sources=[1, 3, 4, 4, 7]), group=ranks).gather(values)
     # Two ranks with the same numbers would have summed to this, and each sends back its gradients.
     assert gathered.tolist() == [0, 0, 2, 4, 6]
     (gathered * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])).sum().backward()
@@ -82,12 +82,12 @@ def test_values_are_gathered_at_the_places_of_their_targets(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize(("multiple_of", "filler"), [(1, 0), (2, 1), (4, 1), (7, 0), (5, 3)])
-def test_a_row_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
+def test_a_sequence_is_filled_up_with_a_segment_of_its_own(multiple_of, filler):
     kit, config = get_kit("llm"), Qwen2Config(vocab_size=50)
     sequences = torch.tensor([[11, 12, 13, 14], [21, 22, 23, 0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     wanted = mask[:, :-1].bool() & mask[:, 1:].bool()
-    packed = pack_row(
+    packed = pack_batch(
         kit,
         config,
         sequences=sequences,
