@@ -158,7 +158,7 @@ def run(kit: LmmKit, model: Any, batch: GroupBatch, way: str) -> torch.Tensor:
     )
     with packed_as(packed.layout):
         logits = model(**arguments, use_cache=False, logits_to_keep=packed.sources).logits
-    return packed.scatter(log_probs_of(logits[0], row.target_ids), like=wanted)
+    return packed.scatter(log_probs_of(logits[0], packed.target_ids), like=wanted)
 
 
 def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
