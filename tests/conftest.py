@@ -10,6 +10,7 @@ import pytest
 # The training stack is an extra: without it, what imports it cannot be collected.
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
+        "unit/checkpoints/*",
         "unit/models/*",
         "unit/trainer/*",
         "unit/rollout/*",

@@ -17,9 +17,9 @@ from lmm_r1.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from lmm_r1.checkpoints.merge_check import LoadedWeights
+    from lmm_r1.checkpoints.zero_checkpoint import TrainedWeights
     from lmm_r1.lmm_kits import LmmKit
-    from lmm_r1.models.merge_check import LoadedWeights
-    from lmm_r1.models.zero_checkpoint import TrainedWeights
 
 PROG = "lmm-r1 merge"
 DESCRIPTION = (
@@ -123,9 +123,9 @@ def merge(config: MergeConfig) -> None:
 
 def _written(config: MergeConfig) -> list[str]:
     """Write the folder and return what is to be said of it."""
+    from lmm_r1.checkpoints.merge_check import LoadedWeights, outputs_of, prompts_for
+    from lmm_r1.checkpoints.merging import merge_adapter, write_checkpoint
     from lmm_r1.lmm_kits import kit_of
-    from lmm_r1.models.merge_check import LoadedWeights, outputs_of, prompts_for
-    from lmm_r1.models.merging import merge_adapter, write_checkpoint
 
     source = _adapter_source(config) if config.adapter is not None else _checkpoint_source(config)
     kit = kit_of(source.base, trust_remote_code=config.trust_remote_code)
@@ -139,7 +139,7 @@ def _written(config: MergeConfig) -> list[str]:
     said: list[str] = []
 
     def verify(folder: Path) -> None:
-        from lmm_r1.models.merge_check import check_written, difference, judge_merge
+        from lmm_r1.checkpoints.merge_check import check_written, difference, judge_merge
 
         head = None if loaded.head is None else loaded.head.to(dtype).float()
         again = _load_written(folder, kit, with_head=head is not None, trust_remote_code=config.trust_remote_code)
@@ -193,8 +193,8 @@ def _quiet_transformers() -> Iterator[None]:
 def _adapter_source(config: MergeConfig) -> Source:
     import torch
 
-    from lmm_r1.models.merge_check import LoadedWeights
-    from lmm_r1.models.merging import adapter_base, load_with_adapter
+    from lmm_r1.checkpoints.merge_check import LoadedWeights
+    from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter
 
     adapter = config.adapter
     base = config.base or adapter_base(adapter)
@@ -214,9 +214,9 @@ def _adapter_source(config: MergeConfig) -> Source:
 def _checkpoint_source(config: MergeConfig) -> Source:
     import torch
 
+    from lmm_r1.checkpoints.merge_check import LoadedWeights
+    from lmm_r1.checkpoints.zero_checkpoint import checkpoint_folder, load_trained, read_weights
     from lmm_r1.lmm_kits import kit_of
-    from lmm_r1.models.merge_check import LoadedWeights
-    from lmm_r1.models.zero_checkpoint import checkpoint_folder, load_trained, read_weights
 
     # Told before the shards are read.
     kit_of(config.base, trust_remote_code=config.trust_remote_code)
@@ -284,7 +284,7 @@ def _output_dtype(config: MergeConfig, kit: LmmKit, base: str) -> torch.dtype:
 def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_code: bool) -> LoadedWeights:
     import torch
 
-    from lmm_r1.models.merge_check import LoadedWeights
+    from lmm_r1.checkpoints.merge_check import LoadedWeights
 
     model = kit.load_model(
         str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code

@@ -13,10 +13,10 @@ from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
+from lmm_r1.checkpoints.merge_check import DoublePrecision
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
-from lmm_r1.models.merge_check import DoublePrecision
 
 pytestmark = pytest.mark.contract
 

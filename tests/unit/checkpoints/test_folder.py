@@ -12,10 +12,10 @@ import pytest
 from helpers.commands import tree
 from helpers.interrupted_writes import Interrupter, killed_at
 
+from lmm_r1.checkpoints.folder import complete_steps, defect, read_latest, saving_name, whole_checkpoints
+from lmm_r1.checkpoints.resume_point import newest_common_step, resume_point
+from lmm_r1.checkpoints.writing import begin, evict, flush, mark_complete, write_latest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.checkpoint_writing import begin, evict, flush, mark_complete, write_latest
-from lmm_r1.trainer.checkpoints import complete_steps, defect, read_latest, saving_name, whole_checkpoints
-from lmm_r1.trainer.resume_point import newest_common_step, resume_point
 
 pytestmark = pytest.mark.unit
 

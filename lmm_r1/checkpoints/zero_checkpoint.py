@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from lmm_r1.checkpoints.merging import listed
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import kit_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers
-from lmm_r1.models.merging import listed
 
 HEAD = "head.weight"  # a value head's name in training
 _INNER = "model."  # in front of the names of the model inside of a value model

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmm_r1.trainer.checkpoint_writing import finish_interrupted
-from lmm_r1.trainer.checkpoints import LATEST, Checkpoint, defect, is_tag, read_latest, tags, whole_checkpoints
+from lmm_r1.checkpoints.folder import LATEST, Checkpoint, defect, is_tag, read_latest, tags, whole_checkpoints
+from lmm_r1.checkpoints.writing import finish_interrupted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from lmm_r1.checkpoints.merging import listed, merge_adapter
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
-from lmm_r1.models.merging import listed, merge_adapter
 
 LIMIT = 1e-5
 """Largest difference of two logits in single precision that needs no explanation."""

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.lmm_kits import KITS, get_kit
-from lmm_r1.models.checkpoint_names import as_stored, stored_weights
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmm_r1.errors import UserError
-from lmm_r1.trainer.checkpoints import (
+from lmm_r1.checkpoints.folder import (
     LATEST,
     MARKER,
     METRIC,
@@ -28,6 +27,7 @@ from lmm_r1.trainer.checkpoints import (
     step_of,
     tags,
 )
+from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 

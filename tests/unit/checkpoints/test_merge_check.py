@@ -10,11 +10,8 @@ import pytest
 import torch
 from helpers.tiny_models import make_actor
 
-from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import EncodedPrompt, get_kit
-from lmm_r1.models import merge_check
-from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.merge_check import (
+from lmm_r1.checkpoints import merge_check
+from lmm_r1.checkpoints.merge_check import (
     LIMIT,
     Difference,
     LoadedWeights,
@@ -24,7 +21,10 @@ from lmm_r1.models.merge_check import (
     outputs_of,
     prompts_for,
 )
-from lmm_r1.models.merging import merge_adapter, write_checkpoint
+from lmm_r1.checkpoints.merging import merge_adapter, write_checkpoint
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
+from lmm_r1.models.adapters import adapted_layers
 
 pytestmark = pytest.mark.unit
 KIT = get_kit("llm")

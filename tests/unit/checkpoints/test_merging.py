@@ -13,11 +13,11 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from lmm_r1.checkpoints.merge_check import DoublePrecision
+from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_adapter, write_checkpoint
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict, save_adapter
-from lmm_r1.models.merge_check import DoublePrecision
-from lmm_r1.models.merging import adapter_base, load_with_adapter, merge_adapter, write_checkpoint
 
 pytestmark = pytest.mark.unit
 WEIGHTS = "adapter_model.safetensors"
