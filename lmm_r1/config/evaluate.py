@@ -7,7 +7,8 @@ from typing import Literal
 from lmm_r1.config.sampling_checks import check_sampling
 from lmm_r1.data.atomic_file import check_creatable
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import responses_path
+
+RESPONSES_SUFFIX = ".responses.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,3 +130,8 @@ def _check_numbers(config: EvaluateConfig) -> None:
 def page_path(config: EvaluateConfig) -> Path | None:
     """Return where the page goes, None where nothing is written."""
     return config.html or (config.output and config.output.with_suffix(".html"))
+
+
+def responses_path(output: Path) -> Path:
+    """Return `scores.responses.jsonl` for `scores.json`."""
+    return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")

@@ -10,8 +10,6 @@ from pathlib import Path
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.json_lines import count_field, number_field, read_json_lines, text_field
 
-SUFFIX = ".responses.jsonl"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -56,11 +54,6 @@ class JudgedResponse:
     def truncated(self) -> bool:
         """Whether the response was cut off at the longest length."""
         return self.finish_reason == "length"
-
-
-def responses_path(output: Path) -> Path:
-    """Return `scores.responses.jsonl` for `scores.json`."""
-    return output.with_name(f"{output.stem}{SUFFIX}")
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:

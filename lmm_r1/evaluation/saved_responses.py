@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.pass_at_k import powers_of_two
-from lmm_r1.evaluation.response_log import SUFFIX, JudgedResponse, by_row, read_responses, responses_path
+from lmm_r1.evaluation.response_log import JudgedResponse, by_row, read_responses
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 
 # How a row's location ends behind its file.
@@ -39,7 +40,8 @@ def saved_checkpoints(entries: Sequence[str], *, flag: str = "--compare") -> lis
         raise UserError(f"{flag} {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
     names = [name for name, _, _ in found]
     titles = [
-        f"{name} ({path.name.removesuffix(SUFFIX)})" if names.count(name) > 1 else name for name, path, _ in found
+        f"{name} ({path.name.removesuffix(RESPONSES_SUFFIX)})" if names.count(name) > 1 else name
+        for name, path, _ in found
     ]
     if len(set(titles)) < len(titles):
         raise UserError(f"{flag} {' '.join(entries)}: the same checkpoint is given twice")

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from helpers.judged_responses import judged, judged_rows
 
+from lmm_r1.config.evaluate import responses_path
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.response_log import Verdict, read_responses, responses_path, write_responses
+from lmm_r1.evaluation.response_log import Verdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
 
