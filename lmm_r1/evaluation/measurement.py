@@ -9,7 +9,6 @@ from dataclasses import replace
 from lmm_r1.config.evaluate import EvaluateConfig, responses_path
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files
 from lmm_r1.evaluation.judged_rows import judge_responses
@@ -22,6 +21,7 @@ from lmm_r1.inference.adapter_merge import split_adapter
 from lmm_r1.inference.completion import EngineSettings, SamplingSettings
 from lmm_r1.inference.engines import check_backend, prepare_process
 from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 
 

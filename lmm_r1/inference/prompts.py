@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_checks import check_images_taken
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason
 from lmm_r1.lmm_kits import EncodedPrompt, kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
 
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from vllm.inputs import TokensPrompt
 
 from lmm_r1.data.messages import Row, to_json
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits.rows import encode_row
 from lmm_r1.rollout.sampling import sampling_params
 from lmm_r1.rollout.scoring import Scorer
 from remote_rm.client import ItemReward, RewardUnavailable

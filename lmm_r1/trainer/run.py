@@ -20,9 +20,9 @@ from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.prompt_stream import PromptStream, check_prompts
-from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads

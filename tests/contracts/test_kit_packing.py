@@ -154,8 +154,8 @@ def batch_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], 
             conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, THREE_IMAGES, TEXT, ONE_IMAGE]
             lengths = [(5, 1, 9), (4, 1, 7), (6,), (2, 3), (3, 0), (8,)]
         samples = groups(prompts_of(name, *conversations), lengths, gap=True)
-        # Nothing is learnt of one that only fills up a batch.
-        samples.append(replace(samples[0], learnt=(False,) * len(samples[0].response)))
+        # The loss takes nothing of one that only fills up a batch.
+        samples.append(replace(samples[0], loss_mask=(False,) * len(samples[0].response)))
         return shuffled(samples)
 
     return batch

@@ -1,4 +1,4 @@
-"""Conversations as supervised samples: ids, which of them are learnt, and the media tensors."""
+"""Conversations as supervised samples: ids, their loss mask, and the media tensors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_checks import learnt_turns
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
+from lmm_r1.lmm_kits.rows import encode_row
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class SFTSample:
     token_ids: list[int]
-    learnt: list[bool]
+    loss_mask: list[bool]
     """True for each token that an assistant turn consists of, its end token included."""
     media: Media | None
 
@@ -28,7 +27,7 @@ class SFTSample:
 class SFTBatch:
     sequences: torch.Tensor  # (B, T), padded on the right
     attention_mask: torch.Tensor  # (B, T)
-    learnt: torch.Tensor  # (B, T - 1): whether the next token is learnt
+    loss_mask: torch.Tensor  # (B, T - 1): whether the loss takes the next token
     media: list[Media | None]  # B entries
 
 
@@ -37,8 +36,8 @@ def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_
     encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if len(encoded.token_ids) > max_len:
         return None
-    turns = learnt_turns(row, every_turn=every_turn)
-    learnt = [False] * len(encoded.token_ids)
+    turns = loss_turns(row, every_turn=every_turn)
+    loss_mask = [False] * len(encoded.token_ids)
     placeholders = kit.placeholder_ids(processor)
     for turn in turns:
         start, end = _span(row, turn=turn, kit=kit, processor=processor, ids=encoded.engine_token_ids)
@@ -47,8 +46,8 @@ def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_
         start += _shift(before, at=start, kit=kit, processor=processor, whole=encoded, add_generation_prompt=True)
         end += _shift(through, at=end, kit=kit, processor=processor, whole=encoded, add_generation_prompt=False)
         for index in range(start, end):
-            learnt[index] = encoded.token_ids[index] not in placeholders
-    return SFTSample(token_ids=encoded.token_ids, learnt=learnt, media=encoded.media)
+            loss_mask[index] = encoded.token_ids[index] not in placeholders
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=loss_mask, media=encoded.media)
 
 
 def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
@@ -58,16 +57,16 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
     width = max(len(sample.token_ids) for sample in samples)
     sequences = torch.full((len(samples), width), pad_token_id)
     attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
-    learnt = torch.zeros(len(samples), width, dtype=torch.bool)
+    loss_mask = torch.zeros(len(samples), width, dtype=torch.bool)
     for index, sample in enumerate(samples):
         length = len(sample.token_ids)
         sequences[index, :length] = torch.tensor(sample.token_ids)
         attention_mask[index, :length] = 1
-        learnt[index, :length] = torch.tensor(sample.learnt)
+        loss_mask[index, :length] = torch.tensor(sample.loss_mask)
     return SFTBatch(
         sequences=sequences,
         attention_mask=attention_mask,
-        learnt=learnt[:, 1:],
+        loss_mask=loss_mask[:, 1:],
         media=[sample.media for sample in samples],
     )
 
@@ -88,6 +87,15 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_
     return order[position * batch_size : (position + 1) * batch_size].tolist()
 
 
+def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
+    """Return the indices of the assistant turns that the loss takes, all or the last; raises UserError where there is none."""
+    turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
+    turns = turns if every_turn else turns[-1:]
+    if not turns or turns[0] == 0:
+        raise UserError(f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one")
+    return turns
+
+
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -> tuple[int, int]:
     """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
     before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
@@ -100,7 +108,7 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -
         )
     start, end = len(before), len(through)
     eos = kit.tokenizer_of(processor).eos_token_id
-    # What the template puts behind the end token (a newline) is never sampled, so it is not learnt.
+    # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
     while end > start and ids[end - 1] != eos:
         end -= 1
     if end == start:
