@@ -127,11 +127,11 @@ def _check_numbers(config: EvaluateConfig) -> None:
         raise UserError(f"--bootstrap_seed {config.bootstrap_seed}: must be 0 or more")
 
 
+def responses_path(output: Path) -> Path:
+    """Return where the responses go: `scores.responses.jsonl` for `scores.json`."""
+    return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")
+
+
 def page_path(config: EvaluateConfig) -> Path | None:
     """Return where the page goes, None where nothing is written."""
     return config.html or (config.output and config.output.with_suffix(".html"))
-
-
-def responses_path(output: Path) -> Path:
-    """Return `scores.responses.jsonl` for `scores.json`."""
-    return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")
