@@ -1,4 +1,4 @@
-"""Packed rows on a GPU: agreement with a CPU's single precision for every kit, and speed of a larger model; JSON last.
+"""Packed sequences on a GPU: agreement with a CPU's single precision for every kit, and speed of a larger model; JSON last.
 
 python benchmarks/gpu_check.py [--device cuda] [--kits qwen2_5_vl ...] [--hidden-size 2048 --layers 36 ...]
 
@@ -27,9 +27,9 @@ from memory import peak_bytes
 from train_batches import GroupBatch, build_tiny_checkpoint, groups_of, make_batch
 
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
-from lmm_r1.models.batch_inputs import BatchInputs
-from lmm_r1.models.packed_attention import packed_row, use_packed_attention
-from lmm_r1.models.packing import Targets
+from lmm_r1.models.packed.attention import packed_as, use_packed_attention
+from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import Targets
 
 WAYS = ("padded", "packed", "shared")
 SINGLE_TOLERANCE = 1e-3
@@ -153,12 +153,12 @@ def run(kit: LmmKit, model: Any, batch: GroupBatch, way: str) -> torch.Tensor:
         logits = model(**inputs.padded(sequences, attention_mask, batch.media), use_cache=False).logits
         return log_probs_of(logits[:, :-1], sequences[:, 1:]) * wanted
     targets = Targets(wanted=wanted, shared=True)
-    row, arguments = inputs.packed(
+    packed, arguments = inputs.packed(
         sequences, attention_mask, batch.media, targets=targets, share_prefix=way == "shared"
     )
-    with packed_row(row.layout):
-        logits = model(**arguments, use_cache=False, logits_to_keep=row.sources).logits
-    return row.scatter(log_probs_of(logits[0], row.target_ids), like=wanted)
+    with packed_as(packed.layout):
+        logits = model(**arguments, use_cache=False, logits_to_keep=packed.sources).logits
+    return packed.scatter(log_probs_of(logits[0], packed.target_ids), like=wanted)
 
 
 def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

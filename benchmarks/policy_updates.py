@@ -27,7 +27,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 from lmm_r1.trainer.workers import media_per_row
 
-# OpenRLHF's own actor, and ours on the padded batch, on packed rows and on packed rows with shared prefixes.
+# OpenRLHF's own actor, and ours on the padded batch, on packed sequences and on those with shared prefixes.
 OURS = {
     "padded": {},
     "packed": {"packing_samples": True},

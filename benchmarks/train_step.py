@@ -3,8 +3,8 @@
 python benchmarks/train_step.py [--model DIR] [--kinds text image mixed] [--samples 4 8 16] \\
     [--output benchmarks/results/train_step.json]
 
-The ways are OpenRLHF's own actor on the padded batch, ours on the padded batch, ours on packed rows, and ours on packed
-rows with shared prefixes. A batch is one group: of text or with an image-heavy prompt; or one of each.
+The ways are OpenRLHF's own actor on the padded batch, ours on the padded batch, ours on packed sequences, and ours on packed
+sequences with shared prefixes. A batch is one group: of text or with an image-heavy prompt; or one of each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Fields of nested dataclasses under dotted names, as in `actor.adam.lr`."""
+"""Fields of nested dataclasses under dotted names, as in `actor.adam.lr`, and the name that a mistyped one was meant to be."""
 
 import dataclasses
+import difflib
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Config = TypeVar("Config")
@@ -39,3 +40,13 @@ def replace(config: Config, values: Mapping[str, object]) -> Config:
             fields[name] = value
     nested = {group: replace(getattr(config, group), inner) for group, inner in groups.items()}
     return dataclasses.replace(config, **fields, **nested)
+
+
+def nearest(name: str, *, known: Iterable[str]) -> str | None:
+    """Return the known name most like `name`, by the whole of it or else by its last dotted part; None if none is."""
+    names = list(known)
+    if whole := difflib.get_close_matches(name, names, n=1):
+        return whole[0]
+    by_last_part = {known_name.rpartition(".")[2]: known_name for known_name in reversed(names)}
+    last_part = difflib.get_close_matches(name.rpartition(".")[2], list(by_last_part), n=1)
+    return by_last_part[last_part[0]] if last_part else None

@@ -13,6 +13,7 @@ from filelock import FileLock
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
         "unit/batch/*",
+        "unit/checkpoints/*",
         "unit/models/*",
         "unit/scoring/*",
         "unit/trainer/*",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from lmm_r1.chat.neutral_text import one_line
+from lmm_r1.chat.screen import one_line
 from lmm_r1.data.image_sources import describe, kind_of, resolve
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, VideoPart

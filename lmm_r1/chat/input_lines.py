@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.utils import is_dumb_terminal
+
+from lmm_r1.chat.commands import COMMANDS, SIGN
+from lmm_r1.chat.sampling import NAMES
 
 CONTINUED = "\\"
 
@@ -32,13 +43,6 @@ def piped_lines() -> Iterator[str]:
 
 def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], str]) -> Iterator[str]:
     """Yield what is entered at the prompt until Ctrl-D; Ctrl-C clears the line."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-    from prompt_toolkit.output import create_output
-    from prompt_toolkit.utils import is_dumb_terminal
-
-    from lmm_r1.chat.line_completer import LineCompleter
-
     if is_dumb_terminal():
         yield from _typed_lines(out, before=before)
         return
@@ -84,9 +88,7 @@ def _typed_lines(out: TextIO, *, before: Callable[[], str]) -> Iterator[str]:
         entry = ""
 
 
-def _keys() -> object:
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
+def _keys() -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -105,6 +107,32 @@ def _keys() -> object:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+class LineCompleter(Completer):
+    """What the Tab key offers: commands, files behind those that take one, and names of settings."""
+
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """Give what may stand where the cursor is."""
+        line = document.text_before_cursor
+        if not line.startswith(SIGN) or "\n" in line:
+            return
+        name, space, argument = line.partition(" ")
+        if not space:
+            for known, command in COMMANDS.items():
+                if known.startswith(name):
+                    text = f"{known} " if command.argument else known
+                    yield Completion(text, start_position=-len(name), display=known, display_meta=command.help)
+        elif name == "/set" and " " not in argument:
+            yield from (
+                Completion(known, start_position=-len(argument)) for known in NAMES if known.startswith(argument)
+            )
+        elif name in COMMANDS and COMMANDS[name].takes_path:
+            typed = argument.lstrip("'\"")
+            yield from self._paths.get_completions(Document(typed, len(typed)), complete_event)
 
 
 def private_file(path: Path) -> Path:

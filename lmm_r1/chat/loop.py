@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import FrameType
 
 from lmm_r1.chat.attachments import dragged_image
 from lmm_r1.chat.captured_output import Streams, captured_output
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.commands import COMMANDS, SIGN, attach_images, run_command
 from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
-from lmm_r1.chat.interruption import interruption, no_echo
 from lmm_r1.chat.sampling import NAMES, Sampling
 from lmm_r1.chat.saved_conversation import SavedConversation, load
 from lmm_r1.chat.screen import PlainScreen, Screen
@@ -115,7 +116,7 @@ def _history(config: ChatConfig, screen: Screen) -> Path | None:
 def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Session:
     began = time.perf_counter()
     title = " + ".join(os.path.basename(os.path.abspath(path)) for path in (config.model, config.adapter) if path)
-    with no_echo(), screen.loading(f"loading {title}"):
+    with _no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
     session = Session(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
     screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
@@ -124,7 +125,7 @@ def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Sessi
 
 @contextlib.contextmanager
 def _interruption() -> Iterator[Callable[[], bool]]:
-    with no_echo(), interruption() as should_stop:
+    with _no_echo(), _ctrl_c() as should_stop:
         yield should_stop
 
 
@@ -139,3 +140,38 @@ def _sampling(config: ChatConfig) -> Sampling:
         return Sampling(temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens)
     except UserError as error:
         raise UserError(f"--{error}") from error
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Give a function that says whether Ctrl-C was pressed; it raises nothing, as an engine's step must not end halfway."""
+    pressed = False
+
+    def press(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    """Let a terminal show nothing that is typed, "^C" among it; what is typed is read at the next prompt."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    local_modes = 3
+    before = termios.tcgetattr(sys.stdin)
+    silent = list(before)
+    silent[local_modes] = before[local_modes] & ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

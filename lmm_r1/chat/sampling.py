@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from lmm_r1.cli.nearest import nearest
+from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 

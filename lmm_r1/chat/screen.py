@@ -1,4 +1,4 @@
-"""Where a chat writes to: what every screen does, and the plain one for pipes and files."""
+"""Where a chat writes to: what every screen does, the plain one for pipes and files, and text made safe for terminals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from lmm_r1.chat.captured_output import Streams
-from lmm_r1.chat.neutral_text import neutral, one_line
+
+# Line breaks and tabs stay. C0 controls have pictures in Unicode (U+2400 on); the others are written as escapes.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+_C1_CONTROLS = range(0x80, 0xA0)
+# They reverse what is shown behind them, or end what did.
+_DIRECTION_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
+# Halves of a character, which have no encoding of their own.
+_SURROGATES = range(0xD800, 0xE000)
+_TABLE = (
+    _PICTURES
+    | {code: f"\\x{code:02x}" for code in _C1_CONTROLS}
+    | {code: f"\\u{code:04x}" for code in _DIRECTION_CONTROLS}
+    | dict.fromkeys(_SURROGATES, "\ufffd")
+)
 
 
 class AnswerWriter(Protocol):
@@ -90,3 +103,13 @@ class _PlainAnswer:
     def close(self) -> None:
         if not self._ends_line:
             self._screen.write("\n")
+
+
+def neutral(text: str) -> str:
+    """Return the text with control characters shown instead of obeyed, so that it moves no cursor: an escape sequence begins with "␛"."""
+    return text.translate(_TABLE)
+
+
+def one_line(text: str) -> str:
+    """Return neutral text on a single line."""
+    return " ".join(neutral(text).split())

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.chat.captured_output import Streams
-from lmm_r1.chat.neutral_text import neutral, one_line
-from lmm_r1.chat.screen import AnswerWriter
+from lmm_r1.chat.screen import AnswerWriter, neutral, one_line
 from lmm_r1.chat.tagged_text import Kind, Span, TagReader
 
 _REMARK = Style(dim=True)

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from lmm_r1.cli.nearest import nearest
+from lmm_r1.dotted import nearest
 
 COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",

@@ -12,8 +12,8 @@ import tyro
 
 from lmm_r1 import dotted
 from lmm_r1.cli.help_text import attach_help
-from lmm_r1.cli.nearest import nearest
 from lmm_r1.cli.yaml_file import YamlError, read_settings
+from lmm_r1.dotted import nearest
 from lmm_r1.errors import RunStopped, UserError
 
 Config = TypeVar("Config")

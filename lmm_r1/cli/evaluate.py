@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.skipped_rows import report_skipped
 from lmm_r1.config.evaluate import EvaluateConfig, check, page_path, responses_path
-from lmm_r1.data.messages import Row
-from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_object import write_json_object
 
 if TYPE_CHECKING:
-    from lmm_r1.data.files import SkippedRow
-    from lmm_r1.evaluation.row_set import RowSet
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
-    from lmm_r1.generation.engine import EngineSettings
-    from lmm_r1.scoring.response_scores import Judge
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
@@ -53,136 +46,21 @@ def evaluate(config: EvaluateConfig) -> None:
         return
     named = _named(config.checkpoints, "--checkpoints")
     baseline = _baseline(config, list(named))
-    row_sets = _row_sets(config)
-    checkpoints, refused = _respond(config, named, row_sets)
-    files = [_with_skipped(row_set.file, refused[row_set.file.name]) for row_set in row_sets]
-    _finish(config, files, checkpoints, baseline=baseline)
-    skipped = [row for file in files for row in file.skipped]
+    files, copies = _named(config.files, "--files"), _named(config.suite_data, "--suite_data")
+    from lmm_r1.evaluation.measurement import measure, read_row_sets
+
+    row_sets = read_row_sets(config, files=files, copies=copies)
+    for note in (note for row_set in row_sets for note in row_set.notes):
+        _say(note)
+    checkpoints, measured = measure(config, named, row_sets, report=_say)
+    _finish(config, measured, checkpoints, baseline=baseline)
+    skipped = [row for file in measured for row in file.skipped]
     if skipped:
         report_skipped(PROG, skipped, listed_in=str(config.output))
 
 
-def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
-    return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
-
-
-def _row_sets(config: EvaluateConfig) -> list[RowSet]:
-    """The rows of every file and suite; raises UserError for the first that cannot be read."""
-    from lmm_r1.evaluation.row_set import Choices, file_rows, suite_rows
-    from lmm_r1.evaluation.suites import get_suite
-
-    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
-    choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
-    files = _named(config.files, "--files")
-    suites = [get_suite(name) for name in config.suite]
-    recipes = {recipe.name: recipe for recipe in suites}
-    if len(recipes) < len(suites):
-        raise UserError(f"--suite {' '.join(config.suite)}: two of them have the same name; give each suite once")
-    copies = _named(config.suite_data, "--suite_data")
-    for name in copies:
-        if name not in recipes:
-            raise UserError(f"--suite_data {name}={copies[name]}: there is no --suite {name}; add it or drop this")
-    for name in recipes:
-        if name in files:
-            raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
-    row_sets = [
-        file_rows(name, path, choices=choices, message_key=config.input_key, answer_key=config.label_key)
-        for name, path in files.items()
-    ]
-    row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
-    for note in (note for row_set in row_sets for note in row_set.notes):
-        print(note, flush=True)
-    return row_sets
-
-
-def _respond(
-    config: EvaluateConfig, checkpoints: Mapping[str, str], row_sets: Sequence[RowSet]
-) -> tuple[list[CheckpointResponses], dict[str, list[SkippedRow]]]:
-    """The judged responses of every checkpoint, and by file the rows that one of them could not take.
-
-    Each checkpoint's responses are written down as soon as it is done.
-    """
-    from lmm_r1.scoring.response_scores import Judge
-
-    verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
-    judges = {
-        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
-        for verifier in verifiers
-    }
-    for row_set in row_sets:
-        for verifier in row_set.file.verifiers:
-            judges[verifier].check_labels(list(row_set.rows.values()))
-    from lmm_r1.generation.backends import prepare_process
-
-    prepare_process()
-    _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
-    done = [
-        _checkpoint(config, name, path, row_sets, judges=judges, refused=refused, append=number > 0)
-        for number, (name, path) in enumerate(checkpoints.items())
-    ]
-    return done, refused
-
-
-def _checkpoint(
-    config: EvaluateConfig,
-    name: str,
-    path: str,
-    row_sets: Sequence[RowSet],
-    *,
-    judges: Mapping[str, Judge],
-    refused: dict[str, list[SkippedRow]],
-    append: bool,
-) -> CheckpointResponses:
-    from lmm_r1.evaluation.answered_rows import answer_files
-    from lmm_r1.evaluation.judged_rows import judge_responses
-    from lmm_r1.evaluation.scoreboard import CheckpointResponses
-    from lmm_r1.generation.engine import SamplingSettings
-    from lmm_r1.records.responses import write_responses
-
-    found = answer_files(
-        path,
-        backend=config.backend,
-        settings=_engine_settings(config, path, row_sets),
-        files={row_set.file.name: row_set.rows for row_set in row_sets},
-        sampling={
-            row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
-            for row_set in row_sets
-        },
-        report=lambda line: print(line, flush=True),
-    )
-    judged = {}
-    # Only now, with the engine gone: judging would take the cores from it.
-    with contextlib.ExitStack() as stack:
-        running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
-        for row_set in row_sets:
-            file = row_set.file.name
-            refused[file].extend(found[file].skipped)
-            judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
-    everything = (response for own in judged.values() for response in own)
-    write_responses(responses_path(config.output), everything, append=append)
-    seconds = {file: answered.seconds for file, answered in found.items()}
-    return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)
-
-
-def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
-    from lmm_r1.data.messages import images_of, videos_of
-    from lmm_r1.generation.adapter_merge import split_adapter
-    from lmm_r1.generation.engine import EngineSettings
-
-    rows = [row for row_set in row_sets for row in row_set.rows.values()]
-    return EngineSettings(
-        adapter=split_adapter(path, None)[1],
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        max_images=max(len(images_of(row.messages)) for row in rows),
-        max_videos=max(len(videos_of(row.messages)) for row in rows),
-        batch_rows=config.batch_rows,
-        tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        seed=config.seed,
-        trust_remote_code=config.trust_remote_code,
-    )
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _finish(
@@ -230,22 +108,6 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
     if config.baseline is not None and config.baseline not in names:
         raise UserError(f"--baseline {config.baseline}: no such checkpoint; choose one of {', '.join(names)}")
     return config.baseline or names[0]
-
-
-def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Raise UserError for the last checkpoint, too, before the first is measured."""
-    from lmm_r1.generation.adapter_merge import split_adapter
-    from lmm_r1.generation.backends import check_backend
-    from lmm_r1.lmm_kits import kit_of
-    from lmm_r1.lmm_kits.weight_files import check_weights
-
-    for name, path in checkpoints.items():
-        path, _ = split_adapter(path, None)
-        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
-        check_backend(config.backend, kit, model=f"--checkpoints {name}={path}")
-        kit.load_processor(path, trust_remote_code=config.trust_remote_code)
-        check_weights(path)
-        check_images_taken(rows, kit=kit, model=f"--checkpoints {name}={path}")
 
 
 def _print_suites() -> None:

@@ -9,8 +9,7 @@ from tyro.conf import Positional
 from lmm_r1.cli import arguments
 from lmm_r1.data.row_folder import check_writable, write_row_folder
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.base import Modality, Split, Task
-from lmm_r1.tasks.registry import get_task
+from lmm_r1.tasks.task import Modality, Split, Task, get_task
 
 PROG = "lmm-r1 make_task"
 # Flags that replace a setting of the task, which has the default.

@@ -63,7 +63,7 @@ def _corpus() -> Iterator[str]:
     """Yield what the tokenizer is trained on: a chat's frame, and the built-in tasks' training rows with solutions."""
     from lmm_r1.data.messages import TextPart
     from lmm_r1.data.row_parser import parse_row
-    from lmm_r1.tasks.registry import TASKS, get_task
+    from lmm_r1.tasks.task import TASKS, get_task
 
     for name in TASKS:
         for made in get_task(name).generate(split="train", modality="text", rows=CORPUS_ROWS, seed=0):

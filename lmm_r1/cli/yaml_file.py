@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lmm_r1.cli.nearest import nearest
+from lmm_r1.dotted import nearest
 
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULL = ("", "~", "null", "none")

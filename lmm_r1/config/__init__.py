@@ -4,9 +4,8 @@ from typing import TypeVar
 
 from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
 from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, without_secrets
-from lmm_r1.config.mismatch import mismatch_limit
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.resolve import resolve_ppo, resolve_sft
+from lmm_r1.config.resolve import mismatch_limit, resolve_ppo, resolve_sft
 from lmm_r1.config.sft import SFTConfig
 
 Config = TypeVar("Config", PPOConfig, SFTConfig)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmm_r1.config.sampling_checks import check_sampling
+from lmm_r1.config.checks import check_sampling
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 

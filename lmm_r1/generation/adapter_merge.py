@@ -25,7 +25,7 @@ def split_adapter(path: str, adapter: Path | None) -> tuple[str, Path | None]:
         raise UserError(
             f"{path} is an adapter, and --adapter {adapter} names another; give the base model and one of them"
         )
-    from lmm_r1.models.merging import adapter_base
+    from lmm_r1.checkpoints.merging import adapter_base
 
     base = adapter_base(folder)
     if base is None:
@@ -41,9 +41,9 @@ def merged_checkpoint(path: str, settings: EngineSettings) -> Iterator[str]:
     if settings.adapter is None:
         yield path
         return
+    from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter, write_checkpoint
     from lmm_r1.lmm_kits import kit_of
     from lmm_r1.lmm_kits.weight_files import torch_dtype
-    from lmm_r1.models.merging import load_with_adapter, merge_adapter, write_checkpoint
 
     trust_remote_code = settings.trust_remote_code
     kit = kit_of(path, trust_remote_code=trust_remote_code)

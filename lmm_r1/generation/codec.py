@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_checks import check_images_taken
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
 
 if TYPE_CHECKING:

@@ -177,7 +177,7 @@ def _load(path: str, settings: EngineSettings, *, codec: LimitedCodec) -> Any:
     transformers_logging.disable_progress_bar()
     dtype = torch_dtype(settings.dtype, config=codec.config)
     if settings.adapter is not None:
-        from lmm_r1.models.merging import load_with_adapter, merge_adapter
+        from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
 
         model = load_with_adapter(path, settings.adapter, dtype=dtype, trust_remote_code=settings.trust_remote_code)
         merge_adapter(model)

@@ -17,8 +17,8 @@ from lmm_r1.models.banned_tokens import ban
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import running
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import running
 
 
 class KitActor(KitModule, Actor):
@@ -78,8 +78,8 @@ class KitActor(KitModule, Actor):
 
         `media` holds one entry per row of `sequences` (B, T), None for rows without images. Where samples are packed,
         rows of one group hold the same object, and the output's logits are those of the tokens asked for. The ranks of
-        `ring_attn_group` get the same batch and share its rows' tokens: the log-probs are all of them on every rank,
-        the output's logits those of the rank's own tokens.
+        `ring_attn_group` get the same batch and share its tokens: the log-probs are all of them on every rank, the
+        output's logits those of the rank's own tokens.
         """
         routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
@@ -147,10 +147,10 @@ class KitActor(KitModule, Actor):
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over a packed row: logits are computed for the targets only, all others get 0."""
+        """As `_run_padded`, over a packed sequence: logits are computed for the targets only, all others get 0."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
-        counted = torch.ones_like(share.row.token_ids[0])
-        counted[len(counted) - share.row.filler :] = 0
+        counted = torch.ones_like(share.sequence.token_ids[0])
+        counted[len(counted) - share.sequence.filler :] = 0
         with (
             running(share, model=self.model, kit=self.kit),
             self._balanced(routers, counted[share.tokens]) as add_loss,
@@ -159,9 +159,9 @@ class KitActor(KitModule, Actor):
         logits = self._sampled_from(output["logits"])  # (1, k, V)
         output["logits"] = logits
         if return_entropy:
-            output.entropy = share.row.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
+            output.entropy = share.sequence.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
         log_probs = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
-        return share.row.scatter(log_probs, like=targets.wanted), output
+        return share.sequence.scatter(log_probs, like=targets.wanted), output
 
     @contextmanager
     def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:

@@ -1,4 +1,4 @@
-"""What policy and value models have in common: a kit's model that takes padded batches or packed rows."""
+"""What policy and value models have in common: a kit's model that takes padded batches or packed sequences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.batch_inputs import BatchInputs
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
-from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import RowShare, check_not_shared, group_size, share_of
+from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
 
 class KitModule:
@@ -58,9 +58,9 @@ class KitModule:
         *,
         targets: Targets,
         group: dist.ProcessGroup | None,
-    ) -> tuple[RowShare, dict[str, torch.Tensor]]:
-        """Return this process's share of a packed row of the batch, and the model's arguments for the whole row."""
-        row, inputs = self._inputs.packed(
+    ) -> tuple[SequenceShare, dict[str, torch.Tensor]]:
+        """Return this process's share of the batch as a packed sequence, and the model's arguments for all of it."""
+        sequence, inputs = self._inputs.packed(
             sequences,
             attention_mask,
             media,
@@ -68,9 +68,9 @@ class KitModule:
             share_prefix=self.share_prefix,
             multiple_of=group_size(group),
         )
-        self.computed_tokens += row.token_ids.numel()
-        return share_of(row, group=group), inputs
+        self.computed_tokens += sequence.token_ids.numel()
+        return share_of(sequence, group=group), inputs
 
     def _check_padded(self, group: dist.ProcessGroup | None) -> None:
-        """Raise UserError where ranks should share the rows of this model, which runs on padded batches."""
+        """Raise UserError where ranks should share the sequences of this model, which runs on padded batches."""
         check_not_shared(self.model, group=group)

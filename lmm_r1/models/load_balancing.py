@@ -1,7 +1,7 @@
-"""The load-balancing loss of a mixture of experts, over tokens that are learnt from or read, and no filler.
+"""The load-balancing loss of a mixture of experts, over the tokens of samples, and no filler.
 
-Transformers' own holds the choices of all layers as one-hot vectors of experts at once, which is gigabytes where rows
-are long, and knows no filler in packed rows.
+Transformers' own holds the choices of all layers as one-hot vectors of experts at once, which is gigabytes where sequences
+are long, and knows no filler in packed ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rope scaling that depends on lengths: one choice for a whole run, the same as vLLM's.
 
-`longrope` (https://arxiv.org/abs/2402.13753) turns tokens by short factors up to the length of the first training and by
-long ones beyond. Transformers chooses for each batch, by its greatest position, so that a sample's log-probs would depend
-on what it is packed with. vLLM chooses once: long factors where `max_model_len` is beyond that length. So do we, by the
-longest sample that a run or a command allows.
+`longrope` (https://arxiv.org/abs/2402.13753) scales rotary frequencies by short factors up to the length of the first
+training and by long factors beyond. Transformers chooses for each batch, by its greatest position, so that a sample's
+log-probs would depend on what it is packed with. vLLM chooses once: long factors where `max_model_len` is beyond that
+length. So do we, by the longest sample that a run or a command allows.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def short_length(config: PretrainedConfig) -> int | None:
 
 
 def takes_long_factors(config: PretrainedConfig, *, max_len: int) -> bool:
-    """Return whether a run whose longest sample has `max_len` tokens turns all samples by long factors."""
+    """Return whether a run whose longest sample has `max_len` tokens takes the long factors for all samples."""
     limit = short_length(config)
     return limit is not None and max_len > limit
 
 
 def tell_factors(config: PretrainedConfig, *, max_len: int, flag: str) -> None:
-    """Say in one line where all samples, short ones as well, are turned by long factors."""
+    """Say in one line where all samples, short ones as well, take the long factors."""
     if takes_long_factors(config, max_len=max_len):
         logger.warning(
             "%s %d: all samples take the long factors of longrope, as in vLLM; up to %d they would take the short ones",
@@ -67,7 +67,7 @@ def tell_factors(config: PretrainedConfig, *, max_len: int, flag: str) -> None:
 
 
 def settle_rope(model: PreTrainedModel, *, max_len: int | None) -> None:
-    """Let a model turn every sample by the factors of a run whose longest sample has `max_len` tokens.
+    """Let a model scale every sample's frequencies by the factors of a run whose longest sample has `max_len` tokens.
 
     Raises UserError where the model's rotary embedding cannot be made to equal vLLM's.
     """
@@ -128,7 +128,7 @@ def _without_last(
 
 
 def _as_in_vllm(module: torch.nn.Module, config: PretrainedConfig, *, is_long: bool) -> bool:
-    """Whether a rotary embedding turns by vLLM's frequencies and scales by its factor."""
+    """Whether a rotary embedding has vLLM's frequencies and attention scale."""
     text, ropes = _text(config), _ropes(config)
     if len(ropes) > 1:
         return False  # vLLM has longrope for all layers or none

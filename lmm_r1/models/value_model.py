@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import deepspeed
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel
+from torch.nn.functional import linear
+from transformers import PretrainedConfig, PreTrainedModel
 
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
-from lmm_r1.models.loading import DTYPES, LoadSettings, load_model
-from lmm_r1.models.packing import Targets
-from lmm_r1.models.sequence_parallel import running
-from lmm_r1.models.value_head import head_name, make_head, stored_weight
+from lmm_r1.models.loading import DTYPES, LoadSettings, is_sharded, load_model
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import running
+from lmm_r1.models.stored_tensors import read_tensors
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
 
@@ -117,12 +120,12 @@ class KitValueModel(KitModule, torch.nn.Module):
         targets: Targets,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over a packed row, whose tokens the ranks of `group` share."""
+        """As `_run_padded`, over a packed sequence, whose tokens the ranks of `group` share."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         values = share.gather(self.head(output.last_hidden_state[0, share.sources]))  # (K,)
-        return share.row.scatter(values, like=targets.wanted), output
+        return share.sequence.scatter(values, like=targets.wanted), output
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.
@@ -146,8 +149,66 @@ def drop_output_layer(model: PreTrainedModel) -> None:
 
 
 def last_tokens(attention_mask: torch.Tensor) -> Targets:
-    """Return the last token of each row (B, T) as the place whose value is wanted, whatever comes after it."""
+    """Return the last token of each sample (B, T) as the place whose value is wanted, whatever comes after it."""
     last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
     wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
     wanted[torch.arange(len(last), device=last.device), last] = True
     return Targets(wanted=wanted, shared=False)
+
+
+class ValueHead(torch.nn.Linear):
+    """Gives one number per hidden state, in single precision or better."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__(hidden_size, 1, bias=False, dtype=dtype)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return values (...) of hidden states (..., H)."""
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        return linear(hidden.to(dtype), self.weight.to(dtype)).squeeze(-1)
+
+
+def head_name(config: PretrainedConfig, *, default: str) -> str:
+    """Return the name of a checkpoint's value head: what its config says, as OpenRLHF's has it, or the default."""
+    return getattr(config, "value_head_prefix", default)
+
+
+def make_head(
+    config: PretrainedConfig, *, weight: torch.Tensor | None, dtype: torch.dtype, ds_config: dict | None
+) -> ValueHead:
+    """Return the head with the stored weight (1, H), or with a random one of OpenRLHF's size; sharded under ZeRO-3."""
+    size = config.get_text_config().hidden_size
+    if weight is None:
+        weight = torch.empty(1, size).normal_(mean=0.0, std=1 / (size + 1))
+    if not is_sharded(ds_config):
+        head = ValueHead(size, dtype=dtype)
+        head.weight.data.copy_(weight)
+        return head
+    with deepspeed.zero.Init(config_dict_or_path=ds_config):
+        head = ValueHead(size, dtype=dtype)
+    # Every rank has drawn a weight of its own: that of rank 0 counts.
+    with deepspeed.zero.GatheredParameters([head.weight], modifier_rank=0):
+        if dist.get_rank() == 0:
+            head.weight.data.copy_(weight)
+    return head
+
+
+def stored_weight(path: str, *, name: str, config: PretrainedConfig, required: bool) -> torch.Tensor | None:
+    """Return the weight (1, H) of a checkpoint's value head, None where it has none; `path` is a folder or a hub name.
+
+    Raises UserError for a head that gives something else than one value per token, and where a required one is missing.
+    """
+    key = f"{name}.weight"
+    weight = read_tensors(path, lambda stored: stored == key).get(key)
+    if weight is None and required:
+        raise UserError(
+            f"{path}: this checkpoint has no value head (no weight {name}.weight); give a trained reward model, or the "
+            "name of its head with --ds.value_head_prefix"
+        )
+    expected = (1, config.get_text_config().hidden_size)
+    if weight is not None and tuple(weight.shape) != expected:
+        raise UserError(
+            f"{path}: {name}.weight has the shape {tuple(weight.shape)}, and a value head has {expected}; "
+            "name another layer with --ds.value_head_prefix or take another checkpoint"
+        )
+    return weight

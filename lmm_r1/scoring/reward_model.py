@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, kit_of
+from lmm_r1.lmm_kits.rows import encode_row
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.models.packed_attention import packing_refusal, use_packed_attention
+from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
+from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
-from lmm_r1.models.self_check import check_packing
-from lmm_r1.models.value_head import head_name, stored_weight
-from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Procedural tasks: generators of rows with images whose answers are known, each under its name in `registry`."""
+"""Procedural tasks: generators of rows with images whose answers are known, each under its name in `task`."""

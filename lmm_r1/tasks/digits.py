@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from lmm_r1.tasks.base import Modality, Split, TaskRow
 from lmm_r1.tasks.handwriting import Page
-from lmm_r1.tasks.held_out import split_of
+from lmm_r1.tasks.task import Modality, Split, TaskRow, split_of
 
 Question = Literal["sum", "sort"]
 QUESTIONS: tuple[Question, ...] = ("sum", "sort")

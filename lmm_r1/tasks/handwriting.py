@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from lmm_r1.tasks.base import Split
-from lmm_r1.tasks.held_out import split_of
+from lmm_r1.tasks.task import Split, split_of
 
 # Chalk on a grey board: the board is close to the mean that image processors subtract, so that an empty cell gives
 # features near zero and does not drown the digits. The gain over black on white was not measured on its own.

@@ -15,10 +15,10 @@ import deepspeed
 import torch.distributed as dist
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
+from lmm_r1.checkpoints import writing
+from lmm_r1.checkpoints.folder import defect, saving_name
+from lmm_r1.checkpoints.resume_point import ResumePoint, resume_point
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import checkpoint_writing
-from lmm_r1.trainer.checkpoints import defect, saving_name
-from lmm_r1.trainer.resume_point import ResumePoint, resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +62,16 @@ class CheckpointStrategy(DeepspeedStrategy):
         tag = tag or f"global_step{model.global_steps}"
         folder = Path(save_dir)
         if self.is_rank_0():
-            checkpoint_writing.begin(folder, tag)
+            writing.begin(folder, tag)
         dist.barrier()
         model.save_checkpoint(save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False)
-        written = {file.name: checkpoint_writing.flush(file) for file in _own_shards(model, folder, tag)}
+        written = {file.name: writing.flush(file) for file in _own_shards(model, folder, tag)}
         shards: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(shards, written)
         if self.is_rank_0():
             self._write_ckpt_metric(str(folder / saving_name(tag)), metric_value, metric_key=metric_key)
             files = {name: size for rank in shards for name, size in rank.items()}
-            checkpoint_writing.mark_complete(folder, tag, files=files, session=self.session)
+            writing.mark_complete(folder, tag, files=files, session=self.session)
         dist.barrier()
         if save_latest and self._settles:
             self.settle_ckpt(save_dir, tag, max_num, max_mem)
@@ -82,8 +82,8 @@ class CheckpointStrategy(DeepspeedStrategy):
         if not self.is_rank_0():
             return
         folder = Path(save_dir)
-        checkpoint_writing.write_latest(folder, tag)
-        for line in checkpoint_writing.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
+        writing.write_latest(folder, tag)
+        for line in writing.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
             self.print(line)
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from openrlhf.trainer.ray.launcher import RewardModelActor
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
-from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.workers import install_seams, media_per_row, settle
 

@@ -15,6 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from rich.console import Console
 
 from lmm_r1 import cpu
+from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
@@ -28,7 +29,6 @@ from lmm_r1.records.trackers.tracker import make_generation
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.mismatch import Mismatch, Modality
-from lmm_r1.trainer.resume_point import resume_point
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy

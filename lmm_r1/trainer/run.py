@@ -20,16 +20,16 @@ from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.prompt_stream import PromptStream, check_prompts
-from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep
 from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
-from lmm_r1.models.sequence_parallel import check_heads
-from lmm_r1.models.value_head import head_name, stored_weight
+from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import make_scorer

@@ -19,20 +19,20 @@ from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
-from lmm_r1.data.row_checks import check_images_taken, learnt_turns
-from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, batch_indices, collate, encode_sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
-from lmm_r1.models.self_check import check_packing
-from lmm_r1.models.sequence_parallel import check_heads
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, batch_indices, collate, encode_sample, loss_turns
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 
@@ -141,7 +141,7 @@ def _load_rows(config: SFTConfig) -> list[Row]:
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
     for row in rows:
-        learnt_turns(row, every_turn=config.data.multiturn)
+        loss_turns(row, every_turn=config.data.multiturn)
     return rows
 
 
@@ -222,7 +222,7 @@ class _SFTRun:
         self.folder = folder
         self.trackers = trackers or Trackers()
         # DeepSpeed counts micro-batches, so one without a row that fits is filled with a row that teaches nothing.
-        self.filler = replace(fitting, learnt=[False] * len(fitting.learnt))
+        self.filler = replace(fitting, loss_mask=[False] * len(fitting.loss_mask))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
         self.skipped = 0
         self.stops = stops or StopRequests()
@@ -306,12 +306,12 @@ class _SFTRun:
         return [collate(part, pad_token_id=pad_token_id) for part in kept]
 
     def _update(self, batches: list[SFTBatch]) -> tuple[float, int]:
-        """Make one optimizer step on the mean loss over all learnt tokens of all ranks; return it and their number.
+        """Make one optimizer step on the mean loss over all loss tokens of all ranks; return it and their number.
 
         Raises UserError on every rank, before the step, where loss or gradients are not finite.
         """
         device = torch.cuda.current_device()
-        tokens = torch.tensor(float(sum(int(batch.learnt.sum()) for batch in batches)), device=device)
+        tokens = torch.tensor(float(sum(int(batch.loss_mask.sum()) for batch in batches)), device=device)
         # Ranks that share rows have the same samples, and the same loss.
         data_parallel = self.strategy.ds_device_mesh["dp"]
         dist.all_reduce(tokens, group=data_parallel.get_group())
@@ -329,11 +329,11 @@ class _SFTRun:
         return total.item(), int(tokens.item())
 
     def _log_probs(self, batch: SFTBatch, device: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the log-probs of learnt tokens, and the load-balancing loss of experts where it is asked for, else 0."""
+        """Return the log-probs of loss tokens, and the load-balancing loss of experts where it is asked for, else 0."""
         balanced = self.config.model.aux_loss_coef > 0
         returned = self.actor(
             batch.sequences.to(device),
-            batch.learnt.to(device),
+            batch.loss_mask.to(device),
             attention_mask=batch.attention_mask.to(device),
             return_output=balanced,
             ring_attn_group=self.strategy.ring_attn_group,

@@ -23,10 +23,10 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from peft.tuners.lora import LoraLayer
 
 from lmm_r1 import cpu, openrlhf_seams
+from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.lmm_kits import Media, kit_of
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
-from lmm_r1.models.checkpoint_names import as_stored, stored_weights
-from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
 from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
 

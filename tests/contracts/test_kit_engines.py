@@ -18,9 +18,9 @@ from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import CORPUS, MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
 
+from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.checkpoint_names import as_stored, stored_weights
 
 pytestmark = pytest.mark.contract
 

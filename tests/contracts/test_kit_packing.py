@@ -1,4 +1,4 @@
-"""Packed rows and shared prefixes against the samples one by one, for every kit: log-probs, entropies and gradients."""
+"""Packed sequences and shared prefixes against the samples one by one, for every kit: log-probs, entropies and gradients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,10 +30,10 @@ from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
 from lmm_r1.lmm_kits.base import attends_causally
-from lmm_r1.models import packed_attention
 from lmm_r1.models.actor import KitActor, wanted_targets
-from lmm_r1.models.row_layout import RowLayout
-from lmm_r1.models.self_check import check_packing
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.layout import PackedLayout
+from lmm_r1.models.packed.self_check import check_packing
 
 pytestmark = pytest.mark.contract
 
@@ -90,7 +90,7 @@ TRAINED = [
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
-    """The same weights with stock attention, which runs samples one by one or padded, and with packed rows."""
+    """The same weights with stock attention, which runs samples one by one or padded, and with packed sequences."""
 
     stock: KitActor
     packing: KitActor
@@ -154,8 +154,8 @@ def batch_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], 
             conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, THREE_IMAGES, TEXT, ONE_IMAGE]
             lengths = [(5, 1, 9), (4, 1, 7), (6,), (2, 3), (3, 0), (8,)]
         samples = groups(prompts_of(name, *conversations), lengths, gap=True)
-        # Nothing is learnt of one that only fills up a batch.
-        samples.append(replace(samples[0], learnt=(False,) * len(samples[0].response)))
+        # The loss takes nothing of one that only fills up a batch.
+        samples.append(replace(samples[0], loss_mask=(False,) * len(samples[0].response)))
         return shuffled(samples)
 
     return batch
@@ -248,15 +248,15 @@ def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapt
     check(mine, theirs, tolerance=SINGLE, zero=zero(name))
 
 
-def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[RowLayout]:
-    """Return a list to which every run of an attention layer over a packed row adds its layout."""
-    layouts, by_segment = [], packed_attention._by_segment
+def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
+    """Return a list to which every run of an attention layer over a packed sequence adds its layout."""
+    layouts, by_segment = [], attention._by_segment
 
-    def noting(query: Any, key: Any, value: Any, layout: RowLayout, **settings: Any) -> torch.Tensor:
+    def noting(query: Any, key: Any, value: Any, layout: PackedLayout, **settings: Any) -> torch.Tensor:
         layouts.append(layout)
         return by_segment(query, key, value, layout, **settings)
 
-    monkeypatch.setattr(packed_attention, "_by_segment", noting)
+    monkeypatch.setattr(attention, "_by_segment", noting)
     return layouts
 
 
@@ -343,18 +343,20 @@ def test_a_groups_media_tensors_travel_once(load, prompts_of, name):
     inputs = load(name, "full").packing._inputs
     padded = inputs.padded(given.sequences, given.attention_mask, given.media)
     targets = wanted_targets(given.attention_mask, given.action_mask)
-    row, packed = inputs.packed(given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True)
+    sequence, packed = inputs.packed(
+        given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True
+    )
     names = samples[0].media.keys() & padded.keys()
     assert any(padded[key].is_floating_point() for key in names)
     for key in names:
         assert packed[key].numel() * 4 == padded[key].numel(), key
     # The prompt once, and four responses.
-    assert row.layout.lengths == (len(samples[0].prompt), 3, 5, 2, 4)
+    assert sequence.layout.lengths == (len(samples[0].prompt), 3, 5, 2, 4)
 
 
 @pytest.mark.parametrize("way", ["packed", "shared"])
 @pytest.mark.parametrize("name", KITS)
-def test_no_mask_and_no_other_tensor_is_as_wide_and_as_high_as_a_row(load, batch_of, monkeypatch, name, way):
+def test_no_mask_and_no_other_tensor_is_as_wide_and_as_high_as_the_sequence(load, batch_of, monkeypatch, name, way):
     layouts = layouts_seen(monkeypatch)
     with load(name, "full").running(way, mode="train") as actor, ShapeLog() as log:
         log_probs_of(actor, batch_of(name), grad=True)
@@ -402,9 +404,7 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
 
 
 @pytest.mark.parametrize("name", LONGROPE)
-def test_a_sample_is_turned_by_the_factors_of_its_run_whatever_it_is_packed_with(
-    tiny_checkpoint, prompts_of, tmp_path, name
-):
+def test_a_sample_takes_the_factors_of_its_run_whatever_it_is_packed_with(tiny_checkpoint, prompts_of, tmp_path, name):
     """Transformers turns a whole batch by the long factors of `longrope` as soon as one of its samples is long."""
     prompts = prompts_of(name, TEXT, ONE_IMAGE if name in IMAGE_KITS else OTHER_TEXT)
     # The text with its shorter responses is within the limit; with its longer ones, and images, it is not.
@@ -425,7 +425,7 @@ def test_a_sample_is_turned_by_the_factors_of_its_run_whatever_it_is_packed_with
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_rows(load, name):
+def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_packing(load, name):
     with load(name, "full").running("shared") as actor:
         check_packing(actor)
         text = actor.model_config.get_text_config()
@@ -434,7 +434,7 @@ def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_rows(l
             with pytest.raises(UserError, match=f"{actor.model_config.model_type} does not run on packed rows"):
                 check_packing(actor)
         finally:
-            text._attn_implementation = packed_attention.PACKED_ATTENTION
+            text._attn_implementation = attention.PACKED_ATTENTION
 
 
 @pytest.mark.parametrize("name", BOTH_WAY_KITS)

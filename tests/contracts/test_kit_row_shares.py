@@ -1,4 +1,4 @@
-"""How every kit cuts a row: the shares' inputs are those of the language model's layers, and nothing of the rest is left."""
+"""How every kit cuts a packed sequence: the shares' inputs are those of the language model's layers, and nothing of the rest is left."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_shares_hold_the_embeddings_and_positions_of_the_whole_row(
+def test_shares_hold_the_embeddings_and_positions_of_the_whole_sequence(
     name: str, case: str, tiny_checkpoint: Callable[[str], Path]
 ):
     kit, folder = get_kit(name), tiny_checkpoint(name)
@@ -67,7 +67,7 @@ def test_shares_hold_the_embeddings_and_positions_of_the_whole_row(
     positions = seen["inputs"]["position_ids"]
     assert torch.equal(torch.cat([share["position_ids"] for share in shares], dim=-1), positions)
     whole = [tensor for value in shares[0].values() for tensor in tensors_of(value) if length in tensor.shape]
-    assert not whole, "a share's inputs hold something of all tokens of the row"
+    assert not whole, "a share's inputs hold something of all tokens of the sequence"
     for key, value in seen["inputs"].items():
         if key not in ("input_ids", "inputs_embeds", "position_ids") and key not in (encoded.media or {}):
             # What goes with some of the tokens (of images) only.

@@ -13,10 +13,10 @@ from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
+from lmm_r1.checkpoints.merge_check import DoublePrecision
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
-from lmm_r1.models.double_precision import DoublePrecision
 
 pytestmark = pytest.mark.contract
 
@@ -32,7 +32,7 @@ SCALING = 8 / 4
 class Batch:
     sequences: torch.Tensor  # (B, T)
     attention_mask: torch.Tensor  # (B, T)
-    learnt: torch.Tensor
+    loss_mask: torch.Tensor
     """Whether the token after each position is part of a response, (B, T - 1)."""
     media: list[Media | None]
 
@@ -47,18 +47,18 @@ def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., Batch]:
         prompts = [encode(kit, processor, messages) for messages in (TEXT, IMAGE if with_image else TEXT)]
         rows = [[*prompt.token_ids, *response] for prompt, response in zip(prompts, RESPONSES, strict=True)]
         sequences, mask = pad(rows, side="right")
-        learnt = torch.zeros_like(mask)
+        loss_mask = torch.zeros_like(mask)
         for index, (row, response) in enumerate(zip(rows, RESPONSES, strict=True)):
-            learnt[index, len(row) - len(response) : len(row)] = 1
+            loss_mask[index, len(row) - len(response) : len(row)] = 1
         media = [prompt.media for prompt in prompts]
-        return Batch(sequences=sequences, attention_mask=mask, learnt=learnt[:, 1:], media=media)
+        return Batch(sequences=sequences, attention_mask=mask, loss_mask=loss_mask[:, 1:], media=media)
 
     return batch
 
 
 def loss_of(actor: KitActor, batch: Batch) -> torch.Tensor:
     log_probs = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
-    return -(log_probs * batch.learnt).sum() / batch.learnt.sum()
+    return -(log_probs * batch.loss_mask).sum() / batch.loss_mask.sum()
 
 
 def train(actor: KitActor, batch: Batch, *, steps: int) -> set[str]:
@@ -193,7 +193,7 @@ def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoin
     again = make_actor(tmp_path)
     # Of the responses, which a run uses: in fp32 two ways of adding up the same come to some 5e-6 with logits of 4, and
     # the more of them are looked at, the larger is the largest.
-    assert differ(actor, again, batch)[:, :-1][batch.learnt.bool()].max() <= 1e-5
+    assert differ(actor, again, batch)[:, :-1][batch.loss_mask.bool()].max() <= 1e-5
 
     # In fp64 nothing is left but what rounding the merged weights to fp32 does, and nothing at all without it.
     actor.double()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.batch_inputs import BatchInputs
+from lmm_r1.models.packed.batch_inputs import BatchInputs
 from lmm_r1.models.value_model import KitValueModel
 
 pytestmark = pytest.mark.contract
@@ -82,9 +82,9 @@ def batch_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Batch]:
         processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
         chats = [TEXT, ONE_IMAGE, TWO_IMAGES] if kit.takes_images else [TEXT, OTHER_TEXT, TEXT]
         samples = groups([encode(kit, processor, chat) for chat in chats], [(5, 1, 9), (4, 7), (6,)], gap=True)
-        # A sample of which nothing is learnt, and one without a response.
-        samples.append(replace(samples[0], learnt=(False,) * 5))
-        samples.append(replace(samples[3], response=(), learnt=()))
+        # A sample of which the loss takes nothing, and one without a response.
+        samples.append(replace(samples[0], loss_mask=(False,) * 5))
+        samples.append(replace(samples[3], response=(), loss_mask=()))
         order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(3)).tolist()
         return Batch(tuple(samples[index] for index in order))
 
@@ -109,7 +109,7 @@ def test_values_are_those_of_the_samples_one_by_one(pair_of, batch_of, name, way
         for side in SIDES:
             values = values_of(pair.running(way), batch, side=side)
             for value, wanted, sample in zip(values, expected, batch.samples, strict=True):
-                assert len(value) == sum(sample.learnt)
+                assert len(value) == sum(sample.loss_mask)
                 torch.testing.assert_close(value, wanted, atol=VALUES, rtol=0)
     assert torch.cat(expected).std() > 0.1
 

@@ -12,10 +12,10 @@ from helpers.engines import disturb, largest_difference, load_weights, running_e
 from helpers.tiny_models import encode, make_actor, pad
 
 from lmm_r1.data.messages import Message, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.sft_dataset import encode_sample
 from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.trainer.sft_samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
@@ -261,9 +261,9 @@ def test_supervised_training_learns_the_words_around_videos(kit, processor):
     ]
     sample = encode_sample(row(*turns), kit=kit, processor=processor, max_len=4096, every_turn=True)
     tokenizer = kit.tokenizer_of(processor)
-    learnt = [token for token, counts in zip(sample.token_ids, sample.learnt, strict=True) if counts]
+    trained = [token for token, counts in zip(sample.token_ids, sample.loss_mask, strict=True) if counts]
     end = tokenizer.eos_token
-    assert tokenizer.decode(learnt) == f"<answer>46</answer>{end}<answer>47</answer>{end}Yes.{end}"
+    assert tokenizer.decode(trained) == f"<answer>46</answer>{end}<answer>47</answer>{end}Yes.{end}"
 
 
 def test_the_engines_log_probs_are_those_of_the_training_forward(kit, processor, folder, tmp_path):

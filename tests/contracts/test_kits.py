@@ -21,11 +21,11 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lmm_r1.data.messages import ImagePart, Message, images_of
-from lmm_r1.data.sft_dataset import encode_sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze
+from lmm_r1.trainer.sft_samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
@@ -435,12 +435,12 @@ def test_a_checkpoint_with_a_tokenizer_alone_is_a_user_error(load, name, tmp_pat
         loaded.kit.load_processor(str(tmp_path), trust_remote_code=False)
 
 
-def learnt_text(loaded: Loaded, messages: list[Message], *, every_turn: bool) -> str:
+def loss_text(loaded: Loaded, messages: list[Message], *, every_turn: bool) -> str:
     sample = encode_sample(
         row(*messages), kit=loaded.kit, processor=loaded.processor, max_len=4096, every_turn=every_turn
     )
-    pairs = zip(sample.token_ids, sample.learnt, strict=True)
-    return loaded.tokenizer.decode([token for token, learnt in pairs if learnt])
+    pairs = zip(sample.token_ids, sample.loss_mask, strict=True)
+    return loaded.tokenizer.decode([token for token, counts in pairs if counts])
 
 
 @pytest.mark.parametrize("picture_in", [False, True])
@@ -459,8 +459,8 @@ def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone
     start = " " if name in SPACED else ""
     first = f"{start}<think>easy</think><answer>46</answer>{end}"
     last = f"{start}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
-    assert learnt_text(loaded, messages, every_turn=False) == last
-    assert learnt_text(loaded, messages, every_turn=True) == first + last
+    assert loss_text(loaded, messages, every_turn=False) == last
+    assert loss_text(loaded, messages, every_turn=True) == first + last
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> str:

@@ -6,8 +6,8 @@ from unittest import mock
 
 import torch
 
+from lmm_r1.checkpoints.merge_check import DoublePrecision
 from lmm_r1.models import loading
-from lmm_r1.models.double_precision import DoublePrecision
 
 
 @contextmanager

@@ -18,11 +18,11 @@ PADDING = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and what follows it; `learnt` says which of the latter the loss takes."""
+    """A prompt and what follows it; `loss_mask` says which of the latter the loss takes."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
-    learnt: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
     media: Media | None
 
     @property
@@ -48,26 +48,28 @@ class Batch:
         """Return the batch with its padding on the given side."""
         width = max(len(sample.token_ids) for sample in self.samples)
         sequences = torch.full((len(self.samples), width), PADDING)
-        mask, learnt = torch.zeros(2, len(self.samples), width, dtype=torch.long)
+        mask, loss_mask = torch.zeros(2, len(self.samples), width, dtype=torch.long)
         for row, sample in enumerate(self.samples):
             length = len(sample.token_ids)
             start = 0 if side == "right" else width - length
             sequences[row, start : start + length] = torch.tensor(sample.token_ids)
             mask[row, start : start + length] = 1
-            learnt[row, start + len(sample.prompt) : start + length] = torch.tensor(sample.learnt)
+            loss_mask[row, start + len(sample.prompt) : start + length] = torch.tensor(sample.loss_mask)
         media = [sample.media for sample in self.samples]
-        return Arguments(sequences=sequences, action_mask=learnt[:, 1:], attention_mask=mask, media=media)
+        return Arguments(sequences=sequences, action_mask=loss_mask[:, 1:], attention_mask=mask, media=media)
 
     @cached_property
     def weights(self) -> list[torch.Tensor]:
-        """The weight of each learnt token in the loss, drawn at random, so that no gradients cancel out."""
+        """The weight of each loss token in the loss, drawn at random, so that no gradients cancel out."""
         generator = torch.Generator().manual_seed(7)
-        return [torch.randn(sum(sample.learnt), generator=generator, dtype=torch.float64) for sample in self.samples]
+        return [
+            torch.randn(sum(sample.loss_mask), generator=generator, dtype=torch.float64) for sample in self.samples
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a model computes for the learnt tokens of a batch, and the gradients of their weighted sum."""
+    """What a model computes for the loss tokens of a batch, and the gradients of their weighted sum."""
 
     log_probs: list[torch.Tensor]  # one (L,) per sample
     entropies: list[torch.Tensor]
@@ -77,7 +79,7 @@ class Results:
 def groups(prompts: Sequence[EncodedPrompt], lengths: Sequence[Sequence[int]], *, gap: bool = False) -> list[Sample]:
     """Return for every prompt as many samples as it has lengths, each with a random response of that length.
 
-    With `gap`, the third and fourth token of responses are not learnt, as those of a tool.
+    With `gap`, the third and fourth token of responses are no loss tokens, as those of a tool.
     """
     generator = torch.Generator().manual_seed(0)
     return [
@@ -85,7 +87,7 @@ def groups(prompts: Sequence[EncodedPrompt], lengths: Sequence[Sequence[int]], *
             prompt=tuple(prompt.token_ids),
             # No special tokens of any tiny vocabulary.
             response=tuple(torch.randint(20, 60, (length,), generator=generator).tolist()),
-            learnt=tuple(not (gap and index in (2, 3)) for index in range(length)),
+            loss_mask=tuple(not (gap and index in (2, 3)) for index in range(length)),
             media=prompt.media,
         )
         for prompt, own in zip(prompts, lengths, strict=True)
@@ -111,13 +113,13 @@ def together(actor: KitActor, batch: Batch, *, side: str) -> Results:
 
 
 def log_probs_of(actor: KitActor, batch: Batch, *, grad: bool = False) -> list[torch.Tensor]:
-    """Return the log-probs of each sample's learnt tokens, (L,) each."""
+    """Return the log-probs of each sample's loss tokens, (L,) each."""
     with torch.set_grad_enabled(grad):
         return [log_probs.detach() for log_probs, _ in _run(actor, batch, side="right")]
 
 
 def _run(actor: KitActor, batch: Batch, *, side: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return log-probs and entropies of each sample's learnt tokens."""
+    """Return log-probs and entropies of each sample's loss tokens."""
     given = batch.padded(side)
     # OpenRLHF's entropy is compiled, which takes a C++ compiler half a minute.
     with torch.compiler.set_stance("force_eager"):
@@ -129,9 +131,9 @@ def _run(actor: KitActor, batch: Batch, *, side: str) -> list[tuple[torch.Tensor
             return_output=True,
             return_entropy=True,
         )
-    learnt = given.action_mask.bool()
-    assert torch.count_nonzero(log_probs[~learnt]) == 0
-    return [(log_probs[row][mask], output.entropy[row][mask]) for row, mask in enumerate(learnt)]
+    loss_mask = given.action_mask.bool()
+    assert torch.count_nonzero(log_probs[~loss_mask]) == 0
+    return [(log_probs[row][mask], output.entropy[row][mask]) for row, mask in enumerate(loss_mask)]
 
 
 def _results(actor: KitActor, batch: Batch, run: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]) -> Results:

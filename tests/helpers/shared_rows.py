@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
 
 def exchange(*, group: dist.ProcessGroup, key_heads: int) -> dict[str, Any]:
     """Exchange one number per token and head, 10 x token + head, of two tokens a rank; and gradients on the way back."""
-    from lmm_r1.models.head_exchange import heads_for_tokens, tokens_for_heads
+    from lmm_r1.models.packed.attention import heads_for_tokens, tokens_for_heads
 
     def numbers(heads: int) -> torch.Tensor:
         tokens = torch.arange(2.0) + 2 * dist.get_rank(group)
@@ -328,7 +328,7 @@ def _by_hand(config: Any, samples: Sequence[Any], *, kit: Any, processor: Any) -
     """Return losses, gradient norms and weights of two updates of PyTorch's AdamW on all samples, one by one."""
     from helpers.tiny_models import make_actor
 
-    from lmm_r1.data.sft_dataset import collate
+    from lmm_r1.trainer.sft_samples import collate
 
     actor = make_actor(Path(config.model.model_name_or_path)).train()
     trained = [weight for weight in actor.model.parameters() if weight.requires_grad]
@@ -338,14 +338,14 @@ def _by_hand(config: Any, samples: Sequence[Any], *, kit: Any, processor: Any) -
     losses, norms = [], []
     for _ in range(2):
         optimizer.zero_grad()
-        total = sum(sum(sample.learnt[1:]) for sample in samples)
+        total = sum(sum(sample.loss_mask[1:]) for sample in samples)
         loss = torch.zeros(())
         for sample in samples:
             batch = collate([sample], pad_token_id=kit.tokenizer_of(processor).pad_token_id)
             log_probs = actor(
                 batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media
             )
-            loss = loss - (log_probs * batch.learnt).sum() / total
+            loss = loss - (log_probs * batch.loss_mask).sum() / total
         loss.backward()
         norms.append(torch.stack([weight.grad.norm() for weight in trained if weight.grad is not None]).norm().item())
         losses.append(loss.item())

@@ -23,14 +23,14 @@ def make_value_model(folder: Path, kind: Literal["critic", "reward"] = "critic",
 
 
 def values_of(model: KitValueModel, batch: Batch, *, side: str) -> list[torch.Tensor]:
-    """Return the values of each sample's learnt tokens from one call, (L,) each."""
+    """Return the values of each sample's loss tokens from one call, (L,) each."""
     given = batch.padded(side)
     values = model(
         given.sequences, given.action_mask, attention_mask=given.attention_mask, media=given.media
     )  # (B, T - 1)
-    learnt = given.action_mask.bool()
-    assert not values[~learnt].any()
-    return [values[row][mask] for row, mask in enumerate(learnt)]
+    loss_mask = given.action_mask.bool()
+    assert not values[~loss_mask].any()
+    return [values[row][mask] for row, mask in enumerate(loss_mask)]
 
 
 def rewards_of(model: KitValueModel, batch: Batch, *, side: str) -> torch.Tensor:

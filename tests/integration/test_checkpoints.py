@@ -14,8 +14,8 @@ from helpers.launched_ranks import launch
 from helpers.saved_modules import make_run, prepared, train, weight
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
+from lmm_r1.checkpoints.folder import complete_steps, read_latest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.checkpoints import complete_steps, read_latest
 from lmm_r1.trainer.strategy import KitStrategy
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from helpers.longrope import with_longrope
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
-from lmm_r1.chat.neutral_text import neutral
+from lmm_r1.chat.screen import neutral
 from lmm_r1.config.interactive_chat import ChatConfig
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import ImagePart, TextPart

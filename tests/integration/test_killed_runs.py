@@ -9,10 +9,10 @@ from helpers.commands import flags, write_rows
 from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
 from safetensors.torch import load_file
 
+from lmm_r1.checkpoints.folder import SAVING, complete_steps
+from lmm_r1.checkpoints.resume_point import newest_common_step
+from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.data.prompt_stream import PromptStream
-from lmm_r1.trainer.checkpoint_writing import DELETING
-from lmm_r1.trainer.checkpoints import SAVING, complete_steps
-from lmm_r1.trainer.resume_point import newest_common_step
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6

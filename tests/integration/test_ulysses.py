@@ -1,4 +1,4 @@
-"""Ranks that share rows compute what one process does: log-probs, values, gradients, optimizer steps, for every kit."""
+"""Ranks that share packed sequences compute what one process does, for every kit: outputs, gradients, optimizer steps."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def case(name: str, folder: Path, *, kind: str = "compare", **settings: Any) -> 
 
 @pytest.fixture(scope="module")
 def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What two ranks found, by case; they compute one row together."""
+    """What two ranks found, by case; they compute one sequence together."""
     cases = {f"exchange {heads}": {"kind": "exchange", "key_heads": heads} for heads in (1, 2)}
     for name in KITS:
         cases[name] = case(name, tiny_checkpoint(name))
@@ -83,7 +83,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def longrope_checkpoint(folder: Path, tiny: Path) -> Path:
-    """A language model that turns rows of more than 40 tokens by factors of their own."""
+    """A language model that takes the long factors for sequences of more than 40 tokens."""
     shutil.copytree(tiny, folder)
     factors = [1.0 + index for index in range(16)]  # one per two dimensions of a head
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 16, "long_factor": factors}
@@ -160,7 +160,7 @@ def test_a_rank_without_a_target_in_its_share_takes_part(two_ranks):
     check(two_ranks["no target"], tolerance=1e-5)
 
 
-def test_each_share_is_turned_by_the_factors_of_the_whole_row(two_ranks):
+def test_each_share_takes_the_factors_of_the_whole_sequence(two_ranks):
     # Of the 60 tokens, whose limit is 40, the first rank has 30.
     check(two_ranks["longrope"], tolerance=1e-5)
 
@@ -178,7 +178,7 @@ def test_four_ranks_share_two_heads_of_keys_and_values(four_ranks, name):
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("ranks", ["two_ranks", "four_ranks"])
 def test_optimizer_steps_under_deepspeed_are_those_of_one_process(request, ranks, stage):
-    # Four ranks are two pairs, each with other rows.
+    # Four ranks are two pairs, each with other sequences.
     found = request.getfixturevalue(ranks)[f"zero {stage}"]
     for rank in found:
         assert rank["losses"] == pytest.approx(rank["expected_losses"], abs=1e-5)

@@ -11,8 +11,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from lmm_r1.chat.commands import COMMANDS
-from lmm_r1.chat.input_lines import continues, piped_lines, private_file, prompted_lines
-from lmm_r1.chat.line_completer import LineCompleter
+from lmm_r1.chat.input_lines import LineCompleter, continues, piped_lines, private_file, prompted_lines
 from lmm_r1.chat.loop import converse, prompt
 from lmm_r1.chat.sampling import Sampling
 from lmm_r1.data.messages import ImagePart, TextPart

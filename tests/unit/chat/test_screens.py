@@ -5,8 +5,7 @@ import unicodedata
 import pytest
 
 from lmm_r1.chat.captured_output import Streams
-from lmm_r1.chat.neutral_text import neutral, one_line
-from lmm_r1.chat.screen import PlainScreen
+from lmm_r1.chat.screen import PlainScreen, neutral, one_line
 from lmm_r1.chat.terminal_screen import TerminalScreen
 
 pytestmark = pytest.mark.unit

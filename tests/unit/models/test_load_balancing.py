@@ -13,7 +13,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced, load_balancing_loss, routers_of
-from lmm_r1.models.packing import Targets, pack_row
+from lmm_r1.models.packed.packing import Targets, pack_batch
 
 pytestmark = pytest.mark.unit
 
@@ -96,12 +96,12 @@ def test_an_output_without_it_is_asked_for_no_routers(experts):
 
 @pytest.mark.parametrize("multiple", [1, 8, 13])
 @pytest.mark.parametrize("kit_name", ["llm", "qwen2_5_vl"])
-def test_a_packed_row_says_how_many_of_its_tokens_are_filler(kit_name, multiple, tiny_checkpoint):
+def test_a_packed_sequence_says_how_many_of_its_tokens_are_filler(kit_name, multiple, tiny_checkpoint):
     kit = get_kit(kit_name)
     config = kit.load_config(str(tiny_checkpoint(kit_name)), trust_remote_code=False)
     sequences, mask = pad([[5, 6, 7, 8, 9], [5, 6, 7]], side="left")
     targets = Targets(wanted=mask[:, 1:].bool(), shared=False)
-    row = pack_row(
+    packed = pack_batch(
         kit,
         config,
         sequences=sequences,
@@ -112,9 +112,9 @@ def test_a_packed_row_says_how_many_of_its_tokens_are_filler(kit_name, multiple,
         fill=True,
         multiple_of=multiple,
     )
-    assert row.layout.length - row.filler == 8
-    assert row.layout.length % multiple == 0
-    assert row.filled == (kit_name == "qwen2_5_vl")
+    assert packed.layout.length - packed.filler == 8
+    assert packed.layout.length % multiple == 0
+    assert packed.filled == (kit_name == "qwen2_5_vl")
 
 
 def gradients(actor: KitActor, batch: Batch) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import pytest
 
 from lmm_r1.tasks.digits import DIGIT_WORDS, DigitsTask, answer_of, combination, solution_of
 from lmm_r1.tasks.handwriting import Page
-from lmm_r1.tasks.held_out import split_of
+from lmm_r1.tasks.task import split_of
 
 pytestmark = pytest.mark.unit
 

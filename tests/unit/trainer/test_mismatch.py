@@ -12,7 +12,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
-from lmm_r1.config.mismatch import check_mismatch_limit
+from lmm_r1.config.checks import check_mismatch_limit
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer

@@ -10,11 +10,11 @@ import ray
 from helpers.conversations import message, row
 
 from lmm_r1 import dotted
+from lmm_r1.checkpoints.folder import saving_name
+from lmm_r1.checkpoints.writing import begin, mark_complete, write_latest
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.checkpoint_writing import begin, mark_complete, write_latest
-from lmm_r1.trainer.checkpoints import saving_name
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.strategy import make_strategy
 

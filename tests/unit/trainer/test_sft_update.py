@@ -1,4 +1,4 @@
-"""One supervised update: the loss is the mean over all learnt tokens, however they fall into micro-batches."""
+"""One supervised update: the loss is the mean over all loss tokens, however they fall into micro-batches."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sft_dataset import SFTBatch, SFTSample, collate
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.sft import _check_processes, _SFTRun
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +40,7 @@ class AccumulatingStrategy:
 
 
 class TableActor:
-    """A model whose log-prob of a learnt token is its entry in a table, whatever came before."""
+    """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
 
     def __init__(self) -> None:
         self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
@@ -50,23 +50,23 @@ class TableActor:
 
 
 def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
-    samples = [SFTSample(token_ids=ids, learnt=list(map(bool, learnt)), media=None) for ids, learnt in rows]
+    samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]
     return collate(samples, pad_token_id=0)
 
 
 def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> _SFTRun:
     config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
-    fitting = SFTSample(token_ids=[1, 1], learnt=[False, True], media=None)
+    fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
     return _SFTRun(
         config, strategy, actor, kit=CharacterKit(), processor=None, rows=list(rows), folder=None, fitting=fitting
     )
 
 
 @pytest.mark.usefixtures("one_process")
-def test_the_loss_is_the_mean_over_all_learnt_tokens_of_the_update():
+def test_the_loss_is_the_mean_over_all_loss_tokens_of_the_update():
     batches = [
-        batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])),  # learnt: 2, 3 and 1
-        batch(([3, 3, 3, 2], [0, 0, 0, 1])),  # learnt: 2
+        batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])),  # loss tokens: 2, 3 and 1
+        batch(([3, 3, 3, 2], [0, 0, 0, 1])),  # loss tokens: 2
     ]
     strategy, actor = AccumulatingStrategy(micro_batches=2), TableActor()
     loss, tokens = sft_run(strategy, actor)._update(batches)
@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_over_all_learnt_tokens_of_the_update():
     assert tokens == 4
     assert loss == pytest.approx((2 + 4 + 1 + 2) / 4)
     assert strategy.steps == 2
-    # The gradient of a token mean: each learnt token counts a quarter, in whichever micro-batch it stands.
+    # The gradient of a token mean: each loss token counts a quarter, in whichever micro-batch it stands.
     assert actor.table.grad.tolist() == pytest.approx([0, -1 / 4, -2 / 4, -1 / 4])
 
 
@@ -104,7 +104,7 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
     batches = run._micro_batches(0)
 
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
-    assert sorted(int(batch.learnt.sum()) for batch in batches) == [0, 0, 2, 2]
+    assert sorted(int(batch.loss_mask.sum()) for batch in batches) == [0, 0, 2, 2]
     assert run.skipped == 2
 
 

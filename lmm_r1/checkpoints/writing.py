@@ -1,0 +1,193 @@
+"""How a checkpoint comes into a folder, and how it goes: at every moment one that was whole is whole."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmm_r1.checkpoints.folder import (
+    LATEST,
+    MARKER,
+    METRIC,
+    SAVING,
+    defect,
+    is_best,
+    lost_shard,
+    metric_of,
+    read_latest,
+    read_marker,
+    saving_name,
+    step_of,
+    tags,
+)
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+DELETING = ".deleting-"
+_GIB = 1024**3
+
+
+def begin(folder: Path, tag: str) -> None:
+    """Make room for a save: what killed sessions left unfinished goes. Raises ValueError for what is no tag."""
+    step_of(tag)
+    folder.mkdir(parents=True, exist_ok=True)
+    finish_interrupted(folder)
+    _discard_leftovers(folder)
+
+
+def flush(path: Path) -> int:
+    """Wait until a file lies on the disk, and return its size in bytes."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+        return os.fstat(stream.fileno()).st_size
+
+
+def mark_complete(folder: Path, tag: str, *, files: Mapping[str, int], session: str) -> None:
+    """Give a saved checkpoint its tag's name, in place of an earlier one of that name.
+
+    Args:
+        files: sizes of the shards that all ranks say they have written, by name.
+
+    Raises UserError where one of them is not seen here: the ranks do not share the folder.
+    """
+    saving = folder / saving_name(tag)
+    lost = lost_shard(saving, files)
+    if lost is not None:
+        raise UserError(
+            f"--ckpt.path: {lost} in {saving.absolute()}, though a rank has written it; "
+            "all machines of a run must share this folder"
+        )
+    marker = {"step": step_of(tag), "session": session, "files": dict(files)}
+    _write(saving / MARKER, json.dumps(marker, indent=2) + "\n")
+    _put_in_place(folder, tag)
+
+
+def write_latest(folder: Path, tag: str) -> None:
+    """Let `latest` name a checkpoint; the file holds the tag before it or this one, and is never empty."""
+    _write(folder / LATEST, tag)
+
+
+def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str]:
+    """Delete checkpoints down to the limits after `saved` was saved, and return a line about each that went.
+
+    What goes first: torn ones, then those without a metric, then those with the worst one, then the oldest. Neither
+    `saved` nor what `latest` names goes, nor the best checkpoint, unless `saved` is a new best one. The best one does
+    not count towards `max_num`, and saving it takes no other's place.
+
+    Args:
+        max_num: of checkpoints that are kept.
+        max_mem: GiB that all of them may take.
+    """
+    _discard_leftovers(folder)
+    kept = {saved, read_latest(folder)}
+    gone = []
+    if is_best(saved):
+        for tag in tags(folder):
+            if is_best(tag) and tag not in kept:
+                _discard(folder, tag)
+                gone.append(f"Removed old best checkpoint {folder / tag}")
+    while True:
+        regular = [tag for tag in tags(folder) if not is_best(tag)]
+        too_many = not is_best(saved) and len(regular) > max_num
+        if not too_many and _bytes_in(folder) <= max_mem * _GIB:
+            return gone
+        candidates = sorted((_rank(folder, tag), tag) for tag in regular if tag not in kept)
+        if not candidates:
+            return gone
+        (whole, _, metric, *_), tag = candidates[0]
+        reason = "torn" if not whole else "no metric (oldest)" if metric == -math.inf else f"metric={metric}"
+        _discard(folder, tag)
+        gone.append(f"Deleted checkpoint {folder / tag} ({reason})")
+
+
+def finish_interrupted(folder: Path) -> None:
+    """Give those saves their tags' names that were killed between the marker and the rename."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.glob(f"{SAVING}*")):
+        marker = read_marker(path / MARKER)
+        if marker is not None and lost_shard(path, marker.files) is None:
+            _put_in_place(folder, path.name.removeprefix(SAVING))
+
+
+def _rank(folder: Path, tag: str) -> tuple[bool, bool, float, float, int]:
+    """Return what a checkpoint is sorted by: what is to go first comes first."""
+    metric = metric_of(folder / tag / METRIC)
+    age = (folder / tag).stat().st_mtime
+    return defect(folder, tag) is None, metric is not None, -math.inf if metric is None else metric, age, step_of(tag)
+
+
+def _put_in_place(folder: Path, tag: str) -> None:
+    old = _free_name(folder, tag)
+    if (folder / tag).exists():
+        (folder / tag).rename(old)
+    (folder / saving_name(tag)).rename(folder / tag)
+    _flush_folder(folder)
+    _delete(old)
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    """Return a name for what is to be deleted; earlier ones may not have been deletable."""
+    numbers = itertools.count()
+    return next(path for number in numbers if not (path := folder / f"{DELETING}{name}.{number}").exists())
+
+
+def _discard(folder: Path, tag: str) -> None:
+    """Delete a checkpoint, and the copy in Hugging Face format that stands beside it."""
+    for name in (tag, f"{tag}_hf"):
+        if (folder / name).is_dir():
+            going = _free_name(folder, name)
+            (folder / name).rename(going)
+            _delete(going)
+
+
+def _discard_leftovers(folder: Path) -> None:
+    for pattern in (f"{SAVING}*", f"{DELETING}*"):
+        for path in folder.glob(pattern):
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        # It counts no longer, and is tried again at the next save.
+        logger.warning("%s could not be deleted (%s)", path, error)
+
+
+def _bytes_in(folder: Path) -> int:
+    files = (file for child in folder.iterdir() if child.is_dir() for file in child.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Wait until what was renamed in a folder lies on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know this for files alone.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,251 @@
+"""Which values of flags contradict each other, or are not available: told in one sentence before anything starts."""
+
+import logging
+import math
+from collections.abc import Mapping
+
+from lmm_r1 import dotted
+from lmm_r1.config.differences import INSTEAD, NOT_YET
+from lmm_r1.config.ppo import ActorConfig, PPOConfig
+from lmm_r1.config.sft import ModelConfig, SFTConfig
+from lmm_r1.config.shared import DeepSpeedConfig
+from lmm_r1.config.value_models import check_value_models
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# These take their baseline from the group, so a group of one has no advantage at all.
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+
+
+def check_ppo(config: PPOConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _refuse_agents(config)
+    _check_accumulation(config)
+    check_value_models(config)
+    _check_groups(config)
+    _check_gpus(config)
+    _check_ppo_ulysses(config)
+    _check_batches(config)
+    _check_kl(config)
+    _check_aux_loss(config.actor, prefix="actor.")
+    check_mismatch_limit(config)
+    _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
+    if config.critic.model_name_or_path is not None:
+        _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
+
+
+def check_sft(config: SFTConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_accumulation(config)
+    _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
+    _check_aux_loss(config.model, prefix="model.")
+    _check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
+
+
+def refuse_unavailable(config: PPOConfig | SFTConfig) -> None:
+    """Raise UserError for a value that OpenRLHF has and this version does not."""
+    known = dotted.leaf_types(type(config))
+    for flag, refused in NOT_YET.items():
+        if flag in known and (value := dotted.get(config, flag)) in refused:
+            given = f"--{flag}" if value is True else f"--{flag} {value}"
+            raise UserError(f"{given} is not available in this version; {INSTEAD.get(flag, 'leave it out')}")
+
+
+def require(config: PPOConfig | SFTConfig, flag: str, *, example: str) -> None:
+    """Raise UserError where a flag that nothing goes without is left out."""
+    if not dotted.get(config, flag):
+        raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
+
+
+def check_sampling(*, temperature: float | None, top_p: float) -> None:
+    """Raise UserError for a temperature or a nucleus that nothing can be sampled with; None is left open."""
+    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+        raise UserError(f"--temperature {temperature}: must be 0 or more")
+    if not 0 < top_p <= 1:
+        raise UserError(f"--top_p {top_p}: must be above 0 and at most 1")
+
+
+def check_mismatch_limit(config: PPOConfig) -> None:
+    """Raise UserError for a limit that every run is beyond."""
+    limit = config.algo.mismatch_limit
+    if limit is not None and not limit > 0:
+        raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
+
+
+def _refuse_agents(config: PPOConfig) -> None:
+    if config.train.agent_func_path:
+        raise UserError(
+            f"--train.agent_func_path {config.train.agent_func_path} is not available in this version; "
+            "give --reward.remote_url"
+        )
+
+
+def _check_accumulation(config: PPOConfig | SFTConfig) -> None:
+    given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
+    if given not in ("fp32", weights):
+        raise UserError(
+            f"--ds.grad_accum_dtype {given} with --ds.param_dtype {weights}: gradients are added up in fp32 or in the "
+            "precision of the weights"
+        )
+
+
+def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
+    if vision_lr is None:
+        return
+    if vision_lr < 0:
+        raise UserError(f"--{prefix}adam.vision_lr {vision_lr:g} must not be negative")
+    if optim != "adam":
+        raise UserError(
+            f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
+        )
+
+
+def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:
+    flag = f"--{prefix}aux_loss_coef {model.aux_loss_coef:g}"
+    if model.aux_loss_coef < 0:
+        raise UserError(f"{flag} must not be negative")
+    if model.aux_loss_coef and model.gradient_checkpointing_enable and model.gradient_checkpointing_reentrant:
+        raise UserError(
+            f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
+            "routers; leave one out"
+        )
+
+
+def _check_groups(config: PPOConfig) -> None:
+    samples = config.rollout.n_samples_per_prompt
+    estimator = config.algo.advantage.estimator
+    if samples < 2 and estimator in GROUP_ESTIMATORS:
+        raise UserError(
+            f"--algo.advantage.estimator {estimator} compares the responses to one prompt: "
+            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
+        )
+    if not config.algo.dynamic_filtering_enable:
+        return
+    low, high = config.algo.dynamic_filtering_range
+    if low >= high:
+        raise UserError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    if samples < 2:
+        raise UserError(
+            f"--algo.dynamic_filtering_enable looks at a group's mean reward: "
+            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
+        )
+
+
+def _check_gpus(config: PPOConfig) -> None:
+    actor, ref, train, vllm = config.actor, config.ref, config.train, config.vllm
+    if vllm.num_engines < 1:
+        raise UserError(f"--vllm.num_engines {vllm.num_engines}: at least one engine must generate")
+    gpus = actor.num_nodes * actor.num_gpus_per_node
+    shared = "--train.colocate_all" if train.colocate_all else "--train.colocate_actor_ref"
+    if (train.colocate_all or train.colocate_actor_ref) and config.algo.kl.init_coef > 0:
+        for name in ("num_nodes", "num_gpus_per_node"):
+            ours, theirs = getattr(actor, name), getattr(ref, name)
+            if ours != theirs:
+                raise UserError(f"with {shared}, --actor.{name} {ours} and --ref.{name} {theirs} must be equal")
+    engine_gpus = vllm.num_engines * vllm.tensor_parallel_size
+    if train.colocate_all and gpus != engine_gpus:
+        raise UserError(
+            f"with --train.colocate_all the engines take the policy's GPUs: --actor.num_nodes {actor.num_nodes} x "
+            f"--actor.num_gpus_per_node {actor.num_gpus_per_node} = {gpus}, but --vllm.num_engines "
+            f"{vllm.num_engines} x --vllm.tensor_parallel_size {vllm.tensor_parallel_size} = {engine_gpus}"
+        )
+
+
+def _check_ppo_ulysses(config: PPOConfig) -> None:
+    packs = config.ds.packing_samples or (
+        config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
+    )
+    _check_ulysses(config.ds, packs=packs, needs="--ds.packing_samples", gpus=_gpus(config))
+
+
+def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, needs: str, gpus: Mapping[str, int]) -> None:
+    """Raise UserError where ranks cannot share sequences as `--ds.ulysses_size` says.
+
+    Args:
+        packs: whether samples are packed.
+        needs: which flags see to that, for the message.
+        gpus: how many each model has, by the name of its group of flags.
+    """
+    size = ds.ulysses_size
+    if size < 1:
+        raise UserError(f"--ds.ulysses_size {size} must be at least 1")
+    if size == 1:
+        return
+    if ds.tensor_parallel_size > 1:
+        raise UserError(
+            f"--ds.ulysses_size {size} and --ds.tensor_parallel_size {ds.tensor_parallel_size} both take the attention "
+            "heads apart; give one of them"
+        )
+    if not packs:
+        raise UserError(f"--ds.ulysses_size {size} splits packed rows; add {needs}")
+    for name, count in gpus.items():
+        if count % size:
+            raise UserError(
+                f"--ds.ulysses_size {size} does not divide the {count} GPUs of --{name}.num_nodes x "
+                f"--{name}.num_gpus_per_node; take a number that does"
+            )
+
+
+def _check_batches(config: PPOConfig) -> None:
+    rollout, train = config.rollout, config.train
+    for flag in (
+        "rollout.micro_batch_size",
+        "rollout.max_tokens_per_gpu",
+        "train.batch_size",
+        "train.micro_batch_size",
+        "train.max_tokens_per_gpu",
+    ):
+        value = dotted.get(config, flag)
+        if value is not None and value < 1:
+            raise UserError(f"--{flag} {value} must be at least 1")
+    if rollout.vllm_generate_batch_size > rollout.batch_size:
+        raise UserError(
+            f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
+            f"--rollout.batch_size {rollout.batch_size}"
+        )
+    samples = rollout.batch_size * rollout.n_samples_per_prompt
+    given = (
+        f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
+    )
+    shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
+    for name, gpus in _gpus(config).items():
+        if gpus % config.ds.tensor_parallel_size:
+            raise UserError(
+                f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} does not divide the {gpus} GPUs of "
+                f"--{name}.num_nodes x --{name}.num_gpus_per_node; take a number that does"
+            )
+        # Or groups of processes that get the same samples.
+        processes = gpus // shared
+        if samples % processes:
+            raise UserError(f"{given} must be a multiple of the {processes} {name} processes")
+        if name in ("actor", "critic") and train.batch_size % processes:
+            raise UserError(
+                f"--train.batch_size {train.batch_size} must be a multiple of the {processes} {name} processes"
+            )
+    if samples < train.batch_size:
+        raise UserError(
+            f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout ({given}), so no "
+            "step would update the weights"
+        )
+
+
+def _gpus(config: PPOConfig) -> dict[str, int]:
+    """Return how many GPUs each model of a run has."""
+    groups = {"actor": config.actor}
+    if config.algo.kl.init_coef > 0:
+        groups["ref"] = config.ref
+    for name in ("critic", "reward"):
+        if getattr(config, name).model_name_or_path:
+            groups[name] = getattr(config, name)
+    return {name: group.num_nodes * group.num_gpus_per_node for name, group in groups.items()}
+
+
+def _check_kl(config: PPOConfig) -> None:
+    kl = config.algo.kl
+    if kl.use_loss and kl.estimator == "k1" and not kl.unbiased_gradient:
+        logger.warning(
+            "--algo.kl.estimator k1 has no useful gradient as a loss; take k2 or k3 with --algo.kl.use_loss"
+        )
+    if not kl.use_loss and kl.estimator != "k1":
+        logger.warning("--algo.kl.estimator %s is meant for --algo.kl.use_loss; take k1 in the reward", kl.estimator)

@@ -1,0 +1,65 @@
+"""Every flag of `lmm-r1 merge`, and which of them go together."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lmm_r1.config.ppo import PPODeepSpeedConfig
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_new_folder
+
+_SIZE = re.compile(r"[1-9]\d*(\.\d+)?\s*([KMGT]i?)?B", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    adapter: Path | None = None
+    """Folder of a LoRA adapter in peft's format, such as the adapter/ beside a model trained with --ds.lora.rank."""
+    checkpoint: Path | None = None
+    """DeepSpeed checkpoint (pickles): the folder --ckpt.path of train_sft, _actor or _critic in that of train_ppo_ray."""
+    tag: str | None = None
+    """Which checkpoint in that folder, such as global_step20; None takes the newest."""
+    base: str | None = None
+    """Model that the run started from, a folder or a hub name; None takes the one that the adapter names."""
+    output: Path
+    """Folder to write; must not exist yet or be empty."""
+    lora_alpha: int | None = None
+    """--ds.lora.alpha of the run, where a DeepSpeed checkpoint holds adapters; None reads it from the run's settings."""
+    run_config: Path | None = None
+    """run_config.yaml of the run; None looks for it in the three folders above the checkpoint."""
+    value_head_prefix: str = PPODeepSpeedConfig.value_head_prefix
+    """Name of a critic's value head, where the config of the base names none."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the written weights, which are merged in fp32; auto takes that of the base."""
+    max_shard_size: str = "5GB"
+    """Largest weight file."""
+    check: bool = True
+    """Load the written folder again and compare its logits with the unmerged model's; takes the memory of two models in
+    fp32, and of one more where a DeepSpeed checkpoint is read."""
+    push_to_hub: str | None = None
+    """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
+    private: bool = True
+    """Make that repository a private one, where it does not exist yet."""
+    trust_remote_code: bool = False
+    """Run Python code that the base brings along."""
+
+
+def check(config: MergeConfig) -> None:
+    """Raise UserError for what can be told from the flags alone, and for a folder that must not be written to."""
+    if (config.adapter is None) == (config.checkpoint is None):
+        raise UserError("give either --adapter or --checkpoint")
+    if config.checkpoint is not None and config.base is None:
+        raise UserError("--checkpoint needs --base, the model that the run started from")
+    for flag in ("tag", "lora_alpha", "run_config"):
+        if config.checkpoint is None and getattr(config, flag) is not None:
+            raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
+    if config.lora_alpha is not None and config.lora_alpha < 1:
+        raise UserError(f"--lora_alpha {config.lora_alpha}: must be at least 1")
+    if not _SIZE.fullmatch(config.max_shard_size):
+        raise UserError(f"--max_shard_size {config.max_shard_size}: write a number and a unit, such as 5GB or 500MB")
+    check_new_folder(config.output, flag="--output")
+    if config.push_to_hub is not None:
+        from lmm_r1.hub import check_uploadable
+
+        check_uploadable(config.push_to_hub, flag="--push_to_hub")

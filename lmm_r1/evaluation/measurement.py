@@ -1,0 +1,153 @@
+"""What `lmm-r1 evaluate` measures: the rows of files and suites, answered by every checkpoint, judged and written down."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from lmm_r1.config.evaluate import EvaluateConfig, responses_path
+from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.answered_rows import answer_files
+from lmm_r1.evaluation.judged_rows import judge_responses
+from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, suite_rows
+from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.suites import get_suite
+from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.generation.backends import check_backend, prepare_process
+from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.records.responses import write_responses
+from lmm_r1.scoring.response_scores import Judge
+
+
+def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:
+    """Return the rows of every file and suite; raises UserError for the first that cannot be read.
+
+    Args:
+        files: paths of row files by name.
+        copies: local copies of suites' datasets by suite.
+    """
+    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
+    choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
+    suites = [get_suite(name) for name in config.suite]
+    recipes = {recipe.name: recipe for recipe in suites}
+    if len(recipes) < len(suites):
+        raise UserError(f"--suite {' '.join(config.suite)}: two of them have the same name; give each suite once")
+    for name in copies:
+        if name not in recipes:
+            raise UserError(f"--suite_data {name}={copies[name]}: there is no --suite {name}; add it or drop this")
+    for name in recipes:
+        if name in files:
+            raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
+    row_sets = [
+        file_rows(name, path, choices=choices, message_key=config.input_key, answer_key=config.label_key)
+        for name, path in files.items()
+    ]
+    row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
+    return row_sets
+
+
+def measure(
+    config: EvaluateConfig,
+    checkpoints: Mapping[str, str],
+    row_sets: Sequence[RowSet],
+    *,
+    report: Callable[[str], None],
+) -> tuple[list[CheckpointResponses], list[MeasuredFile]]:
+    """Return the judged responses of every checkpoint, and the files with the rows that one of them could not take.
+
+    Each checkpoint's responses are written down as soon as it is done. Raises UserError for a checkpoint that cannot be
+    measured before the first one is.
+
+    Args:
+        checkpoints: paths by name.
+        report: gets a line now and then.
+    """
+    verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
+    judges = {
+        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
+        for verifier in verifiers
+    }
+    for row_set in row_sets:
+        for verifier in row_set.file.verifiers:
+            judges[verifier].check_labels(list(row_set.rows.values()))
+    prepare_process()
+    _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
+    refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
+    done = [
+        _checkpoint(config, name, path, row_sets, judges=judges, refused=refused, append=number > 0, report=report)
+        for number, (name, path) in enumerate(checkpoints.items())
+    ]
+    return done, [_with_skipped(row_set.file, refused[row_set.file.name]) for row_set in row_sets]
+
+
+def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
+    return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
+
+
+def _checkpoint(
+    config: EvaluateConfig,
+    name: str,
+    path: str,
+    row_sets: Sequence[RowSet],
+    *,
+    judges: Mapping[str, Judge],
+    refused: dict[str, list[SkippedRow]],
+    append: bool,
+    report: Callable[[str], None],
+) -> CheckpointResponses:
+    found = answer_files(
+        path,
+        backend=config.backend,
+        settings=_engine_settings(config, path, row_sets),
+        files={row_set.file.name: row_set.rows for row_set in row_sets},
+        sampling={
+            row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
+            for row_set in row_sets
+        },
+        report=report,
+    )
+    judged = {}
+    # Only now, with the engine gone: judging would take the cores from it.
+    with contextlib.ExitStack() as stack:
+        running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
+        for row_set in row_sets:
+            file = row_set.file.name
+            refused[file].extend(found[file].skipped)
+            judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
+    everything = (response for own in judged.values() for response in own)
+    write_responses(responses_path(config.output), everything, append=append)
+    seconds = {file: answered.seconds for file, answered in found.items()}
+    return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)
+
+
+def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
+    rows = [row for row_set in row_sets for row in row_set.rows.values()]
+    return EngineSettings(
+        adapter=split_adapter(path, None)[1],
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_images=max(len(images_of(row.messages)) for row in rows),
+        max_videos=max(len(videos_of(row.messages)) for row in rows),
+        batch_rows=config.batch_rows,
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Raise UserError for the last checkpoint, too, before the first is measured."""
+    for name, path in checkpoints.items():
+        path, _ = split_adapter(path, None)
+        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+        check_backend(config.backend, kit, model=f"--checkpoints {name}={path}")
+        kit.load_processor(path, trust_remote_code=config.trust_remote_code)
+        check_weights(path)
+        check_images_taken(rows, kit=kit, model=f"--checkpoints {name}={path}")

@@ -1,0 +1,239 @@
+"""Padded batches to packed sequences: no padding, prompt and media of a group once; results go back to their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.models.packed.layout import PackedLayout, Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """The tokens of a batch from which something is wanted: column c predicts column c + 1, or has a value of its own."""
+
+    wanted: torch.Tensor
+    """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
+    shared: bool
+    """Whether what stands before a sample's first target is a prompt, which samples may have in common."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSequence:
+    """Several samples as one sequence of T tokens, and where what is computed for K of them belongs."""
+
+    token_ids: torch.Tensor  # (1, T)
+    inputs: dict[str, torch.Tensor]
+    """Keyword arguments of the model's forward beside ids: positions, token types, media."""
+    layout: PackedLayout
+    sources: torch.Tensor
+    """Tokens from which a target is predicted, (K,)."""
+    target_ids: torch.Tensor  # (K,)
+    places: tuple[torch.Tensor, torch.Tensor]
+    """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
+    filled: bool
+    """Whether its last segment is an image that only keeps the vision tower running."""
+    filler: int
+    """How many tokens at its end belong to no sample."""
+
+    def scatter(self, values: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
+        """Return values (K,) at their places in zeros of the shape of `like` (B, T - 1)."""
+        return values.new_zeros(like.shape).index_put(self.places, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """One row of the batch without its padding."""
+
+    row: int
+    columns: torch.Tensor
+    """Columns of its tokens in the batch, (L,)."""
+    token_ids: torch.Tensor  # (L,)
+    prompt_length: int
+    media: Media | None
+
+
+def pack_batch(
+    kit: LmmKit,
+    config: PretrainedConfig,
+    *,
+    sequences: torch.Tensor,
+    attention_mask: torch.Tensor,
+    targets: Targets,
+    media: Sequence[Media | None],
+    share_prefix: bool,
+    fill: bool,
+    multiple_of: int = 1,
+) -> PackedSequence:
+    """Return a padded batch (B, T) as one packed sequence.
+
+    Rows of the batch with the same prompt and the same media object share both where `share_prefix` is set.
+
+    Args:
+        media: one entry per row of the batch; rows of one group hold the same object.
+        fill: append the smallest legal image where there is none, so that the vision tower runs on every rank.
+        multiple_of: append tokens of no meaning until this divides their number.
+    """
+    samples = _samples(sequences.cpu(), attention_mask.cpu(), targets, media)
+    parts = _Parts(kit=kit, config=config)
+    for group in _groups(samples, share=share_prefix and targets.shared):
+        parts.add_group(group, targets.wanted.cpu())
+    real = parts.length
+    filled = fill and not parts.media and kit.filler_media is not None
+    if filled:
+        ids, filler = kit.filler_media(config)
+        parts.add_segment(torch.tensor(ids))
+        parts.add_inputs([len(ids)], torch.tensor(ids), filler)
+    missing = -parts.length % multiple_of
+    if missing:
+        # A chat's first token is no placeholder of an image.
+        ids = parts.token_ids[0][:1].repeat(missing)
+        parts.add_segment(ids)
+        parts.add_inputs([missing], ids, None)
+    return parts.packed(filled=filled, filler=parts.length - real, device=sequences.device)
+
+
+def _samples(
+    sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[Media | None]
+) -> list[_Sample]:
+    samples = []
+    for row, (ids, mask, wanted) in enumerate(zip(sequences, attention_mask, targets.wanted.cpu(), strict=True)):
+        columns = mask.nonzero().flatten()
+        first = wanted.nonzero().flatten()[:1]
+        prompt = int((columns <= first).sum()) if targets.shared and len(first) else len(columns)
+        samples.append(
+            _Sample(
+                row=row,
+                columns=columns,
+                token_ids=ids[columns],
+                prompt_length=prompt,
+                media=media[row] if media else None,
+            )
+        )
+    return samples
+
+
+def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
+    """Return samples by their prompt, in the order in which these come first; each by itself without `share`."""
+    groups: dict[tuple, list[_Sample]] = {}
+    for sample in samples:
+        prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
+        key = (prompt, id(sample.media)) if share else (sample.row,)
+        groups.setdefault(key, []).append(sample)
+    return list(groups.values())
+
+
+class _Parts:
+    """Collects what a packed sequence is made of, group by group."""
+
+    def __init__(self, *, kit: LmmKit, config: PretrainedConfig) -> None:
+        self.kit = kit
+        self.config = config
+        self.token_ids: list[torch.Tensor] = []
+        self.segments: list[Segment] = []
+        self.inputs: list[dict[str, torch.Tensor]] = []
+        self.media: list[Media] = []
+        self.media_names: set[str] = set()
+        self.sources: list[torch.Tensor] = []
+        self.places: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.target_ids: list[torch.Tensor] = []
+
+    @property
+    def length(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+    def add_group(self, group: Sequence[_Sample], wanted: torch.Tensor) -> None:
+        """Add the prompt once and every response behind it; a sample by itself is one segment."""
+        if len(group) == 1:
+            (sample,) = group
+            start = self.length
+            self.add_segment(sample.token_ids)
+            self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
+            self.add_inputs([self.length - start], sample.token_ids, sample.media)
+            return
+        prompt_length = group[0].prompt_length
+        prompt = torch.arange(self.length, self.length + prompt_length)
+        self.add_segment(group[0].token_ids[:prompt_length])
+        prefix = len(self.segments) - 1
+        for sample in group:
+            start = self.length
+            if len(sample.token_ids) > prompt_length:
+                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
+            self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
+        longest = max(group, key=lambda sample: len(sample.token_ids))
+        lengths = [len(sample.token_ids) - prompt_length for sample in group]
+        self.add_inputs([prompt_length, *lengths], longest.token_ids, longest.media)
+
+    def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
+        self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
+        self.token_ids.append(token_ids)
+
+    def add_inputs(self, lengths: Sequence[int], token_ids: torch.Tensor, media: Media | None) -> None:
+        """Add positions and token types: those of the first length, and of every further one as if it followed it."""
+        mask = torch.ones(1, len(token_ids), dtype=torch.long)
+        inputs = self.kit.forward_inputs(self.config, token_ids[None], mask, media)
+        if media is not None:
+            self.media.append(media)
+            self.media_names |= media.keys() & inputs.keys()
+        first, *others = lengths
+        self.inputs.append(
+            {
+                name: torch.cat(
+                    [value[..., :first], *(value[..., first : first + length] for length in others)], dim=-1
+                )
+                for name, value in inputs.items()
+                if name not in self.media_names
+            }
+        )
+
+    def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
+        """Add the targets of a sample, whose tokens (L,) are where `tokens` says."""
+        before = wanted[sample.row, sample.columns[sample.columns < wanted.shape[1]]].nonzero().flatten()
+        columns = sample.columns[before]
+        self.sources.append(tokens[before])
+        # Behind a sample's last token there is none to be predicted: its first stands here.
+        self.target_ids.append(sample.token_ids.roll(-1)[before])
+        self.places.append((torch.full_like(columns, sample.row), columns))
+
+    def packed(self, *, filled: bool, filler: int, device: torch.device) -> PackedSequence:
+        token_ids = torch.cat(self.token_ids)
+        layout = PackedLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
+        inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
+        if self.media:
+            media = self.kit.merge_media(self.media)
+            inputs |= {name: media[name] for name in self.media_names}
+        return PackedSequence(
+            token_ids=token_ids[None].to(device),
+            inputs={name: value.to(device) for name, value in inputs.items()},
+            layout=layout,
+            sources=torch.cat(self.sources).to(device),
+            target_ids=torch.cat(self.target_ids).to(device),
+            places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),
+            filled=filled,
+            filler=filler,
+        )
+
+    def _joined(self, name: str) -> torch.Tensor:
+        """Return what the model gets for each token; token types are missing where there are no media: all is text."""
+        example = next(part[name] for part in self.inputs if name in part)
+        lengths = [part["position_ids"].shape[-1] for part in self.inputs]
+        values = [
+            part[name] if name in part else example.new_zeros(*example.shape[:-1], length)
+            for part, length in zip(self.inputs, lengths, strict=True)
+        ]
+        return torch.cat(values, dim=-1)
+
+    def _block_ids(self, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the number of the bidirectional run that each token is in, (T,), -1 where it is in none."""
+        kinds = self.kit.both_way_token_ids(self.config)
+        inside = torch.isin(token_ids, torch.tensor(sorted(kinds), dtype=token_ids.dtype))
+        if not inside.any():
+            return None
+        begins = inside.clone()
+        begins[1:] &= ~inside[:-1]
+        begins[[segment.start for segment in self.segments]] = inside[[segment.start for segment in self.segments]]
+        return torch.where(inside, begins.cumsum(0) - 1, -1)

@@ -1,0 +1,58 @@
+"""What a procedural task offers, and the tasks by name: rows made from a seed, each with its answer and a solution."""
+
+import hashlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from lmm_r1.errors import UserError
+
+Split = Literal["train", "test"]
+Modality = Literal["text", "image", "mixed"]
+TEST_SHARE = 0.2
+# Each module has a `TASK` with its default settings; it is imported when it is asked for.
+TASKS = {
+    "digits": "lmm_r1.tasks.digits",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow:
+    messages: list[dict[str, Any]]
+    """The prompt, OpenAI style; the source of an image part is a PIL image."""
+    answer: str
+    datasource: str
+    solution: str
+    """A worked response: what the cold start teaches. It earns the full reward."""
+
+    def record(self, *, solution: bool) -> dict[str, Any]:
+        """The row as `lmm_r1.data.row_parser.parse_row` reads it; `solution` appends the solution as assistant turn."""
+        turn = [{"role": "assistant", "content": self.solution}] if solution else []
+        return {"messages": self.messages + turn, "answer": self.answer, "datasource": self.datasource}
+
+
+class Task(Protocol):
+    """A generator of rows. Answers are compared by the reward service's math verifier, not by the task."""
+
+    def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
+        """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.
+
+        What is held out for the test split is fixed and does not depend on `seed`.
+        """
+
+
+def get_task(name: str) -> Task:
+    """The task called `name`; raises UserError listing the known ones."""
+    if name not in TASKS:
+        raise UserError(f"unknown task {name!r}; known tasks are {', '.join(TASKS)}")
+    return importlib.import_module(TASKS[name]).TASK
+
+
+def split_of(item: str) -> Split:
+    """`test` for about `TEST_SHARE` of all items, the same ones in every run.
+
+    A hash of the item itself decides, so that no seed can move one across.
+    """
+    digest = hashlib.sha256(item.encode()).digest()
+    return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"

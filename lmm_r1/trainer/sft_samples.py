@@ -1,0 +1,130 @@
+"""Conversations as supervised samples: ids, their loss mask, and the media tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
+from lmm_r1.lmm_kits.rows import encode_row
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSample:
+    token_ids: list[int]
+    loss_mask: list[bool]
+    """True for each token that an assistant turn consists of, its end token included."""
+    media: Media | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTBatch:
+    sequences: torch.Tensor  # (B, T), padded on the right
+    attention_mask: torch.Tensor  # (B, T)
+    loss_mask: torch.Tensor  # (B, T - 1): whether the loss takes the next token
+    media: list[Media | None]  # B entries
+
+
+def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool) -> SFTSample | None:
+    """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut)."""
+    encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if len(encoded.token_ids) > max_len:
+        return None
+    turns = loss_turns(row, every_turn=every_turn)
+    loss_mask = [False] * len(encoded.token_ids)
+    placeholders = kit.placeholder_ids(processor)
+    for turn in turns:
+        start, end = _span(row, turn=turn, kit=kit, processor=processor, ids=encoded.engine_token_ids)
+        before = replace(row, messages=row.messages[:turn])
+        through = replace(row, messages=row.messages[: turn + 1])
+        start += _shift(before, at=start, kit=kit, processor=processor, whole=encoded, add_generation_prompt=True)
+        end += _shift(through, at=end, kit=kit, processor=processor, whole=encoded, add_generation_prompt=False)
+        for index in range(start, end):
+            loss_mask[index] = encoded.token_ids[index] not in placeholders
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=loss_mask, media=encoded.media)
+
+
+def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
+    """Pad samples on the right into one batch."""
+    import torch
+
+    width = max(len(sample.token_ids) for sample in samples)
+    sequences = torch.full((len(samples), width), pad_token_id)
+    attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
+    loss_mask = torch.zeros(len(samples), width, dtype=torch.bool)
+    for index, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        sequences[index, :length] = torch.tensor(sample.token_ids)
+        attention_mask[index, :length] = 1
+        loss_mask[index, :length] = torch.tensor(sample.loss_mask)
+    return SFTBatch(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        loss_mask=loss_mask[:, 1:],
+        media=[sample.media for sample in samples],
+    )
+
+
+def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
+    """Return the row indices of update `step` (from 0), the last short batch of each epoch dropped.
+
+    Each epoch is a new permutation, or with `keep_order` the rows as they stand. A function of the step alone, so
+    that a resumed run sees the rows that it would have seen.
+    """
+    import torch
+
+    per_epoch = num_rows // batch_size
+    epoch, position = divmod(step, per_epoch)
+    if keep_order:
+        return list(range(position * batch_size, (position + 1) * batch_size))
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
+    """Return the indices of the assistant turns that the loss takes, all or the last; raises UserError where there is none."""
+    turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
+    turns = turns if every_turn else turns[-1:]
+    if not turns or turns[0] == 0:
+        raise UserError(f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one")
+    return turns
+
+
+def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -> tuple[int, int]:
+    """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
+    before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
+    through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False)
+    # The last token of either may have grown together with the text behind it.
+    if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
+        raise UserError(
+            f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
+            "the tokens of that turn cannot be told apart; train one row per turn, or with another template"
+        )
+    start, end = len(before), len(through)
+    eos = kit.tokenizer_of(processor).eos_token_id
+    # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
+    while end > start and ids[end - 1] != eos:
+        end -= 1
+    if end == start:
+        raise UserError(f"{row.location}: the chat template does not end an assistant turn with the end token")
+    return start, end
+
+
+def _shift(
+    before: Row, *, at: int, kit: LmmKit, processor: Any, whole: EncodedPrompt, add_generation_prompt: bool
+) -> int:
+    """Return how many ids the media of `before` add, at position `at` of the ids with one placeholder for each of them."""
+    ids, placeholders = whole.engine_token_ids, kit.placeholder_ids(processor)
+    if placeholders.isdisjoint(ids[:at]):
+        return 0
+    if placeholders.isdisjoint(ids[at:]):
+        return len(whole.token_ids) - len(ids)
+    # Between media. What a placeholder is expanded to may hold text, so that only encoding tells its length.
+    encoded = encode_row(before, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
+    return len(encoded.token_ids) - len(encoded.engine_token_ids)

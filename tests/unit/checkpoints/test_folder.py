@@ -1,0 +1,426 @@
+"""Which checkpoints of a folder are whole, which go first, and what a kill at any operation on files leaves behind."""
+
+import json
+import logging
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.commands import tree
+from helpers.interrupted_writes import Interrupter, killed_at
+
+from lmm_r1.checkpoints.folder import complete_steps, defect, read_latest, saving_name, whole_checkpoints
+from lmm_r1.checkpoints.resume_point import newest_common_step, resume_point
+from lmm_r1.checkpoints.writing import begin, evict, flush, mark_complete, write_latest
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+RANKS = 3
+NO_LIMIT = float("inf")
+
+
+@pytest.fixture(scope="session")
+def interrupter() -> Interrupter:
+    return Interrupter()
+
+
+def shard_names(ranks: int = RANKS, *, stage: int = 2) -> list[str]:
+    optim = [f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ranks)]
+    whole = ["mp_rank_00_model_states.pt"]
+    sharded = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(ranks)]
+    return optim + (sharded if stage == 3 else whole)
+
+
+def write_shard(file: Path, content: str) -> None:
+    """A file as torch writes it, in two parts."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("first", content)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("second", content * 100)
+
+
+def write_checkpoint(folder: Path, tag: str, *, metric: float | None = None, session: str = "one") -> None:
+    """Save a whole checkpoint that `latest` does not name yet."""
+    begin(folder, tag)
+    saving = folder / saving_name(tag)
+    for name in shard_names():
+        write_shard(saving / name, f"{tag} {session}")
+    (saving / "metric.json").write_text(json.dumps({"metric_key": "accuracy", "metric_value": metric}))
+    files = {name: flush(saving / name) for name in shard_names()}
+    mark_complete(folder, tag, files=files, session=session)
+
+
+def save(
+    folder: Path,
+    tag: str,
+    *,
+    metric: float | None = None,
+    max_num: int = 99,
+    max_mem: float = NO_LIMIT,
+    session: str = "one",
+) -> list[str]:
+    write_checkpoint(folder, tag, metric=metric, session=session)
+    write_latest(folder, tag)
+    return evict(folder, saved=tag, max_num=max_num, max_mem=max_mem)
+
+
+def save_together(folders: Sequence[Path], tag: str, *, max_num: int, session: str) -> None:
+    """As policy and critic are saved: one after the other, and then both are settled."""
+    for folder in folders:
+        write_checkpoint(folder, tag, session=session)
+    for folder in folders:
+        write_latest(folder, tag)
+        evict(folder, saved=tag, max_num=max_num, max_mem=NO_LIMIT)
+
+
+def write_unmarked(folder: Path, tag: str, *, stage: int = 2, metric: bool = True) -> Path:
+    """A checkpoint as OpenRLHF leaves it."""
+    for name in shard_names(stage=stage):
+        write_shard(folder / tag / name, tag)
+    if metric:
+        (folder / tag / "metric.json").write_text('{"metric_key": null, "metric_value": null}')
+    (folder / "latest").write_text(tag)
+    return folder / tag
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def test_a_save_is_whole_once_it_has_its_marker_and_its_name(tmp_path):
+    begin(tmp_path, "global_step2")
+    saving = tmp_path / saving_name("global_step2")
+    for name in shard_names():
+        write_shard(saving / name, "2")
+        assert complete_steps(tmp_path) == []
+        assert resume_point([tmp_path]).tag is None
+    mark_complete(tmp_path, "global_step2", files={name: flush(saving / name) for name in shard_names()}, session="a")
+    assert complete_steps(tmp_path) == [2]
+    assert read_latest(tmp_path) is None
+    write_latest(tmp_path, "global_step2")
+    assert (tmp_path / "latest").read_bytes() == b"global_step2"
+    point = resume_point([tmp_path])
+    assert (point.tag, point.passed_over) == ("global_step2", ())
+
+
+@pytest.mark.parametrize("name", shard_names())
+def test_a_checkpoint_that_lost_a_shard_is_torn(name, tmp_path):
+    save(tmp_path, "global_step1")
+    save(tmp_path, "global_step2")
+    (tmp_path / "global_step2" / name).unlink()
+    assert complete_steps(tmp_path) == [1]
+    assert resume_point([tmp_path]).passed_over == (f"{tmp_path}/global_step2: {name} is missing",)
+
+
+def test_a_checkpoint_with_half_a_shard_or_an_unreadable_marker_is_torn(tmp_path):
+    for tag in ("global_step1", "global_step2", "global_step3"):
+        save(tmp_path, tag)
+    shard = tmp_path / "global_step2" / shard_names()[0]
+    size = shard.stat().st_size
+    os.truncate(shard, size - 7)
+    (tmp_path / "global_step3/complete.json").write_text("")
+    assert complete_steps(tmp_path) == [1]
+    assert defect(tmp_path, "global_step2") == f"{shard.name} has {size - 7} bytes instead of {size}"
+    assert defect(tmp_path, "global_step3") == "its complete.json cannot be read"
+
+
+def test_ranks_that_do_not_share_the_folder_are_told(tmp_path):
+    begin(tmp_path, "global_step1")
+    saving = tmp_path / saving_name("global_step1")
+    write_shard(saving / shard_names()[0], "1")
+    files = {shard_names()[0]: flush(saving / shard_names()[0]), shard_names()[1]: 12}
+    with pytest.raises(UserError, match="zero_pp_rank_1_mp_rank_00_optim_states.pt is missing .* share this folder"):
+        mark_complete(tmp_path, "global_step1", files=files, session="one")
+    assert complete_steps(tmp_path) == []
+
+
+def test_a_tag_without_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'final' is no tag of a checkpoint"):
+        begin(tmp_path, "final")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_of_openrlhf_counts_when_its_files_look_whole(stage, tmp_path):
+    write_unmarked(tmp_path, "global_step4", stage=stage)
+    newest = write_unmarked(tmp_path, "global_step5", stage=stage, metric=False)
+    assert complete_steps(tmp_path) == [4, 5], "`latest` names 5, and 4 has the file that OpenRLHF writes at the end"
+    (tmp_path / "latest").write_text("global_step4")
+    assert complete_steps(tmp_path) == [4]
+    (tmp_path / "latest").write_text("global_step5")
+
+    shard = newest / shard_names(stage=stage)[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    assert defect(tmp_path, "global_step5") == f"{shard.name} was not written to its end"
+    shard.unlink()
+    lacking = "the optim states of rank 1 (of model-parallel rank 0) are missing"
+    assert defect(tmp_path, "global_step5") == lacking
+    assert resume_point([tmp_path]).passed_over == (f"{newest}: {lacking}",)
+    assert resume_point([tmp_path]).tag == "global_step4"
+    for file in newest.glob("*model_states.pt"):
+        file.unlink()
+    assert "model_states.pt" in defect(tmp_path, "global_step5") or stage == 3
+
+
+@pytest.mark.parametrize(
+    ("latest", "reason"),
+    [
+        (None, "latest is missing"),
+        ("", "latest is empty"),
+        ("\n", "latest is empty"),
+        ("global_step9", "global_step9: it is not there"),
+        ("final", "latest names 'final', which is no checkpoint"),
+        ("../global_step1", "latest names '../global_step1', which is no checkpoint"),
+    ],
+)
+def test_a_useless_latest_gives_way_to_the_newest_whole_checkpoint(latest, reason, tmp_path):
+    for tag in ("global_step2", "global_step10"):
+        save(tmp_path, tag)
+    (tmp_path / "latest").unlink()
+    if latest is not None:
+        (tmp_path / "latest").write_text(latest)
+    point = resume_point([tmp_path])
+    assert point.tag == "global_step10"
+    assert point.passed_over == (f"{tmp_path}/{reason}",)
+
+
+def test_nothing_whole_is_nothing_and_an_empty_folder_no_warning(tmp_path):
+    assert resume_point([tmp_path / "none"]) == resume_point([tmp_path])
+    assert (resume_point([tmp_path]).tag, resume_point([tmp_path]).passed_over) == (None, ())
+    save(tmp_path, "global_step1")
+    shutil.rmtree(tmp_path / "global_step1")
+    point = resume_point([tmp_path])
+    assert point.tag is None
+    assert point.passed_over == (f"{tmp_path}/global_step1: it is not there",)
+
+
+def test_a_run_goes_on_from_what_latest_names_also_where_someone_set_it_back(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, f"global_step{step}")
+    write_latest(tmp_path, "global_step2")
+    assert resume_point([tmp_path]).tag == "global_step2"
+
+
+def test_policy_and_critic_go_on_from_the_newest_step_that_both_have(tmp_path):
+    policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
+    for step in (1, 2):
+        save_together(folders, f"global_step{step}", max_num=3, session="one")
+    assert (resume_point(folders).tag, resume_point(folders).passed_over) == ("global_step2", ())
+    save(policy, "global_step3")
+    point = resume_point(folders)
+    assert point.tag == "global_step2"
+    assert point.passed_over == (
+        f"{policy}/global_step3, which is not there for every model",
+        f"{policy}/global_step3 has no counterpart in _critic",
+    )
+    assert newest_common_step(folders) == 2
+    shutil.rmtree(critic / "global_step2")
+    assert resume_point(folders).tag == "global_step1"
+    shutil.rmtree(critic)
+    assert resume_point(folders).tag is None
+    assert newest_common_step(folders) is None
+
+
+def test_policy_and_critic_of_two_attempts_at_a_step_do_not_belong_together(tmp_path):
+    """The first attempt saved the policy of step 2 only; the second one was killed when it had the critic's."""
+    policy, critic = folders = [tmp_path / "_actor", tmp_path / "_critic"]
+    save_together(folders, "global_step1", max_num=1, session="first")
+    write_checkpoint(policy, "global_step2", session="first")
+    write_checkpoint(critic, "global_step2", session="second")
+    assert resume_point(folders).tag == "global_step1"
+
+
+def test_the_best_checkpoint_of_a_step_is_preferred_as_it_knows_the_evaluation(tmp_path):
+    save(tmp_path, "best_global_step2")
+    save(tmp_path, "global_step2")
+    (tmp_path / "latest").unlink()
+    assert resume_point([tmp_path]).tag == "best_global_step2"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "gone"),
+    [
+        ({1: None, 2: None, 3: None}, 1),
+        ({1: 0.5, 2: None, 3: None}, 2),
+        ({1: 0.5, 2: 0.25, 3: 0.75}, 2),
+        ({1: 0.5, 2: 0.5, 3: 0.5}, 1),
+        ({1: 1 / 3, 2: 0.9, 3: float("nan")}, 3),
+    ],
+)
+def test_those_without_a_metric_go_first_then_the_worst_then_the_oldest(metrics, gone, tmp_path):
+    for step, metric in metrics.items():
+        save(tmp_path, f"global_step{step}", metric=metric)
+        os.utime(tmp_path / f"global_step{step}", (step, step))
+    # The worst of all is the one that was just saved, and `latest` names it.
+    (line,) = save(tmp_path, "global_step4", metric=0.0, max_num=3)
+    assert f"global_step{gone} " in line
+    assert complete_steps(tmp_path) == [step for step in (1, 2, 3, 4) if step != gone]
+
+
+def test_a_torn_one_goes_before_all_others(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, f"global_step{step}")
+    (tmp_path / "global_step3" / shard_names()[0]).unlink()
+    (line,) = save(tmp_path, "global_step4", max_num=3)
+    assert line == f"Deleted checkpoint {tmp_path}/global_step3 (torn)"
+
+
+def test_neither_the_one_just_saved_nor_what_latest_names_goes(tmp_path):
+    save(tmp_path, "global_step1")
+    write_checkpoint(tmp_path, "global_step2")
+    assert evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0) == []
+    write_latest(tmp_path, "global_step2")
+    evict(tmp_path, saved="global_step2", max_num=0, max_mem=0.0)
+    assert kept(tmp_path) == ["global_step2"]
+
+
+def test_memory_is_limited_as_well(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, f"global_step{step}")
+        os.utime(tmp_path / f"global_step{step}", (step, step))
+    one = sum(file.stat().st_size for file in (tmp_path / "global_step3").iterdir())
+    save(tmp_path, "global_step4", max_mem=2.5 * one / 1024**3)
+    assert complete_steps(tmp_path) == [3, 4]
+
+
+def test_a_new_best_one_takes_the_place_of_the_best_one_alone(tmp_path):
+    for tag in ("global_step1", "best_global_step1", "global_step2", "global_step3"):
+        save(tmp_path, tag, metric=0.5)
+    assert kept(tmp_path) == ["best_global_step1", "global_step1", "global_step2", "global_step3"]
+    (line,) = save(tmp_path, "best_global_step3", metric=0.75, max_num=1)
+    assert line == f"Removed old best checkpoint {tmp_path}/best_global_step1"
+    save(tmp_path, "global_step4", max_num=1)
+    assert kept(tmp_path) == ["best_global_step3", "global_step4"]
+
+
+def test_a_copy_in_hugging_face_format_goes_with_its_checkpoint_and_other_folders_stay(tmp_path):
+    save(tmp_path, "global_step1")
+    for name in ("global_step1_hf", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    save(tmp_path, "global_step2", max_num=1)
+    assert kept(tmp_path) == ["global_step2", "mine"]
+
+
+def test_what_cannot_be_deleted_stops_no_run_and_counts_no_longer(tmp_path, monkeypatch, caplog):
+    save(tmp_path, "global_step1")
+
+    def busy(path: Path) -> None:
+        raise OSError("device or resource busy")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(shutil, "rmtree", busy)
+        save(tmp_path, "global_step2", max_num=1)
+        save(tmp_path, "global_step2", max_num=1)
+    assert "could not be deleted (device or resource busy)" in caplog.text
+    assert complete_steps(tmp_path) == [2]
+    save(tmp_path, "global_step3", max_num=1)
+    assert kept(tmp_path) == ["global_step3"]
+
+
+def every_kill(
+    interrupter: Interrupter, folder: Path, action: Callable[[Path], object], check: Callable[[Path], None]
+) -> int:
+    """Kill the action before each of its operations, each time on a copy of the folder, and return their number."""
+    for at in range(10_000):
+        copy = folder.with_name(f"{folder.name}-{at}")
+        shutil.copytree(folder, copy)
+        killed = killed_at(interrupter, lambda copy=copy: action(copy), at=at)
+        check(copy)
+        shutil.rmtree(copy)
+        if not killed:
+            return at
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize("earlier", [1, 2], ids=["one before", "a torn save and a torn eviction before"])
+def test_a_save_killed_anywhere_leaves_a_whole_checkpoint_and_is_made_up_for(earlier, tmp_path, interrupter):
+    folder = tmp_path / "run"
+    save(folder, "global_step1")
+    if earlier == 2:
+        write_shard(folder / saving_name("global_step2") / shard_names()[0], "half")
+        write_shard(folder / ".deleting-global_step0.0" / shard_names()[0], "half")
+    seen = set()
+
+    def check(copy: Path) -> None:
+        point = resume_point([copy])
+        assert point.tag in ("global_step1", "global_step2")
+        seen.add(point.tag)
+        assert point.tag in whole_checkpoints(copy)
+        # The next session makes the same save, or the next one.
+        save(copy, f"global_step{int(point.tag[-1]) + 1}", max_num=1, session="two")
+        assert kept(copy) == [f"global_step{int(point.tag[-1]) + 1}"]
+
+    count = every_kill(interrupter, folder, lambda copy: save(copy, "global_step2", max_num=1), check)
+    assert count > 15
+    assert seen == {"global_step1", "global_step2"}
+
+
+def test_a_killed_save_over_one_of_the_same_name_leaves_the_old_or_the_new_one(tmp_path, interrupter):
+    folder = tmp_path / "run"
+    save(folder, "global_step1", session="old")
+    found = set()
+
+    def check(copy: Path) -> None:
+        assert resume_point([copy]).tag == "global_step1"
+        found.add(whole_checkpoints(copy)["global_step1"].session)
+
+    every_kill(interrupter, folder, lambda copy: save(copy, "global_step1", max_num=1, session="new"), check)
+    assert found == {"old", "new"}
+
+
+def test_a_killed_save_of_two_models_leaves_a_step_that_both_have(tmp_path, interrupter):
+    folder = tmp_path / "run"
+
+    def both(place: Path) -> list[Path]:
+        return [place / "_actor", place / "_critic"]
+
+    save_together(both(folder), "global_step1", max_num=1, session="one")
+    seen = set()
+
+    def check(copy: Path) -> None:
+        point = resume_point(both(copy))
+        seen.add(point.tag)
+        first, second = map(whole_checkpoints, both(copy))
+        assert first[point.tag].session == second[point.tag].session
+        step = int(point.tag[-1]) + 1
+        save_together(both(copy), f"global_step{step}", max_num=1, session="two")
+        assert [kept(place) for place in both(copy)] == [[f"global_step{step}"]] * 2
+
+    def action(copy: Path) -> None:
+        save_together(both(copy), "global_step2", max_num=1, session="one")
+
+    assert every_kill(interrupter, folder, action, check) > 30
+    assert seen == {"global_step1", "global_step2"}
+
+
+def test_a_killed_eviction_leaves_all_that_was_to_stay(tmp_path, interrupter):
+    folder = tmp_path / "run"
+    for tag in ("global_step1", "best_global_step1", "global_step2", "best_global_step2", "global_step3"):
+        write_checkpoint(folder, tag)
+    write_latest(folder, "global_step3")
+
+    def check(copy: Path) -> None:
+        assert {"best_global_step2", "global_step3"} <= whole_checkpoints(copy).keys()
+        assert resume_point([copy]).tag in ("global_step3", "best_global_step2")
+
+    def action(copy: Path) -> None:
+        evict(copy, saved="global_step3", max_num=1, max_mem=NO_LIMIT)
+        write_latest(copy, "best_global_step2")
+        evict(copy, saved="best_global_step2", max_num=1, max_mem=NO_LIMIT)
+        assert kept(copy) == ["best_global_step2", "global_step3"]
+
+    # Two regular ones and the old best one, each of six files.
+    assert every_kill(interrupter, folder, action, check) > 18
+
+
+def test_a_folder_is_only_read_where_nothing_was_interrupted(tmp_path):
+    save(tmp_path, "global_step1")
+    before = tree(tmp_path)
+    resume_point([tmp_path])
+    assert tree(tmp_path) == before

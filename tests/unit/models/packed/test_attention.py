@@ -1,0 +1,286 @@
+"""Attention over packed sequences against plain attention with a mask worked out token by token; what refuses them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GptOssConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
+from lmm_r1.models.packed.layout import PackedLayout, Segment
+
+pytestmark = pytest.mark.unit
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+# Two groups, the first with two responses and the second with one, and a sample by itself between them.
+SEGMENTS = (
+    Segment(start=0, end=4),
+    Segment(start=4, end=7, prefix=0),
+    Segment(start=7, end=8, prefix=0),
+    Segment(start=8, end=13),
+    Segment(start=13, end=15),
+    Segment(start=15, end=18, prefix=4),
+)
+# In the first prompt, across all of the second, and in a response.
+BLOCKS = torch.tensor([-1, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1, -1, -1, 2, 2, -1, -1, -1])
+LAYOUTS = {
+    "samples by themselves": PackedLayout(segments=(Segment(start=0, end=11), Segment(start=11, end=18))),
+    "shared prefixes": PackedLayout(segments=SEGMENTS),
+    "runs that attend in both directions": PackedLayout(segments=SEGMENTS, block_ids=BLOCKS),
+}
+WINDOWS = [None, 3, 6]
+MODULE = SimpleNamespace(training=False, is_causal=True)
+
+
+def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> bool:
+    """Say token by token what the layout means."""
+
+    def segment_of(token: int) -> Segment:
+        return next(segment for segment in layout.segments if segment.start <= token < segment.end)
+
+    def position(token: int) -> int:
+        segment = segment_of(token)
+        prefix = 0 if segment.prefix is None else layout.segments[segment.prefix].length
+        return prefix + token - segment.start
+
+    mine, other = segment_of(query), segment_of(key)
+    if other is not mine and (mine.prefix is None or layout.segments[mine.prefix] is not other):
+        return False
+    if window is not None and position(query) - position(key) >= window:
+        return False
+    if position(key) <= position(query):
+        return True
+    blocks = layout.block_ids
+    return blocks is not None and mine is other and blocks[query] >= 0 and bool(blocks[query] == blocks[key])
+
+
+def inputs(layout: PackedLayout, *, grouped: bool, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    heads = [HEADS, GROUPS if grouped else HEADS, GROUPS if grouped else HEADS]
+    return [
+        torch.randn(1, count, layout.length, WIDTH, generator=generator, dtype=dtype).requires_grad_()
+        for count in heads
+    ]
+
+
+def expected(given: list[torch.Tensor], layout: PackedLayout, *, window: int | None, scaling: float) -> torch.Tensor:
+    """Return softmax(q k * scaling) v over the tokens that each one sees, (1, T, H, D)."""
+    query, key, value = given
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+    tokens = range(layout.length)
+    mask = torch.tensor([[sees(layout, q, k, window=window) for k in tokens] for q in tokens])
+    scores = (query @ key.transpose(-1, -2) * scaling).masked_fill(~mask, -torch.inf)
+    return (scores.softmax(dim=-1) @ value).transpose(1, 2)
+
+
+def attend(given: list[torch.Tensor], layout: PackedLayout, *, window: int | None, scaling: float) -> torch.Tensor:
+    """Return what the registered function does with the mask that the registered mask function gives."""
+    with packed_as(layout):
+        mask = attention._mask(batch_size=1, local_size=window)
+    output, weights = attention._attention(MODULE, *given, mask, scaling=scaling)
+    assert weights is None
+    return output
+
+
+def check(output: torch.Tensor, given: list[torch.Tensor], layout: PackedLayout, *, window: int | None) -> None:
+    """Compare output and gradients with plain attention in double precision, of the same numbers."""
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((output * weights).sum(), given)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in given]
+    theirs = expected(doubles, layout, window=window, scaling=0.3)
+    torch.testing.assert_close(output.double(), theirs, atol=1e-6, rtol=0)
+    for mine, other in zip(gradients, torch.autograd.grad((theirs * weights).sum(), doubles), strict=True):
+        torch.testing.assert_close(mine.double(), other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_sequence_attends_as_its_layout_says_on_a_cpu(kind, window, grouped):
+    given = inputs(LAYOUTS[kind], grouped=grouped)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_so_it_does_segment_by_segment(kind, window, monkeypatch):
+    """As on GPUs in single precision, and where there are runs."""
+    monkeypatch.setattr(attention, "fits_cpu_kernel", lambda *given, **settings: False)
+    given = inputs(LAYOUTS[kind], grouped=True)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
+
+
+def flash_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    query_ends: torch.Tensor,
+    key_ends: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> torch.Tensor:
+    """What flash-attn's kernel for varying lengths is documented to compute: (T, H, D) of (T, H, D) and (K, G, D)."""
+    assert causal
+    assert window_size[1] == 0
+    repeats = queries.shape[1] // keys.shape[1]
+    outputs = []
+    for index in range(len(query_ends) - 1):
+        q = queries[query_ends[index] : query_ends[index + 1]].transpose(0, 1)  # (H, L, D)
+        part = slice(key_ends[index], key_ends[index + 1])
+        k, v = (tensor[part].repeat_interleave(repeats, dim=1).transpose(0, 1) for tensor in (keys, values))
+        assert q.shape[1] <= longest_query
+        assert k.shape[1] <= longest_key
+        # The last query stands at the last key.
+        place = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+        back = place - torch.arange(k.shape[1])
+        mask = (back >= 0) & (back <= window_size[0] if window_size[0] >= 0 else back >= 0)
+        scores = (q @ k.transpose(-1, -2) * softmax_scale).masked_fill(~mask, -torch.inf)
+        outputs.append((scores.softmax(dim=-1) @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def varlen_attn(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *ends: Any,
+    scale: float,
+    window_size: Any,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """PyTorch's kernel of the same kind, as it is called."""
+    assert enable_gqa == (queries.shape[1] != keys.shape[1])
+    return flash_attention(queries, keys, values, *ends, softmax_scale=scale, causal=True, window_size=window_size)
+
+
+@pytest.mark.parametrize("kernel", ["flash-attn", "PyTorch"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", ["samples by themselves", "shared prefixes"])
+def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(kind, window, grouped, kernel, monkeypatch):
+    flash = flash_attention if kernel == "flash-attn" else None
+    monkeypatch.setattr(attention, "_flash_attn_kernel", lambda: flash)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr(attention, "_takes_varlen", lambda *given, **settings: True)
+    given = inputs(LAYOUTS[kind], grouped=grouped)
+    check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
+
+
+def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout():
+    half, single = (SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    plain, runs = LAYOUTS["shared prefixes"], LAYOUTS["runs that attend in both directions"]
+    assert attention._takes_varlen(half, plain, dropout=0.0)
+    assert not attention._takes_varlen(half, runs, dropout=0.0)
+    assert not attention._takes_varlen(half, plain, dropout=0.1)
+    assert not attention._takes_varlen(single, plain, dropout=0.0)
+    assert not attention._takes_varlen(torch.zeros(1, dtype=torch.bfloat16), plain, dropout=0.0)
+
+
+def test_without_a_compiled_flash_attn_there_is_no_kernel_of_it():
+    assert attention._flash_attn_kernel() is None
+
+
+def test_layers_may_name_their_window_themselves():
+    layout = LAYOUTS["shared prefixes"]
+    given = inputs(layout, grouped=True)
+    with packed_as(layout):
+        mask = attention._mask(batch_size=1)
+    output, _ = attention._attention(MODULE, *given, mask, scaling=0.3, sliding_window=3)
+    torch.testing.assert_close(output, expected(given, layout, window=3, scaling=0.3), atol=1e-5, rtol=0)
+
+
+def test_outside_of_a_packed_sequence_the_mask_and_the_attention_are_those_of_sdpa():
+    arguments = {
+        "batch_size": 2,
+        "q_length": 4,
+        "kv_length": 4,
+        "attention_mask": torch.tensor([[True, True, True, False], [True] * 4]),
+    }
+    mask = attention._mask(**arguments)
+    assert mask.shape == (2, 1, 4, 4)
+    assert mask[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    query, key, value = torch.randn(3, 2, HEADS, 4, WIDTH, generator=torch.Generator().manual_seed(0))
+    mine, _ = attention._attention(MODULE, query, key, value, mask, scaling=0.3)
+    theirs, _ = sdpa_attention_forward(MODULE, query, key, value, mask, scaling=0.3)
+    assert torch.equal(mine, theirs)
+
+
+def test_a_sequence_is_forgotten_where_it_ends_and_one_within_another_gives_way():
+    outer, inner = LAYOUTS["shared prefixes"], LAYOUTS["samples by themselves"]
+    with packed_as(outer):
+        with packed_as(inner):
+            assert attention._mask(batch_size=1).layout is inner
+        assert attention._mask(batch_size=1).layout is outer
+        with pytest.raises(RuntimeError, match="within"), packed_as(inner):
+            raise RuntimeError("within")
+        assert attention._mask(batch_size=1).layout is outer
+    assert attention._current.get() is None
+
+
+SMALL = {
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+REFUSED = {
+    "caps its attention scores": Gemma2Config(**SMALL, attn_logit_softcapping=50.0),
+    "attends to sinks": GptOssConfig(
+        **SMALL, num_local_experts=2, layer_types=["full_attention", "sliding_attention"]
+    ),
+    "attends in chunks of tokens": Llama4TextConfig(
+        **SMALL, intermediate_size_mlp=16, num_local_experts=1, attention_chunk_size=8
+    ),
+    "has layers of another kind than attention (conv)": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+    "has no attention that transformers can replace": BloomConfig(vocab_size=16, hidden_size=16, n_layer=1, n_head=2),
+}
+
+
+def model_of(config: PretrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_model_whose_attention_is_more_than_a_mask_is_refused_with_the_reason(why):
+    model = model_of(REFUSED[why])
+    assert packing_refusal(model) == f"{type(model).__name__} {why}"
+
+
+@pytest.mark.parametrize(
+    "config", [LlamaConfig(**SMALL), Gemma2Config(**SMALL, attn_logit_softcapping=None, sliding_window=4)]
+)
+def test_plain_and_sliding_attention_is_taken(config):
+    model = model_of(config)
+    assert packing_refusal(model) is None
+    use_packed_attention(model)
+    assert model.config._attn_implementation == PACKED_ATTENTION
+
+
+def test_of_a_model_with_towers_the_language_models_attention_alone_is_replaced(tiny_checkpoint):
+    from helpers.tiny_models import make_actor
+
+    model = make_actor(tiny_checkpoint("qwen2_5_vl"), packing_samples=True).model
+    assert model.config.text_config._attn_implementation == PACKED_ATTENTION
+    assert model.config.vision_config._attn_implementation == "sdpa"

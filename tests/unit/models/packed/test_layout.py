@@ -1,0 +1,113 @@
+"""Masks of segments and the layout for kernels of varying lengths, worked out by hand."""
+
+import pytest
+import torch
+
+from lmm_r1.models.packed.layout import PackedLayout, Segment, VarlenLayout
+
+pytestmark = pytest.mark.unit
+
+CPU = torch.device("cpu")
+# A prompt of three tokens, two responses that share it, and a sample of four tokens by itself.
+SHARED = (
+    Segment(start=0, end=3),
+    Segment(start=3, end=5, prefix=0),
+    Segment(start=5, end=6, prefix=0),
+    Segment(start=6, end=10),
+)
+
+
+def mask(layout: PackedLayout, index: int, *, window: int | None = None) -> list[list[int]]:
+    return layout.mask(index, window=window, device=CPU).int().tolist()
+
+
+def test_a_sequence_is_as_long_as_its_segments():
+    layout = PackedLayout(segments=SHARED)
+    assert layout.length == 10
+    assert layout.lengths == (3, 2, 1, 4)
+    assert [layout.prefix_length(segment) for segment in SHARED] == [0, 3, 3, 0]
+
+
+def test_a_response_attends_to_all_of_the_prompt_and_to_itself_backwards():
+    layout = PackedLayout(segments=SHARED)
+    assert mask(layout, 1) == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert mask(layout, 2) == [[1, 1, 1, 1]]
+
+
+def test_a_segment_without_prefix_block_or_window_is_plainly_causal():
+    layout = PackedLayout(segments=SHARED)
+    assert [layout.is_plain(index, window=None) for index in range(4)] == [True, False, False, True]
+    assert mask(layout, 0) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+def test_a_window_counts_the_token_itself_and_reaches_back_into_the_prefix():
+    layout = PackedLayout(segments=SHARED)
+    assert mask(layout, 3, window=2) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert mask(layout, 1, window=3) == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert layout.is_plain(3, window=3) is False
+
+
+def test_a_window_as_long_as_a_sample_cuts_nothing():
+    layout = PackedLayout(segments=SHARED)
+    assert layout.is_plain(3, window=4) is True
+    # The prefix counts: three tokens and two.
+    assert mask(layout, 1, window=5) == mask(layout, 1)
+    assert mask(layout, 1, window=4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+
+
+def test_a_run_attends_in_both_directions_within_itself():
+    # An image of two tokens behind one of text, with a text behind it, and two images side by side.
+    blocks = torch.tensor([-1, 0, 0, -1, 1, 1, 2, 2])
+    layout = PackedLayout(segments=(Segment(start=0, end=4), Segment(start=4, end=8)), block_ids=blocks)
+    assert layout.has_block == (True, True)
+    assert mask(layout, 0) == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert mask(layout, 1) == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+
+
+def test_a_window_cuts_a_run_behind_a_token_but_not_before_it():
+    blocks = torch.tensor([0, 0, 0, -1])
+    layout = PackedLayout(segments=(Segment(start=0, end=4),), block_ids=blocks)
+    assert mask(layout, 0, window=2) == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+
+
+def test_a_run_in_a_response_leaves_the_prefix_alone():
+    blocks = torch.tensor([0, 0, -1, 1, 1])
+    layout = PackedLayout(segments=(Segment(start=0, end=2), Segment(start=2, end=5, prefix=0)), block_ids=blocks)
+    assert mask(layout, 1) == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]]
+
+
+def test_segments_without_runs_are_plain_beside_one_with_a_run():
+    blocks = torch.tensor([0, 0, -1, -1])
+    layout = PackedLayout(segments=(Segment(start=0, end=2), Segment(start=2, end=4)), block_ids=blocks)
+    assert layout.has_block == (True, False)
+    assert [layout.is_plain(index, window=None) for index in range(2)] == [False, True]
+    assert PackedLayout(segments=SHARED).has_block == (False,) * 4
+
+
+def test_segments_of_one_shape_share_a_mask_and_runs_do_not():
+    twins = (Segment(start=0, end=2), Segment(start=2, end=4, prefix=0), Segment(start=4, end=6, prefix=0))
+    layout = PackedLayout(segments=twins)
+    assert layout.mask(1, window=None, device=CPU) is layout.mask(2, window=None, device=CPU)
+    # A window that cuts nothing is none.
+    assert layout.mask(1, window=9, device=CPU) is layout.mask(2, window=None, device=CPU)
+
+    with_runs = PackedLayout(segments=twins, block_ids=torch.tensor([-1, -1, 0, 0, -1, 1]))
+    assert mask(with_runs, 1) == [[1, 1, 1, 1], [1, 1, 1, 1]]
+    assert mask(with_runs, 2) == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_kernels_get_where_queries_and_keys_end_and_prefixes_once_for_each_segment():
+    varlen = PackedLayout(segments=SHARED).varlen(device=CPU)
+    assert varlen.query_ends.tolist() == [0, 3, 5, 6, 10]
+    assert varlen.key_ends.tolist() == [0, 3, 8, 12, 16]
+    assert varlen.key_index.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
+    assert (varlen.longest_query, varlen.longest_key) == (4, 5)
+    assert varlen.query_ends.dtype is varlen.key_ends.dtype is torch.int32
+
+
+def test_without_prefixes_keys_are_taken_as_they_stand():
+    layout = PackedLayout(segments=(Segment(start=0, end=2), Segment(start=2, end=5)))
+    varlen = VarlenLayout.of(layout, device=CPU)
+    assert varlen.key_index is None
+    assert varlen.query_ends.tolist() == varlen.key_ends.tolist() == [0, 2, 5]
+    assert layout.varlen(device=CPU) is layout.varlen(device=CPU), "made once for all layers"

@@ -1,0 +1,255 @@
+"""Padded batches as packed sequences, worked out by hand with a kit of one rule: a token's position is where it stands."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny_models import pad
+
+from lmm_r1.lmm_kits import Media
+from lmm_r1.models.actor import wanted_targets
+from lmm_r1.models.packed.layout import Segment
+from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
+
+pytestmark = pytest.mark.unit
+
+IMAGE = 9  # its placeholder; those of one image see each other in both directions
+FILLER = [8, IMAGE, IMAGE]
+
+
+class PlainKit:
+    """What packing asks of a kit: positions in two rows, the second tenfold; types of tokens where there are media."""
+
+    def __init__(self, *, both_ways: bool = False) -> None:
+        self.both_ways = both_ways
+
+    def forward_inputs(
+        self, config: Any, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        assert attention_mask.all(), "samples come without padding"
+        positions = torch.arange(sequences.shape[1]).expand(1, -1)
+        inputs = {"position_ids": torch.stack([positions, 10 * positions])}
+        if media is None:
+            return inputs
+        return {**inputs, "token_types": (sequences == IMAGE).long(), "pixels": media["pixels"]}
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        return {"pixels": torch.cat([item["pixels"] for item in media])}
+
+    def both_way_token_ids(self, config: Any) -> frozenset[int]:
+        return frozenset({IMAGE} if self.both_ways else ())
+
+    def filler_media(self, config: Any) -> tuple[list[int], Media]:
+        return FILLER, {"pixels": torch.zeros(1, 2)}
+
+
+def image(value: float) -> Media:
+    return {"pixels": torch.full((1, 2), value)}
+
+
+def pack(
+    samples: Sequence[tuple[list[int], list[int]]],
+    *,
+    media: Sequence[Media | None] = (),
+    side: str = "right",
+    share: bool = True,
+    kit: PlainKit | None = None,
+    **settings: Any,
+) -> PackedSequence:
+    """Pack samples, each a prompt and a response of which every token is wanted."""
+    sequences, mask = pad([prompt + response for prompt, response in samples], side=side)
+    wanted = torch.zeros_like(mask, dtype=torch.bool)
+    for row, (_, response) in enumerate(samples):
+        places = mask[row].nonzero().flatten()
+        wanted[row, places[len(places) - len(response) :]] = True
+    return pack_batch(
+        kit or PlainKit(),
+        SimpleNamespace(),
+        sequences=sequences,
+        attention_mask=mask,
+        targets=Targets(wanted=wanted[:, 1:], shared=True),
+        media=media,
+        share_prefix=share,
+        **{"fill": False, **settings},
+    )
+
+
+GROUP = [([11, 12], [21, 22, 23]), ([13], [31, 32]), ([11, 12], [24])]
+
+
+def test_samples_stand_one_behind_the_other_without_padding():
+    packed = pack(GROUP, share=False)
+    assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 13, 31, 32, 11, 12, 24]]
+    assert packed.layout.segments == (Segment(start=0, end=5), Segment(start=5, end=8), Segment(start=8, end=11))
+    assert packed.layout.block_ids is None
+    assert packed.inputs["position_ids"].tolist() == [
+        [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]],
+        [[0, 10, 20, 30, 40, 0, 10, 20, 0, 10, 20]],
+    ]
+    assert packed.inputs.keys() == {"position_ids"}
+    assert packed.sources.tolist() == [1, 2, 3, 5, 6, 9]
+    assert packed.target_ids.tolist() == [21, 22, 23, 31, 32, 24]
+    assert [place.tolist() for place in packed.places] == [[0, 0, 0, 1, 1, 2], [1, 2, 3, 0, 1, 1]]
+
+
+def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
+    packed = pack(GROUP)
+    assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 13, 31, 32]]
+    assert packed.layout.segments == (
+        Segment(start=0, end=2),
+        Segment(start=2, end=5, prefix=0),
+        Segment(start=5, end=6, prefix=0),
+        Segment(start=6, end=9),
+    )
+    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 2, 0, 1, 2]]
+    # The first token of each response is predicted from the prompt's last one.
+    assert packed.sources.tolist() == [1, 2, 3, 1, 6, 7]
+    assert packed.target_ids.tolist() == [21, 22, 23, 24, 31, 32]
+    assert [place.tolist() for place in packed.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 1, 0, 1]]
+
+
+def test_padding_on_the_left_changes_the_places_alone():
+    right, left = pack(GROUP), pack(GROUP, side="left")
+    assert left.token_ids.tolist() == right.token_ids.tolist()
+    assert left.sources.tolist() == right.sources.tolist()
+    assert left.layout.segments == right.layout.segments
+    assert [place.tolist() for place in left.places] == [[0, 0, 0, 2, 1, 1], [1, 2, 3, 3, 2, 3]]
+
+
+def test_results_go_back_to_the_places_of_their_tokens_and_everything_else_is_zero():
+    packed = pack(GROUP)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], requires_grad=True)
+    scattered = packed.scatter(values, like=torch.zeros(3, 4))
+    assert scattered.tolist() == [[0.0, 1.0, 2.0, 3.0], [5.0, 6.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]]
+    scattered.sum().backward()
+    assert values.grad.tolist() == [1.0] * 6
+
+
+def test_a_token_that_is_not_wanted_within_a_response_has_no_target():
+    sequences, mask = pad([[11, 12, 21, 22, 23, 24], [11, 12, 25]], side="right")
+    targets = wanted_targets(mask, torch.tensor([[0, 1, 0, 0, 1], [0, 1, 0, 0, 0]]))
+    packed = pack_batch(
+        PlainKit(),
+        SimpleNamespace(),
+        sequences=sequences,
+        attention_mask=mask,
+        targets=targets,
+        media=(),
+        share_prefix=True,
+        fill=False,
+    )
+    assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 25]]
+    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1, 4, 1], [21, 24, 25])
+
+
+def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
+    # Of the last sample nothing is wanted, so that it is a prompt from end to end.
+    packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
+    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
+    assert packed.layout.segments == (
+        Segment(start=0, end=2),
+        Segment(start=2, end=3, prefix=0),
+        Segment(start=3, end=6),
+    )
+    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1], [21])
+
+
+def test_a_value_of_the_last_token_is_wanted_from_it():
+    sequences, mask = pad([[11, 12, 21], [13]], side="right")
+    wanted = torch.tensor([[False, True, True], [True, False, False]])
+    packed = pack_batch(
+        PlainKit(),
+        SimpleNamespace(),
+        sequences=sequences,
+        attention_mask=mask,
+        targets=Targets(wanted=wanted, shared=True),
+        media=(),
+        share_prefix=True,
+        fill=False,
+    )
+    assert packed.sources.tolist() == [1, 2, 3]
+    assert packed.scatter(torch.tensor([1.0, 2.0, 3.0]), like=wanted).tolist() == [[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]
+
+
+def test_one_text_is_one_group_and_two_images_are_two_even_where_they_are_equal():
+    prompt = [8, IMAGE, IMAGE, 11]
+    one, other = image(1.0), image(1.0)
+    samples = [(prompt, [21]), (prompt, [22]), (prompt, [23]), ([11], [24]), ([11], [25])]
+    packed = pack(samples, media=[one, other, one, None, None])
+    assert packed.token_ids.tolist() == [[*prompt, 21, 23, *prompt, 22, 11, 24, 25]]
+    assert packed.layout.lengths == (4, 1, 1, 5, 1, 1, 1)
+
+
+def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
+    prompt, one, other = [8, IMAGE, IMAGE, 11], image(1.0), image(2.0)
+    samples = [([11], [20]), (prompt, [21]), (prompt, [22]), (prompt, [23]), (prompt, [24])]
+    packed = pack(samples, media=[None, other, one, other, one])
+    assert packed.inputs["pixels"].tolist() == [[2.0, 2.0], [1.0, 1.0]]
+    assert packed.token_ids.tolist() == [[11, 20, *prompt, 21, 23, *prompt, 22, 24]]
+    # Without media there are no types of tokens: all is text.
+    assert packed.inputs["token_types"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0]]
+
+
+def test_without_shared_prefixes_every_sample_has_its_own_media():
+    prompt, one = [8, IMAGE, IMAGE, 11], image(1.0)
+    packed = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)
+    assert packed.inputs["pixels"].shape == (2, 2)
+    assert packed.layout.lengths == (5, 5)
+
+
+def test_where_all_tokens_are_wanted_no_prompt_is_shared():
+    sequences, mask = pad([[11, 12, 21], [11, 12, 22]], side="right")
+    packed = pack_batch(
+        PlainKit(),
+        SimpleNamespace(),
+        sequences=sequences,
+        attention_mask=mask,
+        targets=wanted_targets(mask, None),
+        media=(),
+        share_prefix=True,
+        fill=False,
+    )
+    assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 22]]
+    assert packed.target_ids.tolist() == [12, 21, 12, 22]
+
+
+def test_runs_are_numbered_and_end_with_their_segment():
+    prompt = [8, IMAGE, IMAGE]
+    packed = pack(
+        [(prompt, [21]), ([IMAGE, 11], [22]), (prompt, [23])],
+        media=[image(1.0), image(2.0), image(3.0)],
+        kit=PlainKit(both_ways=True),
+        share=False,
+    )
+    assert packed.layout.block_ids.tolist() == [-1, 0, 0, -1, 1, -1, -1, -1, 2, 2, -1]
+    # The second sample begins with an image where the first one ends with one.
+    packed = pack([([11, IMAGE], []), ([IMAGE, 11], [])], media=[image(1.0), image(2.0)], kit=PlainKit(both_ways=True))
+    assert packed.layout.block_ids.tolist() == [-1, 0, 1, -1]
+
+
+def test_a_sequence_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_tower():
+    packed = pack([([11], [21]), ([11], [22])], fill=True)
+    assert packed.filled
+    assert packed.token_ids.tolist() == [[11, 21, 22, *FILLER]]
+    assert packed.layout.segments[-1] == Segment(start=3, end=6)
+    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 1, 0, 1, 2]]
+    assert packed.inputs["pixels"].tolist() == [[0.0, 0.0]]
+    assert packed.target_ids.tolist() == [21, 22]
+
+
+def test_a_sequence_with_an_image_needs_no_filler():
+    packed = pack([([8, IMAGE, IMAGE], [21]), ([11], [22])], media=[image(1.0), None], fill=True)
+    assert not packed.filled
+    assert packed.layout.length == 6
+
+
+def test_a_sequence_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():
+    packed = pack([([11, 12], [21]), ([13], [22])], multiple_of=4)
+    assert packed.token_ids.tolist() == [[11, 12, 21, 13, 22, 11, 11, 11]]
+    assert packed.layout.segments[-1] == Segment(start=5, end=8)
+    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+    assert packed.target_ids.tolist() == [21, 22]
+    packed = pack([([11, 12], [21]), ([13], [])], multiple_of=4)
+    assert packed.layout.length == 4
