@@ -17,7 +17,7 @@ from lmm_r1.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from lmm_r1.lmm_kits import LmmKit
+    from lmm_r1.lmm_kits import Checkpoint, LmmKit
     from lmm_r1.models.merge_check import LoadedWeights
     from lmm_r1.models.zero_checkpoint import TrainedWeights
 
@@ -123,14 +123,14 @@ def merge(config: MergeConfig) -> None:
 
 def _written(config: MergeConfig) -> list[str]:
     """Write the folder and return what is to be said of it."""
-    from lmm_r1.lmm_kits import kit_of
+    from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.models.merge_check import LoadedWeights, outputs_of, prompts_for
     from lmm_r1.models.merging import merge_adapter, write_checkpoint
 
     source = _adapter_source(config) if config.adapter is not None else _checkpoint_source(config)
-    kit = kit_of(source.base, trust_remote_code=config.trust_remote_code)
-    processor = kit.load_processor(source.base, trust_remote_code=config.trust_remote_code)
-    dtype = _output_dtype(config, kit, source.base)
+    base = Checkpoint(source.base, trust_remote_code=config.trust_remote_code)
+    kit, processor = base.kit, base.processor
+    dtype = _output_dtype(config, base)
     loaded = source.load()
     prompts = prompts_for(kit, processor) if config.check else []
     unmerged = outputs_of(loaded, kit, prompts)
@@ -271,13 +271,12 @@ def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]
     return alpha, str(file)
 
 
-def _output_dtype(config: MergeConfig, kit: LmmKit, base: str) -> torch.dtype:
+def _output_dtype(config: MergeConfig, base: Checkpoint) -> torch.dtype:
     import torch
 
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
-    model_config = kit.load_config(base, trust_remote_code=config.trust_remote_code)
-    dtype = model_config.dtype or model_config.get_text_config().dtype or torch.float32
+    dtype = base.config.dtype or base.config.get_text_config().dtype or torch.float32
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 

@@ -10,7 +10,7 @@ from lmm_r1.data.row_checks import check_images_taken
 from lmm_r1.data.row_encoding import encode_row
 from lmm_r1.errors import UserError
 from lmm_r1.inference.completion import Completion, EngineSettings, FinishReason
-from lmm_r1.lmm_kits import EncodedPrompt, kit_of
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.models.rope_scaling import tell_factors
 
 
@@ -18,13 +18,13 @@ class PromptCodec:
     """Encodes rows and decodes responses of one checkpoint."""
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
-        trust_remote_code = settings.trust_remote_code
+        checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
         self.path = path
-        self.kit = kit_of(path, trust_remote_code=trust_remote_code)
-        self.processor = self.kit.load_processor(path, trust_remote_code=trust_remote_code)
-        self.tokenizer = self.kit.tokenizer_of(self.processor)
-        self.config = self.kit.load_config(path, trust_remote_code=trust_remote_code)
-        self.banned_token_ids = self.kit.banned_token_ids(self.config, self.tokenizer)
+        self.kit = checkpoint.kit
+        self.processor = checkpoint.processor
+        self.tokenizer = checkpoint.tokenizer
+        self.config = checkpoint.config
+        self.banned_token_ids = checkpoint.banned_token_ids
         self._asked_len = settings.max_model_len
         self.max_len = min(settings.max_model_len, self.config.get_text_config().max_position_embeddings)
         tell_factors(self.config, max_len=self.max_len, flag="--max_model_len")

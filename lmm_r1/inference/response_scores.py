@@ -66,11 +66,11 @@ class RewardModelScorer:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
         from lmm_r1.inference.reward_model import RewardModel
         from lmm_r1.inference.transformers_engine import torch_dtype
-        from lmm_r1.lmm_kits import kit_of
+        from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.models.loading import DTYPES
 
-        kit = kit_of(path, trust_remote_code=trust_remote_code)
-        precision = torch_dtype(dtype, config=kit.load_config(path, trust_remote_code=trust_remote_code))
+        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+        precision = torch_dtype(dtype, config=checkpoint.config)
         self._model = RewardModel(
             path,
             dtype=next(name for name, known in DTYPES.items() if known == precision),

@@ -12,7 +12,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.rollout.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.rollout.in_process_engine import InProcessEngine
 from lmm_r1.rollout.scoring import make_scorer
@@ -35,14 +35,11 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             self._start_in_process(**engine_arguments)
             in_thread = self.llm.call
-        path, trust_remote_code = engine_arguments["model"], engine_arguments["trust_remote_code"]
-        kit = kit_of(path, trust_remote_code=trust_remote_code)
-        processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
-        config = kit.load_config(path, trust_remote_code=trust_remote_code)
+        checkpoint = Checkpoint(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"])
         self.groups = GroupRollout(
-            kit=kit,
-            processor=processor,
-            banned_token_ids=kit.banned_token_ids(config, kit.tokenizer_of(processor)),
+            kit=checkpoint.kit,
+            processor=checkpoint.processor,
+            banned_token_ids=checkpoint.banned_token_ids,
             scorer=(
                 make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s)
                 if reward_endpoints is not None

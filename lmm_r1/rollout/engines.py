@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.rollout.engine_actor import RolloutActor
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
     on_gpu = cpu.has_cuda()
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
-    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     return {
         "model": path,
         "trust_remote_code": trust_remote_code,
@@ -102,5 +101,5 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "reward_endpoints": config.reward.remote_url.split(",") if config.reward.remote_url else None,
         "reward_timeout_s": config.reward.timeout_s,
         "reward_deadline_s": config.reward.deadline_s,
-        **kit.engine_arguments(model_config, max_images=max_images, max_videos=max_videos),
+        **checkpoint.kit.engine_arguments(checkpoint.config, max_images=max_images, max_videos=max_videos),
     }
