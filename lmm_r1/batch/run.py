@@ -22,7 +22,7 @@ from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 
@@ -117,8 +117,7 @@ def _generate(
 def _score_given(
     config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
-    kit = kit_of(config.model, trust_remote_code=config.trust_remote_code)
-    tokenizer = kit.tokenizer_of(kit.load_processor(config.model, trust_remote_code=config.trust_remote_code))
+    tokenizer = Checkpoint(config.model, trust_remote_code=config.trust_remote_code).tokenizer
     outcomes, skipped = load_responses(
         config.data,
         split=config.split,
@@ -238,11 +237,10 @@ def _select(config: BatchConfig, log: RowLog) -> int:
 def _check_models(config: BatchConfig, path: str) -> None:
     """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
     if config.eval_task != "rm":
-        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
+        kit = Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
         check_backend(BACKENDS[config.eval_task], kit, model=f"--model {path}")
     for checkpoint in filter(None, (path, config.reward_model)):
-        kit = kit_of(checkpoint, trust_remote_code=config.trust_remote_code)
-        kit.load_processor(checkpoint, trust_remote_code=config.trust_remote_code)
+        _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor
         check_weights(checkpoint)
 
 

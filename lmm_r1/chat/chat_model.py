@@ -75,21 +75,20 @@ def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
     from lmm_r1.generation.adapter_merge import split_adapter
     from lmm_r1.generation.backends import make_engine, prepare_process
-    from lmm_r1.lmm_kits import kit_of
+    from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.weight_files import check_weights
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
-    kit = kit_of(path, trust_remote_code=config.trust_remote_code)
-    processor = kit.load_processor(path, trust_remote_code=config.trust_remote_code)
+    checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
+    kit, processor = checkpoint.kit, checkpoint.processor
     check_weights(path)
     max_images = config.max_images if kit.takes_images else 0
     max_videos = config.max_videos if kit.takes_videos else 0
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
-        max_model_len=config.max_model_len
-        or _longest(kit.load_config(path, trust_remote_code=config.trust_remote_code)),
+        max_model_len=config.max_model_len or _longest(checkpoint.config),
         max_images=max_images,
         max_videos=max_videos,
         batch_rows=1,
@@ -100,7 +99,7 @@ def load_model(config: ChatConfig) -> ChatModel:
     )
     question = Message(role="user", parts=(TextPart("?"),))
     prompt = kit.render(processor, [question], add_generation_prompt=True)
-    ending = kit.tokenizer_of(processor).decode(prompt[-_LAST_TOKENS:])
+    ending = checkpoint.tokenizer.decode(prompt[-_LAST_TOKENS:])
     return ChatModel(
         engine=make_engine(config.backend, path, settings),
         name=model_name(config),

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_folder
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_weight
@@ -48,10 +48,10 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
     """
     settings = _adapter_settings(adapter)
     tensors = _adapter_tensors(adapter)
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
-    _check_architecture(path, adapter, kit=kit, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+    _check_architecture(checkpoint, adapter)
     check_weights(path)
-    model = kit.load_model(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code)
+    model = checkpoint.load_model(dtype=dtype, attn_implementation="sdpa")
     config = _lora_config(adapter, settings)
     try:
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
@@ -68,7 +68,7 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
     return model.eval()
 
 
-def _check_architecture(path: str, adapter: Path, *, kit: LmmKit, trust_remote_code: bool) -> None:
+def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> None:
     """Raise UserError where the model that the adapter was trained on is at hand, and is of another kit.
 
     Small models of different architectures can have layers of the same names and shapes.
@@ -76,11 +76,11 @@ def _check_architecture(path: str, adapter: Path, *, kit: LmmKit, trust_remote_c
     trained_on = Path(adapter_base(adapter) or "")
     if not (trained_on / "config.json").is_file():
         return
-    name = kit_name_of(str(trained_on), trust_remote_code=trust_remote_code)
-    if name != kit.model_type:
+    name = kit_name_of(str(trained_on), trust_remote_code=checkpoint.trust_remote_code)
+    if name != checkpoint.kit.model_type:
         raise UserError(
-            f"{adapter}: was trained on {trained_on}, whose architecture is {name}, and that of {path} is "
-            f"{kit.model_type}; give the model that it was trained on"
+            f"{adapter}: was trained on {trained_on}, whose architecture is {name}, and that of {checkpoint.path} is "
+            f"{checkpoint.kit.model_type}; give the model that it was trained on"
         )
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lmm_r1.checkpoints.merging import listed
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers
 
@@ -128,9 +128,10 @@ def load_trained(
     Args:
         lora_alpha: what the run had; None where the checkpoint has no adapters.
     """
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+    kit = checkpoint.kit
     check_weights(path)
-    model = kit.load_model(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code)
+    model = checkpoint.load_model(dtype=dtype, attn_implementation="sdpa")
     if weights.adapted:
         assert lora_alpha is not None, "refused by the command"
         strange = sorted(set(weights.adapted) - set(chosen_layers(model, kit, ("all-linear",))))

@@ -46,7 +46,7 @@ def build(config: TinyModelConfig) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
-    from lmm_r1.lmm_kits.base import TinyModelSpec
+    from lmm_r1.lmm_kits import TinyModelSpec
     from lmm_r1.lmm_kits.registry import get_kit
 
     kit = get_kit(config.arch)

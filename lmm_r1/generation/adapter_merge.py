@@ -42,17 +42,17 @@ def merged_checkpoint(path: str, settings: EngineSettings) -> Iterator[str]:
         yield path
         return
     from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter, write_checkpoint
-    from lmm_r1.lmm_kits import kit_of
+    from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.weight_files import torch_dtype
 
     trust_remote_code = settings.trust_remote_code
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
-    dtype = torch_dtype(settings.dtype, config=kit.load_config(path, trust_remote_code=trust_remote_code))
+    checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+    dtype = torch_dtype(settings.dtype, config=checkpoint.config)
     with tempfile.TemporaryDirectory(prefix="lmm-r1-merged-") as temporary:
         folder = Path(temporary) / "model"
         model = load_with_adapter(path, settings.adapter, dtype=dtype, trust_remote_code=trust_remote_code)
         merge_adapter(model)
-        processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+        kit, processor = checkpoint.kit, checkpoint.processor
         write_checkpoint(model, kit=kit, processor=processor, output=folder, dtype=dtype, max_shard_size="5GB")
         del model
         yield str(folder)

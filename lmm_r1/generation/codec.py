@@ -9,12 +9,11 @@ from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.rows import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
     from vllm.inputs import TokensPrompt
 
 # What a tokenizer writes for bytes that are no whole character yet.
@@ -33,9 +32,8 @@ class PromptCodec:
     @classmethod
     def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
         """Return the codec of a checkpoint."""
-        kit, processor, config = _load(path, trust_remote_code=trust_remote_code)
-        banned = kit.banned_token_ids(config, kit.tokenizer_of(processor))
-        return cls(kit=kit, processor=processor, banned_token_ids=banned)
+        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+        return cls(kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids)
 
     def encode(self, row: Row) -> EncodedPrompt:
         """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
@@ -67,9 +65,11 @@ class LimitedCodec(PromptCodec):
     """The codec of an engine outside of training: refuses prompts that the engine's settings leave no room for."""
 
     def __init__(self, path: str, settings: EngineSettings) -> None:
-        kit, processor, self.config = _load(path, trust_remote_code=settings.trust_remote_code)
-        banned = kit.banned_token_ids(self.config, kit.tokenizer_of(processor))
-        super().__init__(kit=kit, processor=processor, banned_token_ids=banned)
+        checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        super().__init__(
+            kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids
+        )
+        self.config = checkpoint.config
         self.path = path
         self._asked_len = settings.max_model_len
         self.max_len = min(settings.max_model_len, self.config.get_text_config().max_position_embeddings)
@@ -136,10 +136,3 @@ class TextStream:
 
     def _decoded(self, end: int) -> str:
         return self._tokenizer.decode(self._ids[self._from : end], skip_special_tokens=False)
-
-
-def _load(path: str, *, trust_remote_code: bool) -> tuple[LmmKit, Any, PretrainedConfig]:
-    """Return a checkpoint's kit, processor and config."""
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
-    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
-    return kit, processor, kit.load_config(path, trust_remote_code=trust_remote_code)

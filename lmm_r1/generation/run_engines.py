@@ -17,7 +17,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine_actor import RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import FileWeights
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
 
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     return {
         **engine_arguments(
             path,
-            kit=kit,
-            config=kit.load_config(path, trust_remote_code=trust_remote_code),
+            kit=checkpoint.kit,
+            config=checkpoint.config,
             trust_remote_code=trust_remote_code,
             dtype=ENGINE_DTYPES[config.ds.param_dtype],
             max_model_len=config.data.max_len,

@@ -1,6 +1,7 @@
 """LMM kits: one folder per architecture; see README.md for how to add one."""
 
-from lmm_r1.lmm_kits.base import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.checkpoint import Checkpoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.registry import KITS, get_kit, kit_of
 
-__all__ = ["KITS", "EncodedPrompt", "LmmKit", "Media", "TinyModelSpec", "get_kit", "kit_of"]
+__all__ = ["KITS", "Checkpoint", "EncodedPrompt", "LmmKit", "Media", "TinyModelSpec", "get_kit", "kit_of"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmm_r1 import hub
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.base import LmmKit
+from lmm_r1.lmm_kits.kit import LmmKit
 
 # Imported on demand: a kit loads transformers.
 KITS: dict[str, str] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmm_r1.config.differences import NOT_YET
-from lmm_r1.lmm_kits.base import LmmKit
+from lmm_r1.lmm_kits.kit import LmmKit
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
 COLUMNS = ("kit", "images", "video", "SFT", "RL", "LoRA", "packing", "critic", "vLLM", "checkpoints")

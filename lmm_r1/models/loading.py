@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
 from lmm_r1.models.buffers import Buffers, check_buffers, plain_buffers, take_stored, weights_alone_cast
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
@@ -94,18 +94,17 @@ class LoadedModel:
 
 def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     """Return the checkpoint's model as `settings` say; raises UserError where it cannot be had in this way."""
-    kit = kit_of(path, trust_remote_code=settings.trust_remote_code)
-    check_rope(kit.load_config(path, trust_remote_code=settings.trust_remote_code), model=path)
+    checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
+    kit = checkpoint.kit
+    check_rope(checkpoint.config, model=path)
     # While this object lives, transformers loads straight into ZeRO-3 shards.
     loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
     experts = settings.experts_implementation
     dtype = DTYPES[settings.param_dtype]
     with weights_alone_cast():
-        model = kit.load_model(
-            path,
+        model = checkpoint.load_model(
             dtype=dtype,
             attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
-            trust_remote_code=settings.trust_remote_code,
             **({} if experts is None else {"experts_implementation": experts}),
         )
     del loading

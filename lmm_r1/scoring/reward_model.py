@@ -11,7 +11,7 @@ import torch
 
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import EncodedPrompt, Media, kit_of
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
 from lmm_r1.lmm_kits.rows import encode_row
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
@@ -64,11 +64,12 @@ class RewardModel:
         self.path = path
         self.max_len = max_len
         self.max_batch_tokens = max_batch_tokens or batch_tokens(has_gpu=torch.cuda.is_available())
-        self.kit = kit_of(path, trust_remote_code=trust_remote_code)
+        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+        self.kit = checkpoint.kit
         check_weights(path)
-        self.processor = self.kit.load_processor(path, trust_remote_code=trust_remote_code)
-        self._tokenizer = self.kit.tokenizer_of(self.processor)
-        self._check_head(value_head_prefix, trust_remote_code=trust_remote_code)
+        self.processor = checkpoint.processor
+        self._tokenizer = checkpoint.tokenizer
+        _check_head(checkpoint, value_head_prefix)
         model = KitValueModel(
             path,
             "reward",
@@ -154,15 +155,6 @@ class RewardModel:
                 rewards[index] = reward
         return rewards
 
-    def _check_head(self, prefix: str, *, trust_remote_code: bool) -> None:
-        """Raise UserError for a checkpoint without a value head, before all of it is loaded."""
-        config = self.kit.load_config(self.path, trust_remote_code=trust_remote_code)
-        try:
-            stored_weight(self.path, name=head_name(config, default=prefix), config=config, required=True)
-        except UserError as error:
-            # Flags that stand in a group where models are trained stand alone where they are used.
-            raise UserError(str(error).replace("--ds.", "--")) from error
-
     def _pack_where_it_can(self) -> None:
         refusal = packing_refusal(self._model.model)
         if refusal is not None:
@@ -239,3 +231,13 @@ def plan_batches(lengths: Sequence[int], *, max_tokens: int, padded: bool) -> li
         batches[-1].append(index)
         used += cost
     return batches
+
+
+def _check_head(checkpoint: Checkpoint, prefix: str) -> None:
+    """Raise UserError for a checkpoint without a value head, before all of it is loaded."""
+    name = head_name(checkpoint.config, default=prefix)
+    try:
+        stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
+    except UserError as error:
+        # Flags that stand in a group where models are trained stand alone where they are used.
+        raise UserError(str(error).replace("--ds.", "--")) from error

@@ -23,7 +23,7 @@ from lmm_r1.data.prompt_stream import PromptStream, check_prompts
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
@@ -59,11 +59,11 @@ class _Workers:
 
 def train(config: PPOConfig) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
+    path = config.actor.model_name_or_path
+    policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    kit = policy.kit
     check_engine(kit, model=f"--actor.model_name_or_path {path}")
-    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
-    check_turn_end(kit, processor, path=path, model=f"--actor.model_name_or_path {path}")
+    check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
@@ -74,17 +74,16 @@ def train(config: PPOConfig) -> None:
         _check_rewards(config)
     # The critic may start from the reward model, which is then the one that was given.
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
-        _check_value_model(config, flag, kit=kit, tokenizer=kit.tokenizer_of(processor))
+        _check_value_model(config, flag, policy=policy)
     for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
-        _check_config(config, flag, kit=kit)
-    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
+        _check_config(config, flag)
     check_balanced(
-        model_config,
+        policy.config,
         coef=config.actor.aux_loss_coef,
         flag="actor.aux_loss_coef",
         model=f"--actor.model_name_or_path {path}",
     )
-    tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
+    tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
@@ -94,8 +93,7 @@ def train(config: PPOConfig) -> None:
     with StopRequests() as stops, told_ends(stops, folder=folder.path), trackers:
         _train(
             config,
-            kit=kit,
-            processor=processor,
+            policy=policy,
             rows=rows,
             eval_rows=eval_rows,
             max_images=max_images,
@@ -108,8 +106,7 @@ def train(config: PPOConfig) -> None:
 def _train(
     config: PPOConfig,
     *,
-    kit: LmmKit,
-    processor: Any,
+    policy: Checkpoint,
     rows: list[Row],
     eval_rows: list[Row],
     max_images: int,
@@ -133,13 +130,13 @@ def _train(
         reward_group=workers.reward,
         reference_group=workers.reference,
         engines=workers.engines,
-        tokenizer=kit.tokenizer_of(processor),
+        tokenizer=policy.tokenizer,
         prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
         eval_rows=eval_rows,
         folder=folder,
         stops=stops,
         trackers=trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(kit) else frozenset(),
+        disagreeing=frozenset({"image", "video"}) if disagrees(policy.kit) else frozenset(),
     )
     _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()
@@ -245,37 +242,35 @@ def _check_rewards(config: PPOConfig) -> None:
         raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
 
 
-def _check_config(config: PPOConfig, flag: str, *, kit: LmmKit) -> None:
+def _check_config(config: PPOConfig, flag: str) -> None:
     """Raise UserError for a model that the run's settings cannot train."""
     path = dotted.get(config, flag)
     if path is not None:
-        model_config = kit.load_config(path, trust_remote_code=config.train.trust_remote_code)
+        model_config = Checkpoint(path, trust_remote_code=config.train.trust_remote_code).config
         check_rope(model_config, model=f"--{flag} {path}")
         check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
 
 
-def _check_value_model(config: PPOConfig, flag: str, *, kit: LmmKit, tokenizer: Any) -> None:
+def _check_value_model(config: PPOConfig, flag: str, *, policy: Checkpoint) -> None:
     """Raise UserError where critic or reward model cannot read what the policy writes, or is not whole.
 
     Args:
         flag: of the model's path, without the dashes.
     """
-    path, trust_remote_code = dotted.get(config, flag), config.train.trust_remote_code
-    if path is None or (path == config.actor.model_name_or_path and flag.startswith("critic.")):
+    path = dotted.get(config, flag)
+    if path is None or (path == policy.path and flag.startswith("critic.")):
         return
-    own_kit = kit_of(path, trust_remote_code=trust_remote_code)
-    if own_kit is not kit:
+    own = Checkpoint(path, trust_remote_code=policy.trust_remote_code)
+    if own.kit is not policy.kit:
         raise UserError(
-            f"--{flag} {path} has the architecture {own_kit.model_type}, and the policy {kit.model_type}: it would not "
-            "understand the policy's tokens and images; take a model of the same kind"
+            f"--{flag} {path} has the architecture {own.kit.model_type}, and the policy {policy.kit.model_type}: it would "
+            "not understand the policy's tokens and images; take a model of the same kind"
         )
-    own_processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
-    if kit.tokenizer_of(own_processor).get_vocab() != tokenizer.get_vocab():
+    if own.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"--{flag} {path} has another vocabulary than the policy; take a model of the same kind")
     check_weights(path)
-    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
-    name = head_name(model_config, default=config.ds.value_head_prefix)
-    stored_weight(path, name=name, config=model_config, required=flag.startswith("reward."))
+    name = head_name(own.config, default=config.ds.value_head_prefix)
+    stored_weight(path, name=name, config=own.config, required=flag.startswith("reward."))
 
 
 def _start_ray(config: PPOConfig) -> None:

@@ -20,7 +20,7 @@ from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 def train(config: SFTConfig) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="sft")
-    path, trust_remote_code = config.model.model_name_or_path, config.train.trust_remote_code
-    kit = kit_of(path, trust_remote_code=trust_remote_code)
-    processor = kit.load_processor(path, trust_remote_code=trust_remote_code)
+    path = config.model.model_name_or_path
+    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    kit, processor = checkpoint.kit, checkpoint.processor
     check_weights(path)
-    model_config = kit.load_config(path, trust_remote_code=trust_remote_code)
+    model_config = checkpoint.config
     check_heads(model_config, size=config.ds.ulysses_size, model=f"--model.model_name_or_path {path}")
     check_balanced(
         model_config,

@@ -24,7 +24,7 @@ from peft.tuners.lora import LoraLayer
 
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
-from lmm_r1.lmm_kits import Media, kit_of
+from lmm_r1.lmm_kits import Checkpoint, Media
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
@@ -38,9 +38,7 @@ def load_processor(
     pretrain: str, model: Any, padding_side: str = "left", strategy: KitStrategy | None = None, use_fast: bool = True
 ) -> Any:
     """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
-    trust_remote_code = strategy.args.train.trust_remote_code
-    kit = kit_of(pretrain, trust_remote_code=trust_remote_code)
-    return kit.load_processor(pretrain, trust_remote_code=trust_remote_code)
+    return Checkpoint(pretrain, trust_remote_code=strategy.args.train.trust_remote_code).processor
 
 
 @dataclass(frozen=True, kw_only=True)

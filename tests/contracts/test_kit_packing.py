@@ -24,12 +24,11 @@ from helpers.packed_batches import (
     shuffled,
     together,
 )
-from helpers.tiny_models import encode, make_actor
+from helpers.tiny_models import altered, encode, make_actor
 
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, Media, get_kit
-from lmm_r1.lmm_kits.base import attends_causally
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.models.actor import KitActor, wanted_targets
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
@@ -39,7 +38,8 @@ pytestmark = pytest.mark.contract
 
 IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
-BOTH_WAY_KITS = [name for name in KITS if get_kit(name).both_way_token_ids is not attends_causally]
+CAUSAL = LmmKit.bidirectional_token_ids
+BIDIRECTIONAL_KITS = [name for name in KITS if type(get_kit(name)).bidirectional_token_ids is not CAUSAL]
 # Largest difference of a log-prob or entropy; of a gradient, relative to its norm. Some 40 operations in a row, each a sum
 # of up to 339 terms (the vocabulary), round by sqrt(40 x 339) x eps in the mean: 7e-6 in fp32, 1.3e-14 in fp64.
 SINGLE = 1e-5
@@ -437,11 +437,11 @@ def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_packin
             text._attn_implementation = attention.PACKED_ATTENTION
 
 
-@pytest.mark.parametrize("name", BOTH_WAY_KITS)
+@pytest.mark.parametrize("name", BIDIRECTIONAL_KITS)
 def test_it_catches_images_whose_tokens_look_back_alone(load, name):
     with load(name, "full").running("shared") as actor:
         kit = actor.kit
-        actor.kit = replace(kit, both_way_token_ids=attends_causally)
+        actor.kit = altered(kit, bidirectional_token_ids=CAUSAL)
         try:
             with pytest.raises(UserError, match="does not run on packed rows"):
                 check_packing(actor)

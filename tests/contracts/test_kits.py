@@ -209,6 +209,7 @@ def test_a_media_token_typed_in_a_text_is_refused(load, name):
 def test_a_kit_without_an_image_tower_refuses_images(load, name):
     with pytest.raises(UserError, match="cannot take the 1 image"):
         encode(load(name).kit, load(name).processor, [message("user", SMALL, "Which digit?")])
+    assert load(name).kit.filler_media(load(name).actor.model_config) is None
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -1,10 +1,10 @@
 """The table of kits: what `lmm-r1 kits` prints, and the copy of it in docs/kits.md."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.tiny_models import altered
 
 from lmm_r1.cli import kits
 from lmm_r1.lmm_kits import KITS, get_kit, table
@@ -22,7 +22,7 @@ def test_the_docs_show_the_table_of_the_kits():
 
 
 def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
-    trains_only = replace(
+    trains_only = altered(
         get_kit("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
     )
     monkeypatch.setattr(table, "KITS", {"some": "nowhere"})

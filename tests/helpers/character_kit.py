@@ -7,7 +7,7 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart, Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.lmm_kits.base import collapse_runs
+from lmm_r1.lmm_kits.encoding import collapse_runs
 
 END, PLACEHOLDER, AFTER_IMAGE = 1, 2, 3
 PATCHES = 3

@@ -23,6 +23,11 @@ MAX_LEN = 4096
 MIXTURES: dict[str, dict[str, object]] = {"Mixtral": {"num_local_experts": 4, "intermediate_size": 32}, "Qwen3Moe": {}}
 
 
+def altered(kit: LmmKit, **members: object) -> LmmKit:
+    """Return a kit that differs from the given one in some attributes or methods; it does not pickle."""
+    return type(f"Altered{type(kit).__name__}", (type(kit),), members)()
+
+
 def build_checkpoint(kit: LmmKit, folder: Path) -> None:
     """Write the smallest checkpoint that the kit can build."""
     folder.mkdir(exist_ok=True)

@@ -1,50 +1,130 @@
-"""The kit of Aria."""
+"""The kit of Aria: square images of one size with a mask over their padding."""
 
-from lmm_r1.lmm_kits.aria import encoding
-from lmm_r1.lmm_kits.aria.tiny_model import build_tiny
-from lmm_r1.lmm_kits.base import (
-    LmmKit,
-    attends_causally,
-    base_model_of,
-    cut_tokens,
-    engine_media,
-    inner_language_model_of,
-    merge_along_batch,
-    runs_tower_once,
-)
+from __future__ import annotations
 
-KIT = LmmKit(
-    model_type="aria",
-    checkpoints="Aria",
-    takes_images=True,
-    takes_videos=False,
-    load_config=encoding.load_config,
-    load_model=encoding.load_model,
-    load_processor=encoding.load_processor,
-    tokenizer_of=encoding.tokenizer_of,
-    encode=encoding.encode,
-    render=encoding.render,
-    placeholder_ids=encoding.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
-    takes_flash_attention=False,
-    engine_refusal=None,
-    engine_disagreement=None,
-    banned_token_ids=encoding.banned_token_ids,
-    forward_inputs=encoding.forward_inputs,
-    merge_media=merge_along_batch,
-    in_one_tower_run=runs_tower_once,
-    both_way_token_ids=attends_causally,
-    filler_media=encoding.filler_media,
-    vision_prefixes=("model.vision_tower.embeddings.", "model.vision_tower.encoder."),
-    projector_prefixes=("model.multi_modal_projector.",),
-    language_prefixes=("model.language_model.", "lm_head."),
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import AriaConfig, AriaForConditionalGeneration, AriaProcessor, PreTrainedTokenizerBase
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, chat_ids, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+# The chat template writes an image between two tokens that text models use for infilling.
+MEDIA_TOKENS = ("<|img|>", "<fim_prefix>", "<fim_suffix>")
+MEDIA_KEYS = ("pixel_values", "pixel_mask")
+
+
+class AriaKit(LmmKit):
+    """Text and images; in transformers its experts are computed one after the other."""
+
+    model_type = "aria"
+    checkpoints = "Aria"
+    config_class = AriaConfig
+    model_class = AriaForConditionalGeneration
+    processor_class = AriaProcessor
+    vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
+    projector_prefixes = ("model.multi_modal_projector.",)
     # The projector reads the last layer's output, which this norm comes after.
-    untrained_prefixes=("model.vision_tower.post_layernorm.",),
-    backbone_of=base_model_of,
-    language_model_of=inner_language_model_of,
-    cut_inputs=cut_tokens,
-    zero3_leaf_classes=("AriaTextMoELayer",),
-    save_processor=encoding.save_processor,
-    build_tiny=build_tiny,
-)
+    untrained_prefixes = ("model.vision_tower.post_layernorm.",)
+    zero3_leaf_classes = ("AriaTextMoELayer",)
+
+    def load_model(
+        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+    ) -> AriaForConditionalGeneration:
+        """Load the model with its generation cache off and the patch positions of its vision tower exact in any dtype.
+
+        Raises UserError for a way to compute the experts that transformers does not have for this architecture.
+        """
+        experts = kwargs.pop("experts_implementation", None)
+        if experts not in (None, "eager"):
+            raise UserError(
+                f"--ds.experts_implementation {experts}: transformers computes this architecture's experts one after the "
+                "other only; leave the flag out"
+            )
+        model = super().load_model(
+            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
+        )
+        # Transformers rounds the patches' places (0 to 1) to the pixels' dtype before it looks them up: in bf16, 34 of
+        # the 70 rows and as many columns of a released model's image get their neighbour's position.
+        embeddings = model.model.vision_tower.embeddings
+        embeddings.register_forward_pre_hook(_pixels_in_fp32, with_kwargs=True)
+        embeddings.patch_embedding.register_forward_pre_hook(_pixels_in_the_weights_dtype)
+        return model
+
+    def encode(
+        self,
+        processor: AriaProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+
+        Pixel bounds of an image change nothing: the processor scales the longer side of every image to 980 pixels and
+        pads it to a square, and neither it nor vLLM cuts large images into crops, whatever the checkpoint's
+        `split_image` says.
+        """
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        if not images:
+            return EncodedPrompt.of_text(chat_ids(processor.tokenizer, text))
+        special = adds_special_tokens(processor.tokenizer, text=text)
+        batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
+        return EncodedPrompt.of_batch(
+            batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
+        )
+
+    def render(
+        self, processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return chat_ids(processor.tokenizer, text)
+
+    def media_token_ids(self, config: AriaConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]
+        known = [token for token in media if token is not None and token != tokenizer.unk_token_id]
+        return {config.image_token_id, *known}
+
+    def filler_media(self, config: AriaConfig) -> tuple[list[int], Media]:
+        """Return the smaller of the two legal images, in black, with its placeholders."""
+        patches = min(config.projector_patch_to_query_dict)
+        side = math.isqrt(patches) * config.vision_config.patch_size
+        media = {
+            "pixel_values": torch.zeros(1, config.vision_config.num_channels, side, side),
+            "pixel_mask": torch.ones(1, side, side, dtype=torch.bool),
+        }
+        return [config.image_token_id] * config.projector_patch_to_query_dict[patches], media
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.aria.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _pixels_in_fp32(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    return args, kwargs | {"pixel_values": kwargs["pixel_values"].float()}
+
+
+def _pixels_in_the_weights_dtype(module: torch.nn.Conv2d, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (args[0].to(module.weight.dtype),)
+
+
+def _render_text(processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
+    text = processor.apply_chat_template(
+        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+    return text
+
+
+KIT = AriaKit()

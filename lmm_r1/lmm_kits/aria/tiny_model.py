@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AriaConfig, AriaForConditionalGeneration, AriaImageProcessor, AriaProcessor, AutoTokenizer
 
-from lmm_r1.lmm_kits.base import TinyModelSpec
+from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
 
 SPECIAL_TOKENS = (

@@ -16,7 +16,7 @@ from transformers import (
     GemmaTokenizer,
 )
 
-from lmm_r1.lmm_kits.base import TinyModelSpec
+from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.tiny_tokenizer import train_character_bpe
 
 # In the order of the released ids, with the tokens of images at the vocabulary's end.

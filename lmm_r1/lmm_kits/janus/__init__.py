@@ -1,56 +1,117 @@
 """The kit of Janus in transformers' format: it trains what reads images and leaves what draws them as it is."""
 
-from lmm_r1.lmm_kits.base import (
-    LmmKit,
-    attends_causally,
-    base_model_of,
-    cut_tokens,
-    engine_media,
-    inner_language_model_of,
-    merge_along_batch,
-    runs_tower_once,
-)
-from lmm_r1.lmm_kits.janus import encoding
-from lmm_r1.lmm_kits.janus.tiny_model import build_tiny
+from __future__ import annotations
 
-KIT = LmmKit(
-    model_type="janus",
-    checkpoints="Janus, Janus-Pro",
-    takes_images=True,
-    takes_videos=False,
-    load_config=encoding.load_config,
-    load_model=encoding.load_model,
-    load_processor=encoding.load_processor,
-    tokenizer_of=encoding.tokenizer_of,
-    encode=encoding.encode,
-    render=encoding.render,
-    placeholder_ids=encoding.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
-    takes_flash_attention=False,
-    engine_refusal=(
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import JanusConfig, JanusForConditionalGeneration, JanusProcessor, PreTrainedTokenizerBase
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+
+class JanusKit(LmmKit):
+    """Images are squares of one size, with a fixed number of placeholders."""
+
+    model_type = "janus"
+    checkpoints = "Janus, Janus-Pro"
+    config_class = JanusConfig
+    model_class = JanusForConditionalGeneration
+    processor_class = JanusProcessor
+    engine_refusal = (
         "vLLM has no model class for it, and its Transformers backend takes only models whose attention it can replace"
-    ),
-    engine_disagreement=None,
-    banned_token_ids=encoding.banned_token_ids,
-    forward_inputs=encoding.forward_inputs,
-    merge_media=merge_along_batch,
-    in_one_tower_run=runs_tower_once,
-    both_way_token_ids=attends_causally,
-    filler_media=encoding.filler_media,
-    vision_prefixes=("model.vision_model.",),
-    projector_prefixes=("model.aligner.",),
-    language_prefixes=("model.language_model.", "lm_head."),
-    untrained_prefixes=(
+    )
+    vision_prefixes = ("model.vision_model.",)
+    projector_prefixes = ("model.aligner.",)
+    untrained_prefixes = (
         "model.vqmodel.",
         "model.generation_embeddings.",
         "model.generation_aligner.",
         "model.generation_head.",
-    ),
-    backbone_of=base_model_of,
-    language_model_of=inner_language_model_of,
-    cut_inputs=cut_tokens,
-    zero3_leaf_classes=(),
-    save_processor=encoding.save_processor,
-    build_tiny=build_tiny,
-)
+    )
+
+    def encode(
+        self,
+        processor: JanusProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+
+        Pixel bounds of an image change nothing: the processor scales and pads every image to one square.
+        """
+        if not images:
+            return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        batch = _call(processor, text, images=list(images))
+        return EncodedPrompt.of_batch(
+            batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
+        )
+
+    def render(
+        self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        image = f"{processor.image_start_token}{processor.image_token}{processor.image_end_token}"
+        return _call(processor, text.replace(processor.image_token, image))["input_ids"][0].tolist()
+
+    def placeholder_ids(self, processor: JanusProcessor) -> frozenset[int]:
+        return frozenset({processor.tokenizer.convert_tokens_to_ids(processor.image_token)})
+
+    def media_token_ids(self, config: JanusConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(_media_tokens(tokenizer))}
+
+    def filler_media(self, config: JanusConfig) -> tuple[list[int], Media]:
+        """Return a black image, all of which are of one size, with its placeholders."""
+        vision = config.vision_config
+        patches = (vision.image_size // vision.patch_size) ** 2
+        media = {"pixel_values": torch.zeros(1, vision.num_channels, vision.image_size, vision.image_size)}
+        return [config.image_token_id] * patches, media
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.janus.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _call(processor: JanusProcessor, text: str, **images: list[Image.Image]) -> Mapping[str, torch.Tensor]:
+    # The processor puts the default system prompt before the text, and the tokenizer the start token before both.
+    special = adds_special_tokens(processor.tokenizer, text=text)
+    return processor(text=[text], add_special_tokens=special, return_tensors="pt", **images)
+
+
+def _render_text(processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    check_typed_media(messages, media_tokens=_media_tokens(processor.tokenizer))
+    text = processor.apply_chat_template(
+        _parts_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+    end = processor.tokenizer.eos_token
+    # The template leaves the last turn open. A finished answer ends as it does where more messages follow.
+    if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
+        text += end
+    return text
+
+
+def _parts_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as lists of parts: the released chat template writes nothing for a message that is a string."""
+    return [
+        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
+        for turn in map(dict, chat_of(messages))
+    ]
+
+
+def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
+    return tokenizer.image_token, tokenizer.boi_token, tokenizer.eoi_token
+
+
+KIT = JanusKit()

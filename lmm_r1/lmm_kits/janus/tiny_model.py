@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from lmm_r1.lmm_kits.base import TinyModelSpec
+from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"

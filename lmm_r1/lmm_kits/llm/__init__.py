@@ -1,40 +1,112 @@
 """The kit of every plain causal language model, whatever its `model_type`."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, cut_tokens, engine_media, merge_along_batch, runs_tower_once
-from lmm_r1.lmm_kits.llm import encoding
-from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
+from __future__ import annotations
 
-KIT = LmmKit(
-    model_type="llm",
-    checkpoints="any plain language model",
-    takes_images=False,
-    takes_videos=False,
-    load_config=encoding.load_config,
-    load_model=encoding.load_model,
-    load_processor=encoding.load_processor,
-    tokenizer_of=encoding.tokenizer_of,
-    encode=encoding.encode,
-    render=encoding.render,
-    placeholder_ids=encoding.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
-    takes_flash_attention=True,
-    engine_refusal=None,
-    engine_disagreement=None,
-    banned_token_ids=encoding.banned_token_ids,
-    forward_inputs=encoding.forward_inputs,
-    merge_media=merge_along_batch,
-    in_one_tower_run=runs_tower_once,
-    both_way_token_ids=attends_causally,
-    filler_media=None,
-    vision_prefixes=(),
-    projector_prefixes=(),
-    language_prefixes=("",),
-    untrained_prefixes=(),
-    backbone_of=encoding.backbone_of,
-    language_model_of=encoding.backbone_of,
-    cut_inputs=cut_tokens,
-    zero3_leaf_classes=(),
-    save_processor=encoding.save_processor,
-    build_tiny=build_tiny,
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
+
+from lmm_r1.data.messages import Message
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import check_chat
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+
+class LanguageModelKit(LmmKit):
+    """Messages are text alone; the auto classes load whatever architecture the checkpoint names."""
+
+    model_type = "llm"
+    checkpoints = "any plain language model"
+    takes_images = False
+    takes_flash_attention = True
+    language_prefixes = ("",)
+
+    def load_config(self, path: str, *, trust_remote_code: bool) -> PretrainedConfig:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+    def load_model(
+        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+    ) -> PreTrainedModel:
+        """Load the model with its generation cache off."""
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
+        )
+        model.config.use_cache = False
+        return model
+
+    def load_processor(self, path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+        """Load the tokenizer; raises UserError when the folder has none or it has no chat template."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: no tokenizer can be loaded from this checkpoint ({error})") from error
+        check_chat(tokenizer, tokenizer=tokenizer, path=path)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        return processor
+
+    def encode(
+        self,
+        processor: PreTrainedTokenizerBase,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a text conversation; raises UserError when it holds an image or a video."""
+        if images or videos:
+            given = f"{len(images)} image(s)" if images else f"{len(videos)} video(s)"
+            raise UserError(f"a plain language model cannot take the {given} of this row")
+        return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
+
+    def render(
+        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        """Return the ids of a conversation in the chat template's form."""
+        # Chat templates of language models take text only; a list of text parts is joined as vLLM's server joins it.
+        chat = [{"role": turn.role, "content": "\n".join(part.text for part in turn.parts)} for turn in messages]
+        text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return processor(text, add_special_tokens=False)["input_ids"]
+
+    def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
+        return frozenset()
+
+    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return set()
+
+    def forward_inputs(
+        self, config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        assert media is None, "a plain language model got media tensors"
+        return super().forward_inputs(config, sequences, attention_mask, media)
+
+    def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        """Return what stands under the output layer; its name differs between architectures."""
+        return model.base_model
+
+    def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        return model.base_model
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+KIT = LanguageModelKit()

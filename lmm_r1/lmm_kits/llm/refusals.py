@@ -49,5 +49,5 @@ def refusal_of(model_type: str) -> str | None:
 
 
 def _is_encoder(config: type, inputs: object) -> bool:
-    """Whether it attends both ways unless told otherwise: BERT and its kind, and decoders that read an encoder."""
+    """Whether its attention is bidirectional unless told otherwise: BERT and its kind, and decoders that read an encoder."""
     return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs

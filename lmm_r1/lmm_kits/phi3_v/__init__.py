@@ -7,61 +7,169 @@ tokenizer makes of the pieces, nor long contexts. vLLM, started on Microsoft's o
 which `<|end|>` is reported not to be among; folders saved from here name it.
 """
 
-from lmm_r1.lmm_kits.base import (
-    LmmKit,
-    attends_causally,
-    base_model_of,
-    engine_media,
-    merge_along_batch,
-    runs_tower_once,
-)
-from lmm_r1.lmm_kits.phi3_v import encoding
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import PreTrainedTokenizerBase
+
+from lmm_r1.data.messages import Message, TextPart, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.auto_classes import register_auto_classes
-from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_SIZES
-from lmm_r1.lmm_kits.phi3_v.tiny_model import build_tiny
+from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_SIZES, Phi3VConfig
+from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, tokens_of_grid
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
+from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProcessor
 
 register_auto_classes()
 
+END_TOKEN = "<|end|>"
+MEDIA_KEYS = ("pixel_values", "image_sizes")
 _IMAGES = "model.vision_embed_tokens."
 _TOWER = f"{_IMAGES}img_processor.vision_model."
 _LAST_LAYER = CLIP_SIZES["num_hidden_layers"] - 1
 
-KIT = LmmKit(
-    model_type="phi3_v",
-    checkpoints="Phi-3.5-vision",
-    takes_images=True,
-    takes_videos=False,
-    load_config=encoding.load_config,
-    load_model=encoding.load_model,
-    load_processor=encoding.load_processor,
-    tokenizer_of=encoding.tokenizer_of,
-    encode=encoding.encode,
-    render=encoding.render,
-    placeholder_ids=encoding.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
-    takes_flash_attention=True,
-    engine_refusal=None,
-    engine_disagreement=None,
-    banned_token_ids=encoding.banned_token_ids,
-    forward_inputs=encoding.forward_inputs,
-    merge_media=merge_along_batch,
-    in_one_tower_run=runs_tower_once,
-    both_way_token_ids=attends_causally,
-    filler_media=encoding.filler_media,
-    vision_prefixes=(
+
+class Phi3VKit(LmmKit):
+    """Text and images, which are cut into crops; config, processor and model are those of this folder."""
+
+    model_type = "phi3_v"
+    checkpoints = "Phi-3.5-vision"
+    config_class = Phi3VConfig
+    model_class = Phi3VForCausalLM
+    processor_class = Phi3VProcessor
+    takes_flash_attention = True
+    vision_prefixes = (
         f"{_TOWER}embeddings.",
         f"{_TOWER}pre_layrnorm.",
         *(f"{_TOWER}encoder.layers.{layer}." for layer in range(_LAST_LAYER)),
-    ),
-    projector_prefixes=(f"{_IMAGES}img_projection.", f"{_IMAGES}glb_GN", f"{_IMAGES}sub_GN"),
-    language_prefixes=("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
+    )
+    projector_prefixes = (f"{_IMAGES}img_projection.", f"{_IMAGES}glb_GN", f"{_IMAGES}sub_GN")
+    language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
     # The projector reads the last layer but one, in the release and in tiny models, which keep the tower's depth.
-    untrained_prefixes=(f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm."),
-    backbone_of=base_model_of,
-    language_model_of=base_model_of,
-    cut_inputs=encoding.cut_inputs,
-    zero3_leaf_classes=(),
-    save_processor=encoding.save_processor,
-    build_tiny=build_tiny,
-)
+    untrained_prefixes = (f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm.")
+
+    def load_model(
+        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+    ) -> Phi3VForCausalLM:
+        """Load the model with its cache off; raises UserError where the checkpoint lacks some of its weights."""
+        model, report = Phi3VForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
+        )
+        # A critic's checkpoint has no output layer, and names its value head.
+        absent = {"lm_head.weight"} if hasattr(model.config, "value_head_prefix") else set()
+        missing = sorted(set(report["missing_keys"]) - absent)
+        if missing:
+            raise UserError(
+                f"{path}: {len(missing)} weights are not in this checkpoint, {missing[0]} among them; copy the original "
+                "model's weight files into it"
+            )
+        model.config.use_cache = False
+        return model
+
+    def load_processor(self, path: str, *, trust_remote_code: bool) -> Phi3VProcessor:
+        """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking.
+
+        The end token becomes `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
+        """
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code)
+        tokenizer = processor.tokenizer
+        lacking = {IMAGE_TOKEN, END_TOKEN} - tokenizer.get_vocab().keys()
+        if lacking:
+            raise UserError(
+                f"{path}: the tokenizer of this checkpoint has no {' and no '.join(sorted(lacking))}; copy the original "
+                "model's tokenizer files into it"
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.eos_token = END_TOKEN
+        return processor
+
+    def encode(
+        self,
+        processor: Phi3VProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+
+        Pixel bounds of an image change nothing: every image, small or large, is scaled to as many crops as the
+        processor's `num_crops` allows for its aspect ratio.
+        """
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        if not images:
+            return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
+        try:
+            batch = processor(text=[text], images=list(images), return_tensors="pt")
+        except ValueError as error:
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
+            raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
+        return EncodedPrompt.of_batch(
+            batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
+        )
+
+    def render(
+        self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return processor.token_ids(text, counts=[1] * len(images_of(messages)))
+
+    def media_token_ids(self, config: Phi3VConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        """Return the placeholder's id.
+
+        A sampled `<|image_1|>` is ordinary text to the model and cannot be banned; it matters only where it comes back
+        in a later prompt, which is then refused.
+        """
+        return {config.image_token_id, tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)}
+
+    def filler_media(self, config: Phi3VConfig) -> tuple[list[int], Media]:
+        """Return an image of a single crop, in grey, with its placeholders."""
+        media = {"pixel_values": torch.zeros(1, 2, 3, CROP, CROP), "image_sizes": torch.tensor([[CROP, CROP]])}
+        tokens = tokens_of_grid(1, 1, crop_tokens=config.img_processor["num_img_tokens"])
+        return [config.image_token_id] * tokens, media
+
+    def language_model_of(self, model: Phi3VForCausalLM) -> Phi3VModel:
+        return model.model
+
+    def cut_inputs(self, language_model: Phi3VModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
+        if inputs.get("pixel_values") is None:
+            return super().cut_inputs(language_model, inputs, tokens)
+        embeds = language_model.with_images(inputs["input_ids"], inputs["pixel_values"], inputs["image_sizes"])
+        merged = {**inputs, **dict.fromkeys(("input_ids", *MEDIA_KEYS)), "inputs_embeds": embeds}
+        return super().cut_inputs(language_model, merged, tokens)
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.phi3_v.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _render_text(processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    # The tags that stand for images are no tokens but plain text, so any number of them can be typed.
+    typed = {
+        tag.group()
+        for message in messages
+        for part in message.parts
+        if isinstance(part, TextPart)
+        for tag in IMAGE_TAG.finditer(part.text)
+    }
+    check_typed_media(messages, media_tokens=(IMAGE_TOKEN, *sorted(typed)))
+    text = processor.apply_chat_template(
+        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
+    return text
+
+
+KIT = Phi3VKit()

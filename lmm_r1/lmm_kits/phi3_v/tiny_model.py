@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lmm_r1.lmm_kits.base import TinyModelSpec
+from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import Phi3VImageProcessor
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM

@@ -1,50 +1,202 @@
-"""The kit of Phi-4-multimodal: images and text; its audio tower stays in the checkpoint, untrained."""
+"""The kit of Phi-4-multimodal: images and text; its audio tower stays in the checkpoint, untrained.
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, engine_media, runs_tower_once
-from lmm_r1.lmm_kits.phi4_multimodal import crops, encoding, loading
-from lmm_r1.lmm_kits.phi4_multimodal.tiny_model import build_tiny
+It serves transformers' own format. Microsoft's original one (`phi4mm`) is another: `conversion.py` converts it.
+"""
 
-KIT = LmmKit(
-    model_type="phi4_multimodal",
-    checkpoints="Phi-4-multimodal",
-    takes_images=True,
-    takes_videos=False,
-    load_config=loading.load_config,
-    load_model=loading.load_model,
-    load_processor=loading.load_processor,
-    tokenizer_of=loading.tokenizer_of,
-    encode=encoding.encode,
-    render=encoding.render,
-    placeholder_ids=encoding.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=engine_media,
-    takes_flash_attention=False,
-    engine_refusal=None,
-    engine_disagreement=None,
-    banned_token_ids=encoding.banned_token_ids,
-    forward_inputs=encoding.forward_inputs,
-    merge_media=crops.merge_media,
-    in_one_tower_run=runs_tower_once,
-    both_way_token_ids=attends_causally,
-    filler_media=crops.filler_media,
-    vision_prefixes=(loading.VISION_TOWER,),
-    projector_prefixes=(
-        f"{loading.IMAGE_EMBED}img_projection_",
-        f"{loading.IMAGE_EMBED}global_img_feature_extensor",
-        f"{loading.IMAGE_EMBED}sub_img_feature_extensor",
-    ),
-    language_prefixes=("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
-    # The last layers of the vision tower belong here too; how many depends on the config, see `loading.dead_prefixes`.
-    untrained_prefixes=(
-        loading.AUDIO_EMBED,
-        f"{loading.VISION_TOWER}head.",
-        f"{loading.VISION_TOWER}post_layernorm.",
-    ),
-    backbone_of=base_model_of,
-    language_model_of=base_model_of,
-    cut_inputs=encoding.cut_inputs,
-    # The projection runs once per image, so ranks with different numbers of images would gather its weights out of step.
-    zero3_leaf_classes=("Phi4MultimodalImageEmbedding",),
-    save_processor=encoding.save_processor,
-    build_tiny=build_tiny,
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import (
+    Phi4MultimodalConfig,
+    Phi4MultimodalForCausalLM,
+    Phi4MultimodalProcessor,
+    PreTrainedTokenizerBase,
 )
+
+from lmm_r1.data.messages import ImagePart, Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import bounded_size, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
+
+logger = logging.getLogger(__name__)
+
+MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
+VISION_ADAPTER_FOLDER = "vision-lora"
+
+
+class Phi4MultimodalKit(LmmKit):
+    """Text and images, which are cut into crops."""
+
+    model_type = "phi4_multimodal"
+    checkpoints = "Phi-4-multimodal"
+    config_class = Phi4MultimodalConfig
+    model_class = Phi4MultimodalForCausalLM
+    processor_class = Phi4MultimodalProcessor
+    vision_prefixes = (towers.VISION_TOWER,)
+    projector_prefixes = (
+        f"{towers.IMAGE_EMBED}img_projection_",
+        f"{towers.IMAGE_EMBED}global_img_feature_extensor",
+        f"{towers.IMAGE_EMBED}sub_img_feature_extensor",
+    )
+    language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+    # The last layers of the vision tower belong here too; how many depends on the config, see `towers.dead_prefixes`.
+    untrained_prefixes = (towers.AUDIO_EMBED, f"{towers.VISION_TOWER}head.", f"{towers.VISION_TOWER}post_layernorm.")
+    # The projection runs once per image, so ranks with different numbers of images would gather its weights out of step.
+    zero3_leaf_classes = ("Phi4MultimodalImageEmbedding",)
+
+    def load_model(
+        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+    ) -> Phi4MultimodalForCausalLM:
+        """Load the model with its cache off, bidirectional attention in its towers, and its dead weights frozen.
+
+        Weights are dead where no loss of ours reaches them: the audio tower, and of the vision tower its pooling head
+        and the layers behind the one whose output is taken (`feature_layer`, the last but one in the release).
+        """
+        if (Path(path) / VISION_ADAPTER_FOLDER).is_dir():
+            logger.warning(
+                "%s: the adapter in %s/ is not loaded; convert Microsoft's original checkpoint to have it in the weights",
+                path,
+                VISION_ADAPTER_FOLDER,
+            )
+        model = super().load_model(
+            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
+        )
+        towers.attend_bidirectionally(model)
+        dead = towers.dead_prefixes(model.config)
+        for name, weight in model.named_parameters():
+            if name.startswith(dead):
+                weight.requires_grad_(False)
+        return model
+
+    def load_processor(self, path: str, *, trust_remote_code: bool) -> Phi4MultimodalProcessor:
+        """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking."""
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code)
+        tokenizer = processor.tokenizer
+        if tokenizer.convert_tokens_to_ids(towers.TURN_END) in (None, tokenizer.unk_token_id):
+            raise UserError(
+                f"{path}: the tokenizer has no {towers.TURN_END}; copy the original model's tokenizer files into it"
+            )
+        tokenizer.eos_token = towers.TURN_END
+        return processor
+
+    def encode(
+        self,
+        processor: Phi4MultimodalProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
+        if videos:
+            raise UserError(f"this model cannot take the {len(videos)} video(s) of this row")
+        resized = [
+            _within_bounds(processor, image, part.min_pixels, part.max_pixels)
+            for image, part in zip(images, images_of(messages), strict=True)
+        ]
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        # Not the runs of `token_ids` collapsed: images may stand side by side, and their placeholders are all alike.
+        engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not resized:
+            return EncodedPrompt.of_text(engine_token_ids)
+        try:
+            batch = processor(text=[text], images=resized, add_special_tokens=False, return_tensors="pt")
+        except ValueError as error:
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in resized)
+            raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
+        return EncodedPrompt(
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=engine_token_ids,
+            images=resized,
+            media={key: batch[key] for key in MEDIA_KEYS},
+        )
+
+    def render(
+        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def media_token_ids(self, config: Phi4MultimodalConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return {config.vision_config.image_token_id, config.audio_config.audio_token_id}
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        return crops.merge_media(media)
+
+    def filler_media(self, config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
+        return crops.filler_media(config)
+
+    def language_model_of(self, model: Phi4MultimodalForCausalLM) -> torch.nn.Module:
+        return model.model
+
+    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
+        ids, images = inputs["input_ids"], {name: inputs.get(name) for name in MEDIA_KEYS}
+        embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
+        merged = {**inputs, **dict.fromkeys(("input_ids", *MEDIA_KEYS)), "inputs_embeds": embeds}
+        return super().cut_inputs(language_model, merged, tokens)
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.phi4_multimodal.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _render_text(
+    processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+) -> str:
+    check_typed_media(messages, media_tokens=(processor.image_token, processor.audio_token))
+    # The original release's template takes texts only, so the images are written into them here.
+    chat = [
+        {
+            "role": message.role,
+            "content": "".join(
+                processor.image_token if isinstance(part, ImagePart) else part.text for part in message.parts
+            ),
+        }
+        for message in messages
+    ]
+    # That template also puts the end token behind a finished conversation, where it is never sampled.
+    text = processor.tokenizer.apply_chat_template(
+        chat,
+        chat_template=processor.chat_template,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        eos_token="",
+    )
+    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+    return text
+
+
+def _within_bounds(
+    processor: Phi4MultimodalProcessor, image: Image.Image, min_pixels: int | None, max_pixels: int | None
+) -> Image.Image:
+    """Resize an image to its own pixel bounds, before the processor scales it up to whole crops of 448 pixels.
+
+    Fewer pixels mean fewer crops, down to one; more than the processor's largest number of crops holds are no use.
+    """
+    if min_pixels is None and max_pixels is None:
+        return image
+    image_processor = processor.image_processor
+    most = image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
+    highest = min(most, max_pixels or most)
+    height, width = bounded_size(
+        height=image.height,
+        width=image.width,
+        factor=1,
+        min_pixels=min(min_pixels or 1, highest),
+        max_pixels=highest,
+    )
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+KIT = Phi4MultimodalKit()

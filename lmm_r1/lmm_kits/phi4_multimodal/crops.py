@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Phi4MultimodalConfig
 
-from lmm_r1.lmm_kits.base import Media
+from lmm_r1.lmm_kits.kit import Media
 
 
 def crop_grid(image_size: torch.Tensor, *, crop_size: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from vllm.sequence import IntermediateTensors
 
 from lmm_r1.lmm_kits.phi4_multimodal.crops import crop_grid, position_ids, token_mask
 from lmm_r1.lmm_kits.phi4_multimodal.engine_processing import Phi4DummyInputs, Phi4ProcessingInfo, Phi4Processor
-from lmm_r1.lmm_kits.phi4_multimodal.loading import AUDIO_EMBED, IMAGE_EMBED, vision_depth
+from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, vision_depth
 
 
 class Phi4ImageEmbed(nn.Module):

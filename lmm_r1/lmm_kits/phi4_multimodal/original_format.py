@@ -15,7 +15,7 @@ from typing import Any
 from transformers import Phi4MultimodalConfig
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.phi4_multimodal.loading import AUDIO_EMBED, IMAGE_EMBED, VISION_TOWER
+from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, VISION_TOWER
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|endoftext10|>", "<|endoftext11|>"
 HEAD_WIDTH = 72  # of the vision tower, SigLIP's: 1152 / 16 in the release; its config leaves it out

@@ -1,41 +1,108 @@
-"""The kit of Qwen3-VL: Qwen2.5-VL's, with other classes, a deepstack vision tower, and times in front of video frames."""
+"""The kit of Qwen3-VL: a deepstack vision tower; each step of a video is a run of placeholders behind its time as text."""
 
-from lmm_r1.lmm_kits.base import LmmKit, attends_causally, base_model_of, inner_language_model_of, merge_along_batch
-from lmm_r1.lmm_kits.qwen2_5_vl import encoding as family
-from lmm_r1.lmm_kits.qwen3_vl import encoding
-from lmm_r1.lmm_kits.qwen3_vl.tiny_model import build_tiny
+from __future__ import annotations
 
-KIT = LmmKit(
-    model_type="qwen3_vl",
-    checkpoints="Qwen3-VL",
-    takes_images=True,
-    takes_videos=True,
-    load_config=encoding.load_config,
-    load_model=encoding.load_model,
-    load_processor=encoding.load_processor,
-    tokenizer_of=family.tokenizer_of,
-    encode=encoding.encode,
-    render=family.render,
-    placeholder_ids=family.placeholder_ids,
-    engine_arguments=encoding.engine_arguments,
-    engine_media=family.engine_media,
-    takes_flash_attention=True,
-    engine_refusal=None,
-    engine_disagreement=None,
-    banned_token_ids=family.banned_token_ids,
-    forward_inputs=family.forward_inputs,
-    merge_media=merge_along_batch,
-    in_one_tower_run=family.in_one_tower_run,
-    both_way_token_ids=attends_causally,
-    filler_media=family.filler_media,
-    vision_prefixes=("model.visual.blocks.", "model.visual.patch_embed.", "model.visual.pos_embed."),
-    projector_prefixes=("model.visual.merger.", "model.visual.deepstack_merger_list."),
-    language_prefixes=("model.language_model.", "lm_head."),
-    untrained_prefixes=(),
-    backbone_of=base_model_of,
-    language_model_of=inner_language_model_of,
-    cut_inputs=encoding.cut_inputs,
-    zero3_leaf_classes=(),
-    save_processor=family.save_processor,
-    build_tiny=build_tiny,
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    Qwen2VLImageProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
+
+from lmm_r1.data.messages import VideoPart
+from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_video
+
+FRAMES_A_STEP = 2
+# Of the tiny model. The features of the first two layers go behind the first two layers of the language model, but for
+# its last one: behind that they would reach no response.
+VISION_LAYERS = 3
+POSITIONS = 16 * 16
+HALF = [0.5, 0.5, 0.5]
+# One merged patch of 32 x 32 pixels is enough; the released checkpoint asks for 64 of them in an image.
+IMAGE_PIXELS = {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 1280}
+VIDEO_PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 4096}
+
+
+class Qwen3VlKit(QwenVlKit):
+    """What the tower's inner layers see is added behind the language model's first layers."""
+
+    model_type = "qwen3_vl"
+    checkpoints = "Qwen3-VL"
+    config_class = Qwen3VLConfig
+    model_class = Qwen3VLForConditionalGeneration
+    processor_class = Qwen3VLProcessor
+    vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
+    projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
+
+    def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
+        if len(video.frames) < FRAMES_A_STEP:
+            # The processor refuses a lone frame.
+            video = replace(video, frames=np.repeat(video.frames, FRAMES_A_STEP, axis=0))
+        return bounded_video(
+            processor,
+            video,
+            min_pixels=part.min_pixels,
+            max_pixels=part.max_pixels,
+            # Its bounds are for all frames of a video together, their number rounded to whole steps.
+            frames_together=round(len(video.frames) / FRAMES_A_STEP) * FRAMES_A_STEP,
+        )
+
+    def engine_arguments(self, config: Qwen3VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's limits, and a name for the language model alone.
+
+        vLLM 0.29's CPU platform looks that name up and fails where there is none (platforms/cpu.py asks for `use_mla`).
+        """
+        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        return {**limits, "hf_overrides": {"text_config": {"architectures": ["Qwen3ForCausalLM"]}}}
+
+    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return the inputs for some tokens, with what the first layers add to those of images (V, H)."""
+        cut = super().cut_inputs(language_model, inputs, tokens)
+        visual = inputs["visual_pos_masks"]  # (1, T)
+        if visual is None:
+            return cut
+        before, inside = int(visual[:, : tokens.start].sum()), int(visual[:, tokens].sum())
+        added = [embeds[before : before + inside] for embeds in inputs["deepstack_visual_embeds"]]
+        return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.qwen_vl.tiny_model import HEAD_DIM, ROPE, TURNS, write_tiny
+
+        write_tiny(
+            self,
+            spec,
+            tokenizer_corpus,
+            folder,
+            vision_config={
+                "depth": VISION_LAYERS,
+                "intermediate_size": 2 * spec.hidden_size,
+                "out_hidden_size": spec.hidden_size,
+                "num_position_embeddings": POSITIONS,
+                "deepstack_visual_indexes": list(range(min(VISION_LAYERS - 1, spec.layers - 1))),
+            },
+            # Time, height and width take turns along the rotations instead of having a section each.
+            text_config={
+                "head_dim": HEAD_DIM,
+                "rope_parameters": {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True},
+            },
+            # No default system turn, unlike in the releases before.
+            chat_template=TURNS,
+            image_processor=Qwen2VLImageProcessor(
+                patch_size=16, size=dict(IMAGE_PIXELS), image_mean=HALF, image_std=HALF
+            ),
+            video_processor=Qwen3VLVideoProcessor(size=dict(VIDEO_PIXELS)),
+        )
+
+
+KIT = Qwen3VlKit()

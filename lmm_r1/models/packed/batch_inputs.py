@@ -78,7 +78,7 @@ class BatchInputs:
         To a weight without a gradient in one of several passes, DeepSpeed 0.19.6 gives that of an earlier step
         (ZeRO-3, and ZeRO-2 with `--ds.adam_offload`).
         """
-        if self.kit.filler_media is None or not dist.is_initialized():
+        if not self.kit.takes_images or not dist.is_initialized():
             return False
         return dist.get_world_size() > 1 or torch.is_grad_enabled()
 
@@ -93,7 +93,9 @@ class BatchInputs:
         All ranks must run the vision tower in a step, or ZeRO's collectives wait for one another forever. The row
         takes no part in the loss, so its gradients are exactly zero.
         """
-        ids, media = self.kit.filler_media(self.config)
+        filler = self.kit.filler_media(self.config)
+        assert filler is not None, f"the kit {self.kit.model_type} takes images and has no filler"
+        ids, media = filler
         width = max(sequences.shape[1], len(ids))
         padded = sequences.new_zeros(len(sequences) + 1, width)
         mask = attention_mask.new_zeros(len(sequences) + 1, width)

@@ -41,7 +41,7 @@ def check_samples(model: KitModule, *, longest: int) -> list[CheckSample]:
     # Log-probs of banned tokens lie far from all others.
     banned = model.banned_token_ids.tolist() if isinstance(model, KitActor) else []
     text = text_ids(model.model_config, banned=banned)
-    ids, media = ([], None) if model.kit.filler_media is None else model.kit.filler_media(model.model_config)
+    ids, media = model.kit.filler_media(model.model_config) or ([], None)
     room = longest // 2
     images = 0 if media is None else max(1, min(IMAGES, room // (len(ids) + 2 * AROUND)))
     around = max(AROUND, (room - images * len(ids)) // (images + 1))

@@ -83,9 +83,9 @@ def pack_batch(
     for group in _groups(samples, share=share_prefix and targets.shared):
         parts.add_group(group, targets.wanted.cpu())
     real = parts.length
-    filled = fill and not parts.media and kit.filler_media is not None
-    if filled:
-        ids, filler = kit.filler_media(config)
+    image = kit.filler_media(config) if fill and not parts.media else None
+    if image is not None:
+        ids, filler = image
         parts.add_segment(torch.tensor(ids))
         parts.add_inputs([len(ids)], torch.tensor(ids), filler)
     missing = -parts.length % multiple_of
@@ -94,7 +94,7 @@ def pack_batch(
         ids = parts.token_ids[0][:1].repeat(missing)
         parts.add_segment(ids)
         parts.add_inputs([missing], ids, None)
-    return parts.packed(filled=filled, filler=parts.length - real, device=sequences.device)
+    return parts.packed(filled=image is not None, filler=parts.length - real, device=sequences.device)
 
 
 def _samples(
@@ -229,7 +229,7 @@ class _Parts:
 
     def _block_ids(self, token_ids: torch.Tensor) -> torch.Tensor | None:
         """Return the number of the bidirectional run that each token is in, (T,), -1 where it is in none."""
-        kinds = self.kit.both_way_token_ids(self.config)
+        kinds = self.kit.bidirectional_token_ids(self.config)
         inside = torch.isin(token_ids, torch.tensor(sorted(kinds), dtype=token_ids.dtype))
         if not inside.any():
             return None

@@ -1,10 +1,10 @@
 """What a run does with a kit that vLLM cannot run, or computes other log-probs for."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 from helpers.conversations import message, picture, row
+from helpers.tiny_models import altered
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -14,7 +14,7 @@ from lmm_r1.lmm_kits import get_kit
 
 pytestmark = pytest.mark.unit
 
-KIT = replace(get_kit("llm"), engine_disagreement="the engine attends causally within images")
+KIT = altered(get_kit("llm"), engine_disagreement="the engine attends causally within images")
 TEXT, IMAGE = row(message("user", "1+1?")), row(message("user", picture(8, 8), "Which digit?"))
 
 
@@ -26,7 +26,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kit_without_an_engine_is_refused_with_its_reason_and_what_it_can_do():
     check_engine(KIT, model="--actor.model_name_or_path m")
     with pytest.raises(UserError, match=r"--actor.model_name_or_path m: .*no class.*train_sft"):
-        check_engine(replace(KIT, engine_refusal="it has no class for it"), model="--actor.model_name_or_path m")
+        check_engine(altered(KIT, engine_refusal="it has no class for it"), model="--actor.model_name_or_path m")
 
 
 def test_image_rows_of_a_kit_that_disagrees_are_corrected_per_token_with_one_warning(caplog):

@@ -15,7 +15,6 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddi
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.aria.encoding import filler_media
 from lmm_r1.lmm_kits.aria.engine_model import patch_positions
 
 RELEASED_SIDE = 70  # patches of 14 pixels in 980
@@ -156,7 +155,7 @@ def test_a_way_to_compute_experts_that_there_is_not_is_refused_with_its_flag(fol
 def test_the_released_models_filler_is_its_smaller_image():
     # 490 pixels in patches of 14 are 35 x 35 = 1225, which become 128 placeholders.
     config = AriaConfig(vision_config={"image_size": 980, "patch_size": 14}, image_token_index=9)
-    ids, media = filler_media(config)
+    ids, media = get_kit("aria").filler_media(config)
     assert ids == [9] * 128
     assert media["pixel_values"].shape == (1, 3, 490, 490)
     assert media["pixel_mask"].all()

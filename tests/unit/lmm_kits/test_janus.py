@@ -13,7 +13,6 @@ from helpers.tiny_models import encode, make_actor
 from transformers import JanusConfig, JanusForConditionalGeneration
 
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.janus.encoding import filler_media
 
 SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
@@ -114,6 +113,6 @@ def test_vllm_still_has_no_way_to_run_it():
 
 def test_the_released_models_filler_is_one_image_of_576_placeholders():
     # 384 pixels in patches of 16: 24 x 24.
-    ids, media = filler_media(JanusConfig(image_token_id=7))
+    ids, media = get_kit("janus").filler_media(JanusConfig(image_token_id=7))
     assert ids == [7] * 576
     assert media["pixel_values"].shape == (1, 3, 384, 384)

@@ -64,7 +64,7 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
 
 
 def test_the_librarys_tower_alone_still_attends_causally_to_an_image_without_padding(folder, processor):
-    # When this fails, transformers has mended it, and `attend_both_ways` may go.
+    # When this fails, transformers has mended it, and `attend_bidirectionally` may go.
     model = load(folder)
     for module in model.modules():
         if isinstance(module, Phi4MultimodalVisionAttention):

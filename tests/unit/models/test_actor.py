@@ -1,12 +1,11 @@
 """The actor's arithmetic on a tiny language model; what depends on the kit is in tests/contracts/test_kits.py."""
 
 import sys
-from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
-from helpers.tiny_models import make_actor, pad
+from helpers.tiny_models import altered, make_actor, pad
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
@@ -125,4 +124,4 @@ def test_auto_takes_flash_attention_where_it_can_run_and_the_kit_does(monkeypatc
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", ModuleType("flash_attn_2_cuda"))
     kit = get_kit("llm")
     assert resolve_attention("auto", kit=kit) == "flash_attention_2"
-    assert resolve_attention("auto", kit=replace(kit, takes_flash_attention=False)) == "sdpa"
+    assert resolve_attention("auto", kit=altered(kit, takes_flash_attention=False)) == "sdpa"

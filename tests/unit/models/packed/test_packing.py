@@ -22,8 +22,8 @@ FILLER = [8, IMAGE, IMAGE]
 class PlainKit:
     """What packing asks of a kit: positions in two rows, the second tenfold; types of tokens where there are media."""
 
-    def __init__(self, *, both_ways: bool = False) -> None:
-        self.both_ways = both_ways
+    def __init__(self, *, bidirectional: bool = False) -> None:
+        self.bidirectional = bidirectional
 
     def forward_inputs(
         self, config: Any, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
@@ -38,8 +38,8 @@ class PlainKit:
     def merge_media(self, media: Sequence[Media]) -> Media:
         return {"pixels": torch.cat([item["pixels"] for item in media])}
 
-    def both_way_token_ids(self, config: Any) -> frozenset[int]:
-        return frozenset({IMAGE} if self.both_ways else ())
+    def bidirectional_token_ids(self, config: Any) -> frozenset[int]:
+        return frozenset({IMAGE} if self.bidirectional else ())
 
     def filler_media(self, config: Any) -> tuple[list[int], Media]:
         return FILLER, {"pixels": torch.zeros(1, 2)}
@@ -220,12 +220,14 @@ def test_runs_are_numbered_and_end_with_their_segment():
     packed = pack(
         [(prompt, [21]), ([IMAGE, 11], [22]), (prompt, [23])],
         media=[image(1.0), image(2.0), image(3.0)],
-        kit=PlainKit(both_ways=True),
+        kit=PlainKit(bidirectional=True),
         share=False,
     )
     assert packed.layout.block_ids.tolist() == [-1, 0, 0, -1, 1, -1, -1, -1, 2, 2, -1]
     # The second sample begins with an image where the first one ends with one.
-    packed = pack([([11, IMAGE], []), ([IMAGE, 11], [])], media=[image(1.0), image(2.0)], kit=PlainKit(both_ways=True))
+    packed = pack(
+        [([11, IMAGE], []), ([IMAGE, 11], [])], media=[image(1.0), image(2.0)], kit=PlainKit(bidirectional=True)
+    )
     assert packed.layout.block_ids.tolist() == [-1, 0, 1, -1]
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from transformers import PretrainedConfig
 
-from lmm_r1.lmm_kits.base import Media
+from lmm_r1.lmm_kits.kit import Media
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types, as the models name them."""

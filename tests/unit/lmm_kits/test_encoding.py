@@ -3,7 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmm_r1.lmm_kits.base import bounded_size, collapse_runs, ids_beyond_tokenizer, merge_along_batch, text_positions
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.encoding import bounded_size, collapse_runs, ids_beyond_tokenizer, text_positions
 
 pytestmark = pytest.mark.unit
 
@@ -16,7 +17,7 @@ def test_positions_count_attended_tokens_on_either_side_of_the_padding():
 def test_media_are_joined_in_row_order_where_a_row_lacks_a_key():
     one = {"pixels": torch.tensor([[1.0], [2.0]]), "grid": torch.tensor([[1, 2]])}
     other = {"pixels": torch.tensor([[3.0]])}
-    merged = merge_along_batch([one, other])
+    merged = get_kit("llm").merge_media([one, other])
     assert {key: value.tolist() for key, value in merged.items()} == {
         "pixels": [[1.0], [2.0], [3.0]],
         "grid": [[1, 2]],

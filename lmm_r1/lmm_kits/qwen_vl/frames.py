@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import ProcessorMixin
 
 from lmm_r1.data.videos import Video
-from lmm_r1.lmm_kits.base import bounded_size
+from lmm_r1.lmm_kits.encoding import bounded_size
 
 
 def bounded_image(

@@ -1,0 +1,135 @@
+"""What kits share in turning messages into ids and media: loading a processor, checking a chat, placeholders, bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+    from lmm_r1.data.messages import Message
+
+
+def text_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return positions that count the attended tokens of each row from 0; (B, T) from a (B, T) mask, any padding side."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def ids_beyond_tokenizer(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of a padded vocabulary that the tokenizer does not know."""
+    return tuple(range(len(tokenizer), config.get_text_config().vocab_size))
+
+
+def collapse_runs(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:
+    """Keep one of every run of equal placeholders: [1, 9, 9, 9, 2] -> [1, 9, 2] for placeholder 9."""
+    return [
+        token
+        for index, token in enumerate(token_ids)
+        if token not in placeholders or index == 0 or token_ids[index - 1] != token
+    ]
+
+
+def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return (height, width) as multiples of `factor` with an area inside the bounds and nearly the same aspect ratio.
+
+    The area wins over the aspect ratio, and the upper bound over the lower; sides never fall below `factor`.
+    """
+    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if rows * columns > max_pixels:
+        scale = math.sqrt(max_pixels / (height * width))
+        rows, columns = (max(factor, math.floor(side * scale / factor) * factor) for side in (height, width))
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
+    # Where one side stands at its smallest, or both were rounded up, the longer one gives way.
+    if rows * columns > max_pixels:
+        shorter = min(rows, columns)
+        longer = max(factor, max_pixels // shorter // factor * factor)
+        rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
+    return rows, columns
+
+
+def load_image_processor(path: str, *, processor_class: type[ProcessorMixin]) -> Any:
+    """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing."""
+    from transformers import AutoProcessor
+
+    # Either name holds the image processor's settings; transformers 5 writes the first.
+    names = ("processor_config.json", "preprocessor_config.json")
+    wanted = f"copy {' or '.join(names)}, the tokenizer files and the chat template of the original model into it"
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise UserError(f"{path}: no image processor in this checkpoint; {wanted}")
+    try:
+        processor = AutoProcessor.from_pretrained(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); {wanted}"
+        ) from error
+    if not isinstance(processor, processor_class):
+        raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
+    # Some processor classes take no chat template when they are loaded; the same file gives the tokenizer its own.
+    if processor.chat_template is None:
+        processor.chat_template = processor.tokenizer.chat_template
+    check_chat(processor, tokenizer=processor.tokenizer, path=path)
+    return processor
+
+
+def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> bool:
+    """Return whether the tokenizer is to add its start token to a rendered chat: not where the template wrote it."""
+    return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a rendered chat, which begin with one start token where the tokenizer has any."""
+    return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
+
+
+def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
+    """Raise UserError where a text holds a media token: it would stand for an image that is not there."""
+    from lmm_r1.data.messages import TextPart
+
+    texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+    typed = [token for token in media_tokens for text in texts if token in text]
+    if typed:
+        raise UserError(f"the text of a message holds the media token {typed[0]}; take it out of the row")
+
+
+def check_placeholders(written: int, *, given: int, kind: str) -> None:
+    """Raise UserError where a rendered chat has other than one placeholder per image, or per video as `kind` says."""
+    if written != given:
+        raise UserError(
+            f"the checkpoint's chat template writes {written} placeholders for the {given} {kind} of a row"
+        )
+
+
+def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Raise UserError where a checkpoint brings no vocabulary or no usable chat template.
+
+    Transformers lets both pass: an empty tokenizer is made, and a template is first looked at when it is used.
+    """
+    import jinja2
+
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"{path}: no tokenizer in this checkpoint; copy the original model's tokenizer files into it")
+    if processor.chat_template is None:
+        raise UserError(
+            f"{path}: no chat template in this checkpoint; copy the original model's chat_template.jinja (or the "
+            "tokenizer_config.json or chat_template.json that holds it) into it"
+        )
+    try:
+        processor.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    except jinja2.TemplateError as error:
+        raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
+
+
+def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """Return messages in the form that Hugging Face's chat templates take."""
+    from lmm_r1.data.messages import to_chat
+
+    return to_chat(messages)

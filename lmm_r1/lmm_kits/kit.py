@@ -1,0 +1,243 @@
+"""What a kit is: the class through which the project asks everything that depends on an architecture."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from lmm_r1.lmm_kits.encoding import collapse_runs, ids_beyond_tokenizer, load_image_processor, text_positions
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    from lmm_r1.data.messages import Message
+    from lmm_r1.data.videos import Video
+
+Media: TypeAlias = dict[str, "torch.Tensor"]
+"""Media tensors of one prompt or of one batch, under the names that the model's forward takes."""
+Config: TypeAlias = Any
+"""What `load_config` returns: a `PretrainedConfig` of the architecture's own class, which the kit names."""
+Processor: TypeAlias = Any
+"""What `load_processor` returns: the architecture's processor, which the kit names, or a plain tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """One prompt, encoded once for its whole group of samples."""
+
+    token_ids: list[int]
+    """Ids with every image expanded to its full run of placeholders; what training sees."""
+    engine_token_ids: list[int]
+    """Ids as vLLM takes them: with one placeholder per image or video, which it expands itself."""
+    images: list[Image.Image]
+    """The images in the order of their placeholders, resized to their pixel bounds."""
+    media: Media | None
+    """Media tensors for the training forward; None for a text prompt."""
+    videos: list[Video] = field(default_factory=list)
+    """The videos in the order of their placeholders, as both sides cut them into patches."""
+
+    @classmethod
+    def of_text(cls, token_ids: list[int]) -> EncodedPrompt:
+        """Return a prompt without images and videos."""
+        return cls(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
+
+    @classmethod
+    def of_batch(
+        cls,
+        batch: Mapping[str, Any],
+        *,
+        images: Sequence[Image.Image],
+        media_keys: Sequence[str],
+        placeholders: frozenset[int],
+    ) -> EncodedPrompt:
+        """Return the prompt that a processor made, as a batch of one, of images that it may have scaled itself.
+
+        For vLLM each run of equal placeholders becomes one: something must stand between two images.
+        """
+        token_ids = batch["input_ids"][0].tolist()
+        return cls(
+            token_ids=token_ids,
+            engine_token_ids=collapse_runs(token_ids, placeholders=placeholders),
+            images=list(images),
+            media={key: batch[key] for key in media_keys},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelSpec:
+    """The size of a randomly initialised checkpoint."""
+
+    hidden_size: int
+    layers: int
+    seed: int
+    tie_embeddings: bool
+
+
+class LmmKit(ABC):
+    """Everything that depends on one architecture; a folder of `lmm_kits` exports an instance of its subclass as `KIT`.
+
+    Attributes without a value and abstract methods are what every kit states; a kit overrides of the rest what it does
+    otherwise. A kit holds no state, so that it pickles and can cross to a Ray worker.
+    """
+
+    model_type: ClassVar[str]
+    """The `model_type` of the checkpoint's config; also the folder's name and the registry's key."""
+    checkpoints: ClassVar[str]
+    """The released checkpoints it serves, for the table of `lmm-r1 kits`: "Qwen2.5-VL"."""
+    config_class: ClassVar[type[PretrainedConfig]]
+    """This and the next two are what `load_config`, `load_model` and `load_processor` load."""
+    model_class: ClassVar[type[PreTrainedModel]]
+    processor_class: ClassVar[type[ProcessorMixin]]
+
+    takes_images: ClassVar[bool] = True
+    takes_videos: ClassVar[bool] = False
+    takes_flash_attention: ClassVar[bool] = False
+    """Whether `--ds.attn_implementation auto` may choose flash attention, which takes causal and no masks alone."""
+    engine_refusal: ClassVar[str | None] = None
+    """Why vLLM cannot run this architecture, so that it trains (SFT) but takes no part in RL; None where it can."""
+    engine_disagreement: ClassVar[str | None] = None
+    """Why vLLM's CPU backend computes other log-probs than the model itself; None where they agree."""
+
+    vision_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
+    projector_prefixes: ClassVar[tuple[str, ...]] = ()
+    language_prefixes: ClassVar[tuple[str, ...]] = ("model.language_model.", "lm_head.")
+    """Prefixes of the names of all other parameters; LoRA adapts the linear layers under them, but for the output layer."""
+    untrained_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
+    zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
+    """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def load_config(self, path: str, *, trust_remote_code: bool) -> Config:
+        return self.config_class.from_pretrained(path)
+
+    def load_model(
+        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
+    ) -> PreTrainedModel:
+        """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
+
+        The text config's setting is the one that counts: a cache would also switch off the detection of packed rows.
+        """
+        model = self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
+        model.config.use_cache = False
+        model.config.get_text_config().use_cache = False
+        return model
+
+    def load_processor(self, path: str, *, trust_remote_code: bool) -> Processor:
+        """Load what turns messages into ids and media tensors.
+
+        Raises:
+            UserError: the checkpoint lacks the image processor, the tokenizer or a usable chat template.
+        """
+        return load_image_processor(path, processor_class=self.processor_class)
+
+    def save_processor(self, processor: Processor, folder: str | Path) -> None:
+        """Write processor, tokenizer and chat template."""
+        processor.save_pretrained(folder)
+
+    def tokenizer_of(self, processor: Processor) -> PreTrainedTokenizerBase:
+        return processor.tokenizer
+
+    @abstractmethod
+    def encode(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its decoded images; raises UserError when it holds what the processor cannot take."""
+
+    @abstractmethod
+    def render(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+        """Return the ids of a conversation with one placeholder per image or video, without reading any."""
+
+    def placeholder_ids(self, processor: Processor) -> frozenset[int]:
+        """Return the ids that `encode` repeats once per image patch."""
+        return frozenset({processor.image_token_id})
+
+    @abstractmethod
+    def media_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        """Return the ids of all media tokens: a sampled one would stand for an image that is not there."""
+
+    def banned_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Return the ids that must never be sampled, sorted: media tokens, and ids beyond the tokenizer."""
+        return tuple(sorted({*self.media_token_ids(config, tokenizer), *ids_beyond_tokenizer(config, tokenizer)}))
+
+    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return extra arguments for vLLM's engine, `hf_overrides` among them.
+
+        Args:
+            max_images: the most images of a row; vLLM reserves memory for no more of them.
+        """
+        return {"limit_mm_per_prompt": {"image": max_images}} if self.takes_images else {}
+
+    def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
+        """Return the images as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
+        return {"image": encoded.images} if encoded.images else {}
+
+    def forward_inputs(
+        self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments of the model's forward beside ids and mask for a padded batch (B, T): positions, media."""
+        return {"position_ids": text_positions(attention_mask), **(media or {})}
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        """Join the media tensors of several prompts in row order: along their first dimension, key by key."""
+        import torch
+
+        keys = {key: None for item in media for key in item}
+        return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
+
+    def in_one_tower_run(self, config: Config, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the forward's arguments for a batch or a packed row, such that the vision tower runs once.
+
+        In a run of the tower, ZeRO-3's ranks wait for one another: those with images and videos may not run it twice.
+        """
+        return inputs
+
+    def bidirectional_token_ids(self, config: Config) -> frozenset[int]:
+        """Return the ids whose runs attend to each other in both directions in the language model; none for most."""
+        return frozenset()
+
+    def filler_media(self, config: Config) -> tuple[list[int], Media] | None:
+        """Return ids and media of the smallest legal image sample; None where there is no image tower."""
+        return None
+
+    def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        """Return the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""
+        return model.model
+
+    def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        """Return the module that runs the language model's layers, whose inputs are cut where ranks share a row.
+
+        By default the one beside a vision tower, which gets embeddings with the images merged in.
+        """
+        return model.model.language_model
+
+    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return a language model's inputs for some of a row's T tokens, images merged in.
+
+        By default those that get ids (1, T) or merged embeddings (1, T, H), and positions.
+        """
+        parts = {
+            name: inputs[name][:, tokens] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None
+        }
+        return {**inputs, **parts, "position_ids": inputs["position_ids"][..., tokens]}
+
+    @abstractmethod
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        """Write a small random checkpoint with the real architecture."""

@@ -1,0 +1,191 @@
+"""What the Qwen-VL kits share: messages to ids and pixel patches, M-RoPE positions, videos, one run of the tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+from lmm_r1.data.messages import Message, VideoPart, images_of, videos_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media, text_positions
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, video_metadata
+from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
+
+MEDIA_TOKENS = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+MEDIA_KEYS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+
+
+class QwenVlKit(LmmKit):
+    """A kit of the family states its classes, the names of its weights where they differ, and its tiny vision tower."""
+
+    takes_videos = True
+    takes_flash_attention = True
+    vision_prefixes = ("model.visual.blocks.", "model.visual.patch_embed.")
+    projector_prefixes = ("model.visual.merger.",)
+
+    def encode(
+        self,
+        processor: ProcessorMixin,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take."""
+        frames = [
+            self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
+        ]
+        resized = [
+            bounded_image(processor, image, part.min_pixels, part.max_pixels)
+            for image, part in zip(images, images_of(messages), strict=True)
+        ]
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not resized and not frames:
+            return EncodedPrompt.of_text(engine_token_ids)
+        batch = _call(processor, text, images=resized, videos=frames)
+        return EncodedPrompt(
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=engine_token_ids,
+            images=resized,
+            media={key: batch[key] for key in MEDIA_KEYS if key in batch},
+            videos=frames,
+        )
+
+    def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
+        """Return the video within the pixel bounds of its part, as both sides are to cut it into patches."""
+        return bounded_video(
+            processor, video, min_pixels=part.min_pixels, max_pixels=part.max_pixels, frames_together=1
+        )
+
+    def render(
+        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        """Return the ids of a conversation with one placeholder per image or video, without reading any."""
+        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
+        return frozenset({processor.image_token_id, processor.video_token_id})
+
+    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]
+        return {
+            config.image_token_id,
+            config.video_token_id,
+            config.vision_start_token_id,
+            config.vision_end_token_id,
+            *(token for token in media if token is not None and token != tokenizer.unk_token_id),
+        }
+
+    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        return {"limit_mm_per_prompt": {"image": max_images, "video": max_videos}}
+
+    def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
+        """Return images, and videos with their times, as vLLM takes them; nothing for a text prompt."""
+        media = super().engine_media(encoded)
+        if encoded.videos:
+            media["video"] = [(channels_first(video), video_metadata(video)) for video in encoded.videos]
+        return media
+
+    def forward_inputs(
+        self, config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        """Return M-RoPE positions (3, B, T) and the media tensors for a padded batch (B, T).
+
+        The positions are always given: a model that infers them keeps `rope_deltas` of an earlier batch.
+        """
+        if media is None:
+            positions = text_positions(attention_mask)
+            return {"position_ids": positions.expand(3, *positions.shape)}
+        types = torch.zeros_like(sequences, dtype=torch.int32)
+        types[sequences == config.image_token_id] = IMAGE
+        types[sequences == config.video_token_id] = VIDEO
+        grids = grids_of(media, vision=config.vision_config)
+        features = {key: value for key, value in media.items() if key != "second_per_grid_ts"}
+        return {
+            "position_ids": mrope_positions(types, attention_mask, grids),
+            "mm_token_type_ids": types,
+            **features,
+        }
+
+    def in_one_tower_run(self, config: PretrainedConfig, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the forward's arguments with videos among the images, in the order of their tokens in the ids (B, T).
+
+        The model would run its tower for each kind. The tower makes the same of both, and the embeddings of all
+        placeholders are replaced, so that a video's may be written as an image's.
+        """
+        if not ("pixel_values" in inputs and "pixel_values_videos" in inputs):
+            return inputs
+        ids, merged = inputs["input_ids"], config.vision_config.spatial_merge_size**2
+        grids = torch.cat([inputs["image_grid_thw"], inputs["video_grid_thw"]])
+        patches = torch.cat([inputs["pixel_values"], inputs["pixel_values_videos"]]).split(grids.prod(dim=1).tolist())
+        first = []
+        for kind, token in (("image", config.image_token_id), ("video", config.video_token_id)):
+            lengths = inputs[f"{kind}_grid_thw"].prod(dim=1) // merged
+            first.append((ids.flatten() == token).nonzero().flatten()[lengths.cumsum(0) - lengths])
+        order = torch.cat(first).argsort()
+        others = {
+            name: value for name, value in inputs.items() if name not in ("pixel_values_videos", "video_grid_thw")
+        }
+        return {
+            **others,
+            "input_ids": ids.masked_fill(ids == config.video_token_id, config.image_token_id),
+            "pixel_values": torch.cat([patches[place] for place in order.tolist()]),
+            "image_grid_thw": grids[order],
+        }
+
+    def filler_media(self, config: PretrainedConfig) -> tuple[list[int], Media]:
+        """Return the smallest legal image sample: one merged patch of zeros between its two markers."""
+        vision = config.vision_config
+        patches = vision.spatial_merge_size**2
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        media = {
+            "pixel_values": torch.zeros(patches, width),
+            "image_grid_thw": torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]]),
+        }
+        return [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id], media
+
+
+def _call(
+    processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+) -> Mapping[str, Any]:
+    media: dict[str, Any] = {"images": list(images)} if images else {}
+    if videos:
+        media["videos"] = [channels_first(video) for video in videos]
+        media["video_metadata"] = [video_metadata(video) for video in videos]
+        media["do_sample_frames"] = False
+    try:
+        return processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
+    except ValueError as error:
+        sizes = [f"{image.width}x{image.height}" for image in images]
+        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in videos]
+        raise UserError(
+            f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out"
+        ) from error
+
+
+def _render_text(processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
+    text = processor.apply_chat_template(
+        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    for token, parts, kind in (
+        (processor.image_token, images_of(messages), "images"),
+        (processor.video_token, videos_of(messages), "videos"),
+    ):
+        check_placeholders(text.count(token), given=len(parts), kind=kind)
+    return text
