@@ -57,7 +57,7 @@ def read_choice(text: str) -> Choice | None:
     if match is None:
         return None
     rest = text[match.end() :]
-    others = {other.group(other.lastgroup) for other in _OTHER_LATER.finditer(rest)}
+    others = {other[other.lastgroup or 0] for other in _OTHER_LATER.finditer(rest)}
     if _OTHER_JOINED.match(rest) or _OTHER_AT_ONCE.match(rest) or others - {_letter_of(match)}:
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))

@@ -44,7 +44,9 @@ def extra_logs_of(scores: Sequence[Score]) -> dict[str, list[float]]:
 class Verifier(Protocol):
     """Judges items; it is pickled into the worker processes, so it holds plain values only."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is registered as."""
 
     def check_label(self, label: str) -> None:
         """Raise a ValueError that says what is wrong with a label that no response could be judged by."""

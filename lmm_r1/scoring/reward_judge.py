@@ -155,7 +155,7 @@ class RewardModelJudge:
     def _rows_of(self, items: Sequence[RewardItem]) -> list[tuple[str, Row | None]]:
         """Return each sample's place in its request and its row; those of a group, with one prompt, are read once."""
         rows: dict[str, Row | None] = {}
-        places = []
+        places: list[tuple[str, Row | None]] = []
         for index, item in enumerate(items):
             place = f"prompts[{index}]"
             if item.response is None:

@@ -66,5 +66,7 @@ def _with_imaginary_unit(value: object) -> object:
     """The value with the letter i read as the imaginary unit, which the grammar takes for a variable."""
     from sympy import Expr, I
 
-    letters = [letter for letter in value.free_symbols if letter.name == "i"] if isinstance(value, Expr) else []
+    if not isinstance(value, Expr):
+        return value
+    letters = [letter for letter in value.free_symbols if letter.name == "i"]
     return value.subs(letters[0], I) if letters else value

@@ -135,14 +135,13 @@ class VerifierPool:
         """
         quick = await self._quick_scores(items)
         slow = [item for item, score in zip(items, quick, strict=True) if score is None]
-        jobs = iter(self._queue(slow) if slow else ())
+        jobs = self._queue(slow) if slow else []
         self.counts.items += len(items)
         self.counts.quick += len(items) - len(slow)
         if not slow:
             return [score for score in quick if score is not None]
-        judging = [next(jobs).score if score is None else None for score in quick]
-        await asyncio.gather(*(future for future in judging if future is not None))
-        return [known if future is None else future.result() for known, future in zip(quick, judging, strict=True)]
+        judged = iter(await asyncio.gather(*(job.score for job in jobs)))
+        return [next(judged) if score is None else score for score in quick]
 
     async def _quick_scores(self, items: Sequence[Item]) -> list[Score | None]:
         if sum(len(item.response) + len(item.label) for item in items) <= INLINE_CHARS:

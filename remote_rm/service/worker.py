@@ -13,7 +13,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import asdict, dataclass
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, BinaryIO, cast
 
@@ -61,7 +61,9 @@ class WorkerProcess:
         self._is_retiring = False
 
     @classmethod
-    async def start(cls, verifier: Verifier, *, limits: WorkerLimits, context: BaseContext) -> "WorkerProcess":
+    async def start(
+        cls, verifier: Verifier, *, limits: WorkerLimits, context: ForkServerContext | SpawnContext
+    ) -> "WorkerProcess":
         """Return a worker that is ready for items; raises WorkerLost if it does not come up."""
         ours, theirs = socket.socketpair()
         process = context.Process(target=work, args=(theirs, verifier, limits), name=WORKER_NAME, daemon=True)
@@ -198,7 +200,7 @@ def _settle(future: "asyncio.Future[None] | None", error: Exception | None) -> N
         future.set_exception(error)
 
 
-def start_context() -> BaseContext:
+def start_context() -> ForkServerContext | SpawnContext:
     """How workers are started: never by forking this process, which runs threads."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
