@@ -59,8 +59,133 @@ def evaluate(config: EvaluateConfig) -> None:
         report_skipped(PROG, skipped, listed_in=str(config.output))
 
 
+<<<<<<< HEAD
 def _say(line: str) -> None:
     print(line, flush=True)
+=======
+def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
+    return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
+
+
+def _row_sets(config: EvaluateConfig) -> list[RowSet]:
+    """The rows of every file and suite; raises UserError for the first that cannot be read."""
+    from lmm_r1.evaluation.row_set import Choices, file_rows, suite_rows
+    from lmm_r1.evaluation.suites import get_suite
+
+    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
+    choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
+    files = _named(config.files, "--files")
+    suites = [get_suite(name) for name in config.suite]
+    recipes = {recipe.name: recipe for recipe in suites}
+    if len(recipes) < len(suites):
+        raise UserError(f"--suite {' '.join(config.suite)}: two of them have the same name; give each suite once")
+    copies = _named(config.suite_data, "--suite_data")
+    for name in copies:
+        if name not in recipes:
+            raise UserError(f"--suite_data {name}={copies[name]}: there is no --suite {name}; add it or drop this")
+    for name in recipes:
+        if name in files:
+            raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
+    row_sets = [
+        file_rows(name, path, choices=choices, message_key=config.input_key, answer_key=config.label_key)
+        for name, path in files.items()
+    ]
+    row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
+    for note in (note for row_set in row_sets for note in row_set.notes):
+        print(note, flush=True)
+    return row_sets
+
+
+def _respond(
+    config: EvaluateConfig, checkpoints: Mapping[str, str], row_sets: Sequence[RowSet]
+) -> tuple[list[CheckpointResponses], dict[str, list[SkippedRow]]]:
+    """The judged responses of every checkpoint, and by file the rows that one of them could not take.
+
+    Each checkpoint's responses are written down as soon as it is done.
+    """
+    from lmm_r1.evaluation.judging import Judge
+
+    verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
+    judges = {
+        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
+        for verifier in verifiers
+    }
+    for row_set in row_sets:
+        for verifier in row_set.file.verifiers:
+            judges[verifier].check_labels(list(row_set.rows.values()))
+    from lmm_r1.inference.engines import prepare_process
+
+    prepare_process()
+    _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
+    refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
+    done = [
+        _checkpoint(config, name, path, row_sets, judges=judges, refused=refused, append=number > 0)
+        for number, (name, path) in enumerate(checkpoints.items())
+    ]
+    return done, refused
+
+
+def _checkpoint(
+    config: EvaluateConfig,
+    name: str,
+    path: str,
+    row_sets: Sequence[RowSet],
+    *,
+    judges: Mapping[str, Judge],
+    refused: dict[str, list[SkippedRow]],
+    append: bool,
+) -> CheckpointResponses:
+    from lmm_r1.evaluation.answered_rows import answer_files
+    from lmm_r1.evaluation.judged_rows import judge_responses
+    from lmm_r1.evaluation.scoreboard import CheckpointResponses
+    from lmm_r1.inference.completion import SamplingSettings
+    from lmm_r1.records.responses import write_responses
+
+    found = answer_files(
+        path,
+        backend=config.backend,
+        settings=_engine_settings(config, path, row_sets),
+        files={row_set.file.name: row_set.rows for row_set in row_sets},
+        sampling={
+            row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
+            for row_set in row_sets
+        },
+        report=lambda line: print(line, flush=True),
+    )
+    judged = {}
+    # Only now, with the engine gone: judging would take the cores from it.
+    with contextlib.ExitStack() as stack:
+        running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
+        for row_set in row_sets:
+            file = row_set.file.name
+            refused[file].extend(found[file].skipped)
+            judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
+    everything = (response for own in judged.values() for response in own)
+    assert config.output is not None, "without --compare, check asks for it"
+    write_responses(responses_path(config.output), everything, append=append)
+    seconds = {file: answered.seconds for file, answered in found.items()}
+    return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)
+
+
+def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
+    from lmm_r1.data.messages import images_of, videos_of
+    from lmm_r1.inference.adapter_merge import split_adapter
+    from lmm_r1.inference.completion import EngineSettings
+
+    rows = [row for row_set in row_sets for row in row_set.rows.values()]
+    return EngineSettings(
+        adapter=split_adapter(path, None)[1],
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_images=max(len(images_of(row.messages)) for row in rows),
+        max_videos=max(len(videos_of(row.messages)) for row in rows),
+        batch_rows=config.batch_rows,
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+    )
+>>>>>>> records
 
 
 def _finish(

@@ -48,15 +48,13 @@ def answer_files(
     base, _ = split_adapter(path, None)
     with contextlib.closing(make_engine(backend, base, settings)) as engine:
         return {
-            name: _answers(
-                engine, rows, sampling[name], report=lambda done, name=name: report(f"{path}: {name} {done} rows")
-            )
+            name: _answers(engine, rows, sampling[name], what=f"{path}: {name}", report=report)
             for name, rows in files.items()
         }
 
 
 def _answers(
-    engine: Engine, rows: Mapping[int, Row], sampling: SamplingSettings, *, report: Callable[[str], None]
+    engine: Engine, rows: Mapping[int, Row], sampling: SamplingSettings, *, what: str, report: Callable[[str], None]
 ) -> AnsweredRows:
     began = time.perf_counter()
     found: dict[int, tuple[Completion, ...]] = {}
@@ -67,7 +65,7 @@ def _answers(
         else:
             skipped.append(SkippedRow(index=outcome.index, reason=outcome.reason))
         if done % REPORTED_ROWS == 0 or done == len(rows):
-            report(f"{done}/{len(rows)}")
+            report(f"{what} {done}/{len(rows)} rows")
     if not found:
         raise UserError(f"none of {len(rows)} rows can be answered; the first: {skipped[0].reason}")
     return AnsweredRows(

@@ -96,13 +96,19 @@ def _response(record: dict[str, object], *, place: str) -> JudgedResponse:
     verdicts = record.get("verdicts")
     if not isinstance(verdicts, dict) or not verdicts or not all(isinstance(said, dict) for said in verdicts.values()):
         raise UserError(f"{place}: verdicts must be an object by verifier; evaluate again")
-    texts = {
-        name: text_field(record, name, place=place)
-        for name in ("checkpoint", "file", "row", "datasource", "label", "question", "response", "finish_reason")
-    }
-    counts = {name: count_field(record, name, place=place) for name in ("index", "sample", "response_tokens")}
     return JudgedResponse(
-        **texts, **counts, verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()}
+        checkpoint=text_field(record, "checkpoint", place=place),
+        file=text_field(record, "file", place=place),
+        row=text_field(record, "row", place=place),
+        datasource=text_field(record, "datasource", place=place),
+        label=text_field(record, "label", place=place),
+        question=text_field(record, "question", place=place),
+        response=text_field(record, "response", place=place),
+        finish_reason=text_field(record, "finish_reason", place=place),
+        index=count_field(record, "index", place=place),
+        sample=count_field(record, "sample", place=place),
+        response_tokens=count_field(record, "response_tokens", place=place),
+        verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()},
     )
 
 

@@ -84,7 +84,7 @@ class RunFolder:
             for at, line in _step_lines(self.path / METRICS_FILE)
             if at == step and line.record
             for name, value in line.record.items()
-            if name.startswith(prefix)
+            if name.startswith(prefix) and isinstance(value, int | float)
         }
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:

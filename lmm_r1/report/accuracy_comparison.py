@@ -88,7 +88,7 @@ def _first(first: StageRow | None, *, run: int, file: str) -> FileScores | None:
 
 
 def _cell(scores: FileScores | None, *, first: FileScores | None) -> ComparedCell:
-    if scores is None or first is None or None in (scores.accuracy, first.accuracy):
+    if scores is None or scores.accuracy is None or first is None or first.accuracy is None:
         return ComparedCell(scores=scores, difference=None, interval=None)
     interval = difference_interval(
         scores.accuracy, count=scores.rows, reference=first.accuracy, reference_count=first.rows

@@ -103,8 +103,10 @@ def _group(name: str, *, bars: Sequence[BarSpec], center: float, width: float, b
 
 
 def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar:
-    accuracy = bar.scores.accuracy
-    low, high = wilson_interval(accuracy, count=bar.scores.rows)
+    scores, accuracy = bar.scores, _accuracy(bar)
+    assert scores is not None
+    assert accuracy is not None
+    low, high = wilson_interval(accuracy, count=scores.rows)
     top = axis.place(accuracy)
     return Bar(
         color=bar.color,
@@ -116,7 +118,7 @@ def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar
         value=f"{100 * accuracy:.1f}",
         low=round(axis.place(low), 1),
         high=round(axis.place(high), 1),
-        title=f"{stage}, {bar.name}: {percent(accuracy)} of {bar.scores.rows} rows "
+        title=f"{stage}, {bar.name}: {percent(accuracy)} of {scores.rows} rows "
         f"(95 % interval {percent(low)} to {percent(high)})",
     )
 

@@ -10,7 +10,8 @@ MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
 TIMING_PREFIX = "timing/"
 
-Points = list[tuple[float, float | None]]
+Point = tuple[float, float | None]
+Points = Sequence[Point]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def smoothing_window(count: int) -> int:
 def moving_average(points: Points, *, window: int) -> Points:
     """Return the mean over a centred window of points, cut off at both ends; values that are None are passed over."""
     half = window // 2
-    averaged = []
+    averaged: list[Point] = []
     for index, (step, _) in enumerate(points):
         near = [value for _, value in points[max(0, index - half) : index + half + 1] if value is not None]
         averaged.append((step, sum(near) / len(near) if near else None))
@@ -121,7 +122,7 @@ def thinned(points: Points, *, limit: int) -> Points:
     return [_mean_point(points[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
-def _mean_point(points: Points) -> tuple[float, float | None]:
+def _mean_point(points: Points) -> Point:
     values = [value for _, value in points if value is not None]
     steps = [step for step, _ in points]
     return sum(steps) / len(steps), sum(values) / len(values) if values else None
@@ -130,23 +131,26 @@ def _mean_point(points: Points) -> tuple[float, float | None]:
 def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
     found = [(name, points) for name in spec.metrics if (points := metrics.series(name))]
     lines = (
-        Line(name=name.removeprefix(TIMING_PREFIX), color=color, **drawn_points(points, smoothed=spec.smoothed))
+        drawn_line(points, smoothed=spec.smoothed, name=name.removeprefix(TIMING_PREFIX), color=color)
         for color, (name, points) in enumerate(found, start=1)
     )
     return Panel(spec=spec, lines=tuple(lines))
 
 
-def drawn_points(points: Points, *, smoothed: bool) -> dict[str, Points]:
-    """Return the `points` and the `smooth` of a `Line` through these values."""
+def drawn_line(
+    points: Points, *, smoothed: bool, name: str, color: int, run: int | None = None, dash: int = 0
+) -> Line:
+    """Return the line through these values, thinned where there are too many; the rest is as `Line` has it."""
     points = thinned(points, limit=MAX_POINTS)
     window = smoothing_window(len(points)) if smoothed else 1
-    return {"points": points, "smooth": moving_average(points, window=window) if window > 1 else []}
+    smooth = moving_average(points, window=window) if window > 1 else []
+    return Line(name=name, color=color, run=run, dash=dash, points=points, smooth=smooth)
 
 
 def _is_zero(panel: Panel) -> bool:
     return all(value == 0 for line in panel.lines for _, value in line.points)
 
 
-def _mean(points: Sequence[tuple[float, float | None]]) -> float:
+def _mean(points: Points) -> float:
     values = [value for _, value in points if value is not None]
     return sum(values) / len(values) if values else 0.0

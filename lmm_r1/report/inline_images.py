@@ -68,7 +68,7 @@ def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
     try:
         with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
             image.load()
-            mime_type = MIME_TYPES[image.format]
+            mime_type = MIME_TYPES[str(image.format)]
             if len(content) > max_bytes:
                 content, mime_type = _reduced(image, max_bytes=max_bytes), "image/webp"
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:

@@ -125,14 +125,14 @@ def _label(panel: Panel, *, show: Show) -> str:
     return f"{panel.spec.title}: {'; '.join(ends)}"
 
 
-def _pieces(points: Points) -> list[Points]:
+def _pieces(points: Points) -> list[list[tuple[float, float]]]:
     """Split a line where values are missing."""
-    pieces: list[Points] = [[]]
-    for point in points:
-        if point[1] is None:
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for step, value in points:
+        if value is None:
             pieces.append([])
         else:
-            pieces[-1].append(point)
+            pieces[-1].append((step, value))
     return [piece for piece in pieces if piece]
 
 

@@ -7,10 +7,9 @@ from lmm_r1.records.run import Stage
 from lmm_r1.report.curves import (
     PANELS,
     TIMING_PREFIX,
-    Line,
     Panel,
     PanelSpec,
-    drawn_points,
+    drawn_line,
     is_worth_showing,
 )
 from lmm_r1.report.stages import StageMatch
@@ -110,12 +109,13 @@ def _panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
     (metric,) = spec.metrics
     found = ((curve, points) for curve in curves if (points := curve.stage.metrics.series(metric)))
     lines = (
-        Line(
+        drawn_line(
+            points,
+            smoothed=spec.smoothed,
             name=curve.name,
-            run=curve.run,
             color=run_color(curve.run),
+            run=curve.run,
             dash=curve.dash,
-            **drawn_points(points, smoothed=spec.smoothed),
         )
         for curve, points in found
     )

@@ -107,14 +107,14 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
     held_out = [
         Headline(
             title=f"Held-out {cell.file} accuracy",
-            value=percent(cell.scores.accuracy),
+            value=percent(accuracy),
             remark=(
                 f"{points(cell.change)} points since {run.stages[0].name}"
                 if cell.change is not None
                 else f"after {name}"
             ),
         )
-        for name, cell in filter(None, reached)
+        for name, cell, accuracy in filter(None, reached)
     ]
     steps = sum(stage.steps for stage in run.stages)
     count = len(run.stages)
@@ -136,10 +136,10 @@ def _evaluated_with(run: Run) -> dict[str, str]:
     return facts | {name: str(settings[name]) for name in SAMPLING_SETTINGS if settings.get(name) is not None}
 
 
-def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOut] | None:
-    """Return the last stage with an accuracy in this column of the table, and its cell."""
+def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOut, float] | None:
+    """Return the last stage with an accuracy in this column of the table, its cell and that accuracy."""
     for row in reversed(rows):
         cell = row.held_out[column]
         if cell.scores and cell.scores.accuracy is not None:
-            return row.name, cell
+            return row.name, cell, cell.scores.accuracy
     return None

@@ -37,16 +37,16 @@ def stage_rows(run: Run) -> list[StageRow]:
     strangers = [
         (index, checkpoint) for index, checkpoint in enumerate(checkpoints) if checkpoint.name not in of_stages
     ]
-    before = [_row(run, checkpoint=checkpoint) for index, checkpoint in strangers if index < first_owned]
-    after = [_row(run, checkpoint=checkpoint) for index, checkpoint in strangers if index >= first_owned]
-    stages = [_row(run, checkpoint=run.checkpoint(stage), stage=stage) for stage in run.stages]
+    before = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index < first_owned]
+    after = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index >= first_owned]
+    stages = [_row(run, stage.name, run.checkpoint(stage), stage=stage) for stage in run.stages]
     return [*before, *stages, *after]
 
 
-def _row(run: Run, *, checkpoint: Checkpoint | None, stage: Stage | None = None) -> StageRow:
+def _row(run: Run, name: str, checkpoint: Checkpoint | None, *, stage: Stage | None = None) -> StageRow:
     files = checkpoint.files if checkpoint else {}
     return StageRow(
-        name=stage.name if stage else checkpoint.name,
+        name=name,
         stage=stage,
         held_out=tuple(
             HeldOut(
@@ -60,7 +60,7 @@ def _row(run: Run, *, checkpoint: Checkpoint | None, stage: Stage | None = None)
 def _change(run: Run, *, file: str, scores: FileScores | None, of: Stage | None) -> float | None:
     first = run.stages[0]
     baseline = run.held_out(first).get(file)
-    if of is first or scores is None or baseline is None or None in (scores.accuracy, baseline.accuracy):
+    if of is first or scores is None or scores.accuracy is None or baseline is None or baseline.accuracy is None:
         return None
     return scores.accuracy - baseline.accuracy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +14,7 @@ from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scoreboard.shown_rows import ShownRow, shown_rows
 from lmm_r1.evaluation.scores import SampleScores
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., str]] = {
     "share": cell_text.share,
     "estimate": cell_text.estimate,
     "interval": cell_text.interval,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from typing_extensions import Self
 
 from lmm_r1.errors import UserError
@@ -109,8 +110,8 @@ def read_recipe(path: Path) -> Recipe:
         raise UserError(f"{path}: {'; '.join(map(_sentence, error.errors()))}") from error
 
 
-def _sentence(fault: Mapping[str, object]) -> str:
+def _sentence(fault: ErrorDetails) -> str:
     place = ".".join(map(str, fault["loc"])) or "the recipe"
     if fault["type"] == "extra_forbidden":
         return f"{place} is no field of a recipe"
-    return f"{place}: {str(fault['msg']).removeprefix('Value error, ')}"
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"

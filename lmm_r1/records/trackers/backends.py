@@ -17,7 +17,7 @@ from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
 from lmm_r1.records.trackers.fan_out import Trackers
 from lmm_r1.records.trackers.record import TRACKERS_FILE, TrackerRecord
-from lmm_r1.records.trackers.tracker import Session
+from lmm_r1.records.trackers.tracker import Session, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def open_trackers(config: PPOConfig | SFTConfig, *, folder: Path, resumed: bool)
     check_trackers(logger)
     record = TrackerRecord(folder / TRACKERS_FILE, resumed=resumed)
     settings = without_secrets(config)
-    opened = {}
+    opened: dict[str, Tracker] = {}
     for name in logger.trackers:
         session = Session(logger=logger, folder=folder, settings=settings, earlier=record.identity(name))
         try:

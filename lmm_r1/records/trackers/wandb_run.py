@@ -48,7 +48,7 @@ class WandbRun:
         columns, rows = table(step, samples)
         shown: dict[str, object] = {
             f"{TRAIN_PREFIX}{STEP}": step,
-            GENERATIONS: wandb.Table(columns=columns, data=rows),
+            GENERATIONS: wandb.Table(columns=[*columns], data=rows),
         }
         # Beside the table, and not in it: wandb keeps a table's images outside the run's folder.
         images = [wandb.Image(str(path), caption=caption) for path, caption in captioned_images(samples)]
