@@ -35,6 +35,8 @@ check: $(STAMP)
 	$(VENV)/bin/black --check --quiet $(SOURCES) || { echo "run: make format" >&2; exit 1; }
 	$(VENV)/bin/isort --check --quiet $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/mypy
 	git ls-files '*.sh' .ci/run | xargs $(VENV)/bin/shellcheck
 
 format: $(STAMP)

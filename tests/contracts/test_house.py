@@ -1,0 +1,59 @@
+"""The checks of layers and types that `make check` makes: each fails on a planted breach."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.contract
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("lmm_r1", "remote_rm")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the code and its settings, in which something can be broken."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name(command), *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(folder), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "said"),
+    [
+        ("lmm_r1/data/messages.py", "import lmm_r1.lmm_kits", "lmm_r1.data is not allowed to import lmm_r1.lmm_kits"),
+        ("lmm_r1/chat/loop.py", "import lmm_r1.batch.job", "lmm_r1.chat is not allowed to import lmm_r1.batch"),
+        ("remote_rm/client.py", "import lmm_r1.errors", "remote_rm is not allowed to import lmm_r1"),
+        ("lmm_r1/newroom.py", "", "newroom"),
+    ],
+)
+def test_an_import_against_the_order_of_the_rooms_fails(copied: Path, module: str, line: str, said: str):
+    path = copied / module
+    before = path.read_text() if path.exists() else ""
+    path.write_text(f"{before}\n{line}\n")
+    checked = run(copied, "lint-imports", "--no-logo", "--no-cache")
+    assert checked.returncode == 1, checked.stdout
+    assert said in checked.stdout
+
+
+def test_a_type_that_does_not_fit_fails(copied: Path):
+    path = copied / "lmm_r1" / "dotted.py"
+    path.write_text(path.read_text() + "\n\ndef planted(number: int) -> str:\n    return number\n")
+    # One module and what it imports, not the whole house: it would take most of a minute.
+    checked = run(copied, "mypy", "--cache-dir", str(copied / "cache"), "-p", "lmm_r1.dotted")
+    assert checked.returncode == 1, checked.stdout
+    assert 'Incompatible return value type (got "int", expected "str")' in checked.stdout
