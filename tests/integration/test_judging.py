@@ -54,7 +54,7 @@ def test_a_judge_may_be_entered_again():
     item = Item(prompt="", response="<answer>B</answer>", label="B")
     for _ in range(2):
         with judge:
-            assert judge.judge([item])[0].score.score == 1.0
+            assert judge.judge([item])[0].score == 1.0
 
 
 def test_a_label_that_the_verifier_refuses_is_told_with_its_row():
