@@ -110,7 +110,7 @@ class GroupRollout:
                     sample = Sample(
                         row=row,
                         segments=(shared, generated),
-                        response=self._text(response),
+                        response=self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
                         finish_reason=response.finish_reason,
                         weight_version=weight_version,
                     )
@@ -152,13 +152,6 @@ class GroupRollout:
                 if part.finish_reason is not None:
                     response.finish_reason = part.finish_reason
                     yield response
-
-    def _text(self, response: _Response) -> str:
-        # A model may have several end tokens; no stop strings are used.
-        ended = response.finish_reason == "stop"
-        return self.tokenizer.decode(
-            response.token_ids[:-1] if ended else response.token_ids, skip_special_tokens=False
-        )
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt) -> Sample:
         """Return a sample with its reward; without a scorer a reward model gives it later."""

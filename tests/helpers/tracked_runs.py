@@ -59,6 +59,10 @@ def texts_of_tensorboard(folder: Path, tag: str) -> dict[int, str]:
 
 def of_wandb(folder: Path) -> list[dict[str, object]]:
     """The rows of all offline sessions, in order; what a table or an image has is under `NAME/_type` and so on."""
+    import wandb
+
+    # Its service may still be writing.
+    wandb.teardown()
     rows = []
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for record in _wandb_records(file.read_bytes()):
