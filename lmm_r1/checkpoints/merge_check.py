@@ -77,11 +77,11 @@ def outputs_of(loaded: LoadedWeights, kit: LmmKit, prompts: Sequence[EncodedProm
                 key: value.to(model.dtype) if value.is_floating_point() else value for key, value in media.items()
             }
         inputs = kit.forward_inputs(model.config, sequences, mask, media)
-        inputs |= {"input_ids": sequences, "attention_mask": mask, "use_cache": False}
+        inputs |= {"input_ids": sequences, "attention_mask": mask}
         if loaded.head is None:
-            found.append(model(**inputs).logits[0])
+            found.append(model(**inputs, use_cache=False).logits[0])
         else:
-            hidden = kit.backbone_of(model)(**inputs).last_hidden_state[0]
+            hidden = kit.backbone_of(model)(**inputs, use_cache=False).last_hidden_state[0]
             found.append(hidden @ loaded.head.to(hidden.dtype).T)
     return found
 

@@ -47,8 +47,11 @@ def write_merged(config: MergeConfig) -> list[str]:
     Raises UserError for what cannot be merged, and where the written folder does not compute what was trained.
     """
     with _quiet_transformers():
-        source = _adapter_source(config) if config.adapter is not None else _checkpoint_source(config)
-        return _write(config, source)
+        if config.adapter is not None:
+            return _write(config, _adapter_source(config, config.adapter))
+        assert config.checkpoint is not None, "one of the two is required by config.merge"
+        assert config.base is not None, "required beside --checkpoint"
+        return _write(config, _checkpoint_source(config, config.checkpoint, base=config.base))
 
 
 def _write(config: MergeConfig, source: Source) -> list[str]:
@@ -115,8 +118,7 @@ def _quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _adapter_source(config: MergeConfig) -> Source:
-    adapter = config.adapter
+def _adapter_source(config: MergeConfig, adapter: Path) -> Source:
     base = config.base or adapter_base(adapter)
     if base is None:
         raise UserError(f"--adapter {adapter}: its config names no base model; give one with --base")
@@ -131,16 +133,16 @@ def _adapter_source(config: MergeConfig) -> Source:
     )
 
 
-def _checkpoint_source(config: MergeConfig) -> Source:
+def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> Source:
     # Told before the shards are read.
-    kit_of(config.base, trust_remote_code=config.trust_remote_code)
-    folder = checkpoint_folder(config.checkpoint, tag=config.tag)
+    kit_of(base, trust_remote_code=config.trust_remote_code)
+    folder = checkpoint_folder(checkpoint, tag=config.tag)
     weights = read_weights(folder)
     alpha, where = _lora_alpha(config, weights) if weights.adapted else (None, "")
 
     def load() -> LoadedWeights:
         model = load_trained(
-            config.base,
+            base,
             weights,
             lora_alpha=alpha,
             dtype=torch.float32,
@@ -154,7 +156,7 @@ def _checkpoint_source(config: MergeConfig) -> Source:
             f" and merged adapters of {len(weights.adapted)} layers: rank {weights.rank}, alpha {alpha} ({where})"
         )
     against = "the unmerged model" if weights.adapted else "the gathered weights"
-    return Source(base=config.base, load=load, described=described, against=against)
+    return Source(base=base, load=load, described=described, against=against)
 
 
 def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]:
@@ -201,4 +203,5 @@ def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_co
 
     drop_output_layer(model)
     head = stored_weight(str(folder), name=model.config.value_head_prefix, config=model.config, required=True)
+    assert head is not None, "it is required"
     return LoadedWeights(model=model, head=head.float())

@@ -264,7 +264,7 @@ class PPODataConfig(DataConfig):
     """Split of the prompt dataset."""
     max_samples: int = 100_000_000
     """Rows used at most."""
-    label_key: str | None = "answer"
+    label_key: str = "answer"
     """Column with the right answer."""
     image_key: str = "images"
     """Column with the images of OpenRLHF's own rows; rows of messages name theirs inside."""

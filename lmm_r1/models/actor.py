@@ -81,6 +81,7 @@ class KitActor(KitModule, Actor):
         `ring_attn_group` get the same batch and share its tokens: the log-probs are all of them on every rank, the
         output's logits those of the rank's own tokens.
         """
+        assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
         routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
             return self._run(sequences, attention_mask, media, routers=routers)

@@ -68,7 +68,7 @@ def plain_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> B
         module, _, own_name = name.rpartition(".")
         value = stored.get(name, torch.empty_like(buffer, device="cpu"))
         # What has this mark gets no other value.
-        value._is_hf_initialized = name in stored
+        value._is_hf_initialized = name in stored  # type: ignore[attr-defined]
         setattr(plain.get_submodule(module), own_name, value)
     for weight in plain.parameters():
         weight._is_hf_initialized = True

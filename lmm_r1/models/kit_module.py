@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from transformers import PreTrainedModel
 
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
@@ -19,8 +21,9 @@ class KitModule:
     """The part of a module that holds a kit's model (mix-in); OpenRLHF's Actor makes the rest of a policy."""
 
     kit: LmmKit
-    model: torch.nn.Module
+    model: PreTrainedModel | DeepSpeedEngine
     """The kit's model, or DeepSpeed's engine around it."""
+    __call__: Callable[..., Any]  # as torch.nn.Module has it
 
     def _note(self, loaded: LoadedModel) -> None:
         """Keep all that was found out when the model was loaded, but the model itself."""
@@ -58,7 +61,7 @@ class KitModule:
         *,
         targets: Targets,
         group: dist.ProcessGroup | None,
-    ) -> tuple[SequenceShare, dict[str, torch.Tensor]]:
+    ) -> tuple[SequenceShare, dict[str, torch.Tensor | None]]:
         """Return this process's share of the batch as a packed sequence, and the model's arguments for all of it."""
         sequence, inputs = self._inputs.packed(
             sequences,

@@ -80,6 +80,7 @@ class KitValueModel(KitModule, torch.nn.Module):
             media: one entry per row of `input_ids` (B, T), None for rows without images.
             return_output: also the backbone's output.
         """
+        assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
         targets = last_tokens(attention_mask) if action_mask is None else wanted_targets(attention_mask, action_mask)
         if self.packing_samples:
             values, output = self._run_packed(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)

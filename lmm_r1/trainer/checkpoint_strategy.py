@@ -132,7 +132,7 @@ class CheckpointStrategy(DeepspeedStrategy):
         )
 
     def _agreed_tag(self, folder: Path) -> str | None:
-        tags = [None]
+        tags: list[str | None] = [None]
         if self.is_rank_0():
             point = resume_point([folder])
             warn_of_passed_over(point)

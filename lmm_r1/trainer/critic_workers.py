@@ -82,8 +82,8 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
     def forward(
         self,
         sequences: torch.Tensor,
-        action_mask: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        action_mask: torch.Tensor,
+        attention_mask: torch.Tensor,
         packed_seq_lens: list[int] | None = None,
         mm_train_inputs_list: Sequence[Any] | None = None,
     ) -> torch.Tensor:
@@ -127,7 +127,7 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
     def forward(
         self,
         sequences: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor,
         packed_seq_lens: list[int] | None = None,
         pad_sequence: bool = False,
         mm_train_inputs_list: Sequence[Any] | None = None,

@@ -280,7 +280,10 @@ def learns_once(config: PPOConfig) -> bool:
 
 def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
     """Return one model's outputs, one per pass; workers that share samples give them once each."""
-    return None if refs is None else [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
+    if refs is None:
+        return None
+    assert group is not None, "its workers gave the references"
+    return [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
 
 
 def data_parallel_size(group: RayActorGroup) -> int:

@@ -66,7 +66,9 @@ def _gradients(
 def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter) -> None:
     """Add a weight's gradient to the sum of the passes before, which waits in CPU memory, and keep the new sum there."""
     sums, number = optimizer.accumulated_grads_in_cpu, optimizer.get_param_id(weight)
-    total = weight.grad.data.to(optimizer.gradient_accumulation_dtype).view(-1)
+    gradient = weight.grad
+    assert gradient is not None, "DeepSpeed calls this when the weight has got its gradient"
+    total = gradient.data.to(optimizer.gradient_accumulation_dtype).view(-1)
     if number not in sums:
         kept = torch.zeros_like(total, device=optimizer.device)
         sums[number] = kept.pin_memory() if optimizer.cpu_offload_pin_memory and torch.cuda.is_available() else kept
@@ -74,4 +76,4 @@ def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter
         total = total.add_(sums[number].to(total.device, non_blocking=True))
     sums[number].copy_(total, non_blocking=True)
     # What the optimizer reads after the last pass.
-    weight.grad.data = total.view_as(weight)
+    gradient.data = total.view_as(weight)

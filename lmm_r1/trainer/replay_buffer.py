@@ -28,7 +28,7 @@ class GroupReplayBuffer(NaiveReplayBuffer):
 
     def clear(self) -> None:
         super().clear()
-        self.dynamic_indices = []
+        self.dynamic_indices: list[list[int]] = []
 
     def announce_pass(self, engine: DeepSpeedEngine, *, step: int) -> None:
         """Tell DeepSpeed, before a pass, whether an optimizer step ends with it.

@@ -14,7 +14,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from ray.util.placement_group import PlacementGroup, placement_group
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, to_openrlhf_args
 from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
@@ -59,7 +59,7 @@ class _Workers:
 
 def train(config: PPOConfig) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    path = config.actor.model_name_or_path
+    path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     kit = policy.kit
     check_engine(kit, model=f"--actor.model_name_or_path {path}")
@@ -71,12 +71,13 @@ def train(config: PPOConfig) -> None:
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     max_images = _max_images(config, rows + eval_rows)
     if config.reward.remote_url:
-        _check_rewards(config)
+        _check_rewards(config, config.reward.remote_url)
     # The critic may start from the reward model, which is then the one that was given.
+    paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
-        _check_value_model(config, flag, policy=policy)
-    for flag in ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path"):
-        _check_config(config, flag)
+        _check_value_model(config, flag, paths[flag], policy=policy)
+    for flag, own_path in paths.items():
+        _check_config(config, flag, own_path)
     check_balanced(
         policy.config,
         coef=config.actor.aux_loss_coef,
@@ -162,10 +163,23 @@ def _start_workers(config: PPOConfig, *, max_images: int, max_videos: int) -> _W
     return _Workers(engines=engines, actor=actor, reference=reference, critic=critic, reward=reward)
 
 
+def _policy_path(config: PPOConfig) -> str:
+    path = config.actor.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    return path
+
+
+def _model_paths(config: PPOConfig) -> dict[str, str | None]:
+    """Return the path of each model by its flag, without the dashes; None for one that the run does not have."""
+    return {
+        "actor.model_name_or_path": config.actor.model_name_or_path,
+        "critic.model_name_or_path": config.critic.model_name_or_path,
+        "reward.model_name_or_path": config.reward.model_name_or_path,
+    }
+
+
 def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
-    flags = [f"{group}.model_name_or_path" for group in ("actor", "critic", "reward")]
-    models = {flag: dotted.get(config, flag) for flag in flags}
-    return Fingerprint.of(config, models=models, rows={"data.prompt_dataset": rows})
+    return Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
 
 
 def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
@@ -192,6 +206,7 @@ def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
 
 def _prompts(config: PPOConfig) -> list[Row]:
     data = config.data
+    assert data.prompt_dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
     row_lists = [_load(config, path, split=data.prompt_split) for path in paths]
     rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
@@ -222,12 +237,12 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     return limit or most
 
 
-def _check_rewards(config: PPOConfig) -> None:
+def _check_rewards(config: PPOConfig, urls: str) -> None:
     """Raise UserError, before anything is started, when the reward source does not answer."""
 
     async def check() -> None:
         scorer = make_scorer(
-            config.reward.remote_url.split(","),
+            urls.split(","),
             timeout_s=config.reward.timeout_s,
             deadline_s=config.reward.deadline_s,
         )
@@ -239,25 +254,23 @@ def _check_rewards(config: PPOConfig) -> None:
     try:
         asyncio.run(check())
     except RewardUnavailable as error:
-        raise UserError(f"--reward.remote_url {config.reward.remote_url}: {error}") from error
+        raise UserError(f"--reward.remote_url {urls}: {error}") from error
 
 
-def _check_config(config: PPOConfig, flag: str) -> None:
+def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:
     """Raise UserError for a model that the run's settings cannot train."""
-    path = dotted.get(config, flag)
     if path is not None:
         model_config = Checkpoint(path, trust_remote_code=config.train.trust_remote_code).config
         check_rope(model_config, model=f"--{flag} {path}")
         check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
 
 
-def _check_value_model(config: PPOConfig, flag: str, *, policy: Checkpoint) -> None:
+def _check_value_model(config: PPOConfig, flag: str, path: str | None, *, policy: Checkpoint) -> None:
     """Raise UserError where critic or reward model cannot read what the policy writes, or is not whole.
 
     Args:
         flag: of the model's path, without the dashes.
     """
-    path = dotted.get(config, flag)
     if path is None or (path == policy.path and flag.startswith("critic.")):
         return
     own = Checkpoint(path, trust_remote_code=policy.trust_remote_code)

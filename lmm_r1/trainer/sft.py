@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def train(config: SFTConfig) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="sft")
-    path = config.model.model_name_or_path
+    path = _model_path(config)
     checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     kit, processor = checkpoint.kit, checkpoint.processor
     check_weights(path)
@@ -122,6 +122,12 @@ def _train(
     dist.destroy_process_group()
 
 
+def _model_path(config: SFTConfig) -> str:
+    path = config.model.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    return path
+
+
 def _check_processes(config: SFTConfig, *, count: int) -> None:
     size = config.ds.ulysses_size
     if count % size:
@@ -129,6 +135,7 @@ def _check_processes(config: SFTConfig, *, count: int) -> None:
 
 
 def _load_rows(config: SFTConfig) -> list[Row]:
+    assert config.data.dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
     row_lists = [
         load_rows(path, split=config.data.dataset_split, message_key=config.data.input_key, answer_required=False)
@@ -156,7 +163,7 @@ def _max_len(config: SFTConfig) -> str:
 
 def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
     actor = KitActor(
-        config.model.model_name_or_path,
+        _model_path(config),
         attn_implementation=config.ds.attn_implementation,
         param_dtype=config.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),

@@ -110,6 +110,7 @@ class KitStrategy(CheckpointStrategy):
         if isinstance(module, KitValueModel):
             weights = whole_state_dict(model)
             if self.is_rank_0():
+                assert weights is not None, "rank 0 has them whole"
                 module.save(output_dir, processor=tokenizer, weights=weights)
             dist.barrier()
             return

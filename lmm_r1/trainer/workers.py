@@ -25,6 +25,7 @@ from peft.tuners.lora import LoraLayer
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.lmm_kits import Checkpoint, Media
+from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
@@ -34,9 +35,7 @@ from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
 LAYERS_AT_A_TIME = 14
 
 
-def load_processor(
-    pretrain: str, model: Any, padding_side: str = "left", strategy: KitStrategy | None = None, use_fast: bool = True
-) -> Any:
+def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
     """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
     return Checkpoint(pretrain, trust_remote_code=strategy.args.train.trust_remote_code).processor
 
@@ -72,9 +71,12 @@ def install_seams(args: SimpleNamespace) -> None:
 class KitActorPPOTrainer(ActorPPOTrainer):
     """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
 
+    actor: KitActor | SimpleNamespace
+    """The policy; what stands for it while `_send` lets OpenRLHF send other weights."""
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn = partial(self._policy_loss, self.actor_loss_fn)
+        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, self.actor_loss_fn)
         # Of the passes since someone took them, where the policy's log-probs are those of the passes.
         self.gaps: Gaps = {}
         self._experience: Experience | None = None
@@ -106,8 +108,9 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         **settings: Any,
     ) -> Any:
         """Return OpenRLHF's policy loss; note how far the engine is from a policy whose log-probs are not known before."""
-        experience = self._experience
         if old_log_probs is None:
+            experience = self._experience
+            assert experience is not None, "the loss is that of the pass in `training_step`"
             gaps = gaps_of(
                 log_probs,
                 experience.rollout_log_probs,
@@ -228,7 +231,7 @@ def _merged(layer: LoraLayer) -> torch.Tensor:
 def _parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
     """Return a whole tensor as upstream takes a weight, whose shape it looks for elsewhere under ZeRO-3."""
     weight = torch.nn.Parameter(tensor, requires_grad=False)
-    weight.ds_shape = weight.shape
+    weight.ds_shape = weight.shape  # type: ignore[attr-defined]
     return weight
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +38,7 @@ class BatchInputs:
         if given:
             merged = {key: value.to(sequences.device) for key, value in self.kit.merge_media(given).items()}
         inputs = self.kit.forward_inputs(self.config, sequences, attention_mask, merged)
-        return self._arguments(sequences, attention_mask, inputs)
+        return {**self._arguments(sequences, inputs), "attention_mask": attention_mask}
 
     def packed(
         self,
@@ -50,7 +49,7 @@ class BatchInputs:
         targets: Targets,
         share_prefix: bool,
         multiple_of: int = 1,
-    ) -> tuple[PackedSequence, dict[str, torch.Tensor]]:
+    ) -> tuple[PackedSequence, dict[str, torch.Tensor | None]]:
         """Return the batch as a packed sequence, whose length `multiple_of` divides, and all arguments for it."""
         packed = pack_batch(
             self.kit,
@@ -64,13 +63,11 @@ class BatchInputs:
             multiple_of=multiple_of,
         )
         # The layout stands in the mask's place.
-        return packed, self._arguments(packed.token_ids, None, packed.inputs)
+        return packed, {**self._arguments(packed.token_ids, packed.inputs), "attention_mask": None}
 
-    def _arguments(
-        self, token_ids: torch.Tensor, attention_mask: torch.Tensor | None, inputs: dict[str, torch.Tensor]
-    ) -> dict[str, Any]:
-        arguments = {"input_ids": token_ids, "attention_mask": attention_mask, **self._in_dtype(inputs)}
-        return self.kit.in_one_tower_run(self.config, arguments)
+    def _arguments(self, token_ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return all arguments but the mask."""
+        return self.kit.in_one_tower_run(self.config, {"input_ids": token_ids, **self._in_dtype(inputs)})
 
     def _needs_filler(self) -> bool:
         """Whether the vision tower must run without images: ranks wait for one another, and gradients must be new.

@@ -48,7 +48,7 @@ def check_samples(model: KitModule, *, longest: int) -> list[CheckSample]:
     prompt = text(around)
     for _ in range(images):
         prompt += [*ids, *text(around)]
-    if images > 1:
+    if media is not None and images > 1:
         media = model.kit.merge_media([media] * images)
     less = int(OTHERS * room)
     lengths = (max(RESPONSES[0], room), max(RESPONSES[1], less))

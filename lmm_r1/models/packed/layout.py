@@ -106,6 +106,7 @@ class PackedLayout:
         queries = keys[offset:, None]
         mask = keys <= queries
         if has_block:
+            assert self.block_ids is not None, "a segment holds blocks"
             own = self.block_ids[segment.start : segment.end].to(device)
             mask[:, offset:] |= (own[:, None] == own) & (own >= 0)
         if window is not None:

@@ -85,9 +85,9 @@ def pack_batch(
     real = parts.length
     image = kit.filler_media(config) if fill and not parts.media else None
     if image is not None:
-        ids, filler = image
-        parts.add_segment(torch.tensor(ids))
-        parts.add_inputs([len(ids)], torch.tensor(ids), filler)
+        image_ids, filler = image
+        parts.add_segment(torch.tensor(image_ids))
+        parts.add_inputs([len(image_ids)], torch.tensor(image_ids), filler)
     missing = -parts.length % multiple_of
     if missing:
         # A chat's first token is no placeholder of an image.
@@ -206,13 +206,14 @@ class _Parts:
         if self.media:
             media = self.kit.merge_media(self.media)
             inputs |= {name: media[name] for name in self.media_names}
+        rows, columns = zip(*self.places, strict=True)
         return PackedSequence(
             token_ids=token_ids[None].to(device),
             inputs={name: value.to(device) for name, value in inputs.items()},
             layout=layout,
             sources=torch.cat(self.sources).to(device),
             target_ids=torch.cat(self.target_ids).to(device),
-            places=tuple(torch.cat(part).to(device) for part in zip(*self.places, strict=True)),
+            places=(torch.cat(rows).to(device), torch.cat(columns).to(device)),
             filled=filled,
             filler=filler,
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.kit_module import KitModule
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 def check_packing(
     model: KitModule,
     *,
-    run: Callable[..., torch.Tensor] | None = None,
+    run: DeepSpeedEngine | None = None,
     group: dist.ProcessGroup | None = None,
     longest: int = 0,
 ) -> None:
@@ -48,7 +49,6 @@ def check_packing(
     """
     if not model.packing_samples:
         return
-    run = run or model
     samples = check_samples(model, longest=longest_that_fits(model, tokens=longest))
     first = None
     for mode in ("evaluation", "training"):
@@ -68,7 +68,7 @@ def check_packing(
 
 def _results(
     model: KitModule,
-    run: Callable[..., torch.Tensor],
+    run: DeepSpeedEngine | None,
     samples: Sequence[CheckSample],
     *,
     group: dist.ProcessGroup | None,
@@ -83,8 +83,8 @@ def _results(
         wanted[row, start:end] = 1
     wanted = wanted[:, 1:]
     # Weights may be elsewhere: an engine knows where it computes.
-    device = (model.model if run is model else run).device
-    results = run(
+    device = (model.model if run is None else run).device
+    results = (model if run is None else run)(
         sequences.to(device),
         wanted.to(device),
         attention_mask=mask.to(device),
