@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from deepspeed import DeepSpeedEngine
 from transformers import PreTrainedModel
 
 from lmm_r1.lmm_kits import LmmKit, Media
@@ -16,6 +15,9 @@ from lmm_r1.models.packed.batch_inputs import BatchInputs
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
 
 class KitModule:
     """The part of a module that holds a kit's model (mix-in); OpenRLHF's Actor makes the rest of a policy."""
@@ -23,7 +25,7 @@ class KitModule:
     kit: LmmKit
     model: PreTrainedModel | DeepSpeedEngine
     """The kit's model, or DeepSpeed's engine around it."""
-    __call__: Callable[..., Any]  # as torch.nn.Module has it
+    __call__: Callable[..., Any]
 
     def _note(self, loaded: LoadedModel) -> None:
         """Keep all that was found out when the model was loaded, but the model itself."""

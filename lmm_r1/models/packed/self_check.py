@@ -10,14 +10,17 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from deepspeed import DeepSpeedEngine
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.packed.check_samples import CheckSample, check_samples, longest_that_fits
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 # How far the results of a sample may be off in the mean, in standard deviations of all results. In bfloat16, rounding
 # made up to 0.03 (28 layers, random weights), and a mask or positions that were wrong 0.24 and more.
