@@ -1,5 +1,7 @@
 """rollouts.jsonl of a run folder: sampled responses with their prompts, whose images lie beside it."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +12,7 @@ from typing import Any, BinaryIO, Literal
 
 from lmm_r1.data import messages as data_messages
 from lmm_r1.data.images import load_image
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_bytes_atomically
 from lmm_r1.files.json_lines import append_json_lines, read_json_lines
@@ -35,6 +38,21 @@ class SampledResponse:
     truncated: bool
     weight_version: int | None = None
     """How many weight updates the engine had had; None in records of earlier versions."""
+
+    @classmethod
+    def of(cls, sample: Sample, *, step: int, group: int) -> SampledResponse:
+        """Return what is kept of a sample that has its reward."""
+        return cls(
+            step=step,
+            group=group,
+            response=sample.response,
+            label=sample.label,
+            reward=sample.scored.reward,
+            scores=sample.scored.parts,
+            response_tokens=sample.generated_tokens,
+            truncated=sample.truncated,
+            weight_version=sample.weight_version,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

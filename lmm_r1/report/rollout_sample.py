@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from markupsafe import Markup
 
-from lmm_r1.records.rollouts import Message, Part, Rollout
+from lmm_r1.records.rollouts import Message, Part, Rollout, SampledResponse
 from lmm_r1.records.run import Stage
 from lmm_r1.report.inline_images import ImageError, InlineImages, image_key
 from lmm_r1.report.page_text import script_json
@@ -123,19 +123,9 @@ def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage
 
 
 def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
-    return {
-        "series": series,
-        "step": rollout.step,
-        "group": rollout.group,
-        "prompt": prompt,
-        "response": rollout.response,
-        "label": rollout.label,
-        "reward": rollout.reward,
-        "scores": rollout.scores,
-        "verdict": verdict(rollout),
-        "tokens": rollout.response_tokens,
-        "truncated": rollout.truncated,
-    }
+    """Return a rollout as the page's script reads it: all that is kept of a sample, under the same names."""
+    kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse)}
+    return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
 
 
 def verdict(rollout: Rollout) -> str | None:

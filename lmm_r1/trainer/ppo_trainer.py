@@ -365,17 +365,7 @@ class KitPPOTrainer(BasePPOTrainer):
         count = self.config.logger.rollouts_per_step
         for index in range(min(count, sum(map(len, groups)))):
             sample = groups[index % len(groups)][index // len(groups)]
-            response = SampledResponse(
-                step=step,
-                group=index % len(groups),
-                response=sample.response,
-                label=sample.label,
-                reward=sample.scored.reward,
-                scores=sample.scored.parts,
-                response_tokens=sample.generated_tokens,
-                truncated=sample.truncated,
-                weight_version=sample.weight_version,
-            )
+            response = SampledResponse.of(sample, step=step, group=index % len(groups))
             written = self.folder.rollout(response, messages=sample.row.messages, location=sample.row.location)
             shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
