@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _ENVIRONMENT = {
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
 }
+# Libraries of operators: what they declare lives as long as these objects.
+_declarations: list[object] = []
 
 
 class _CpuDevice(str):
@@ -55,8 +58,7 @@ def prepare() -> None:
         operators = torch.library.Library("torchvision", "DEF")
         operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        # The declarations live as long as this object.
-        prepare.operators = operators
+        _declarations.append(operators)
 
 
 def _loads(library: Path) -> bool:
@@ -96,10 +98,14 @@ def prepare_worker() -> None:
 
     if torch.cuda.is_available():
         return
-    torch.cuda.current_device = lambda: _CpuDevice("cpu")
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.synchronize = lambda device=None: None
-    torch.cuda.current_stream = lambda device=None: None
+    stand_ins: dict[str, Callable[..., object]] = {
+        "current_device": lambda: _CpuDevice("cpu"),
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "current_stream": lambda device=None: None,
+    }
+    for name, stand_in in stand_ins.items():
+        setattr(torch.cuda, name, stand_in)
 
 
 def zero_settings() -> dict[str, Any]:
@@ -126,6 +132,6 @@ def prepare_training() -> None:
 
     # DeepSpeed compiles a shared-memory collective on first use (40 s); gloo does the same work.
     # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     # OpenRLHF names "cuda" as the mesh's device type.
     openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)

@@ -5,9 +5,12 @@ import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
@@ -16,7 +19,7 @@ def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
     leaves: dict[str, object] = {}
     for field in dataclasses.fields(config_class):
         hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             leaves |= leaf_types(hint, prefix=f"{prefix}{field.name}.")
         else:
             leaves[f"{prefix}{field.name}"] = hint

@@ -100,9 +100,10 @@ def _split(row: Row) -> tuple[Row, str]:
             f'{row.location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
             "assistant turn behind a prompt"
         )
-    if not all(isinstance(part, TextPart) for part in last.parts):
+    texts = [part.text for part in last.parts if isinstance(part, TextPart)]
+    if len(texts) < len(last.parts):
         raise UserError(f"{row.location}: the assistant turn to score must be text")
-    return replace(row, messages=tuple(before)), "".join(part.text for part in last.parts)
+    return replace(row, messages=tuple(before)), "".join(texts)
 
 
 def _completion(response: Any, location: str, count_tokens: Callable[[str], int]) -> Completion:

@@ -48,6 +48,7 @@ def run_job(
         record = None
         reason = outcome.reason
         if reason is None:
+            assert outcome.row is not None, "an outcome without a reason has its row"
             try:
                 scores = None if scorer is None else scorer.score(outcome.row, outcome.completions)
                 record = record_of(outcome, scores)
@@ -86,6 +87,7 @@ def record_of(outcome: Outcome, scores: Sequence[Score] | None) -> dict[str, Any
         for response, score in zip(responses, scores, strict=True):
             timed_out = {"timed_out": 1.0} if score.timed_out else {}
             response |= {"reward": score.reward, "scores": {**score.parts, **timed_out}}
+    assert outcome.row is not None, "what was answered is a row"
     return {**row_fields(outcome.index, outcome.row), "responses": responses, "seconds": round(outcome.seconds, 4)}
 
 

@@ -74,13 +74,13 @@ class RowLog:
         """Return the rows that were left out."""
         if not self.skipped_path.exists():
             return []
-        lines = [line for line in read_json_lines(self.skipped_path) if line.record is not None]
         return [
             SkippedRow(
                 index=count_field(line.record, INDEX, place=line.place),
                 reason=text_field(line.record, "reason", place=line.place),
             )
-            for line in lines
+            for line in read_json_lines(self.skipped_path)
+            if line.record is not None
         ]
 
     def _begin_anew(self, settings: Mapping[str, Any]) -> None:

@@ -20,13 +20,13 @@ from lmm_r1.data.stored_messages import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.adapter_merge import split_adapter
-from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
+from lmm_r1.generation.backends import Backend, check_backend, make_engine, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 
-BACKENDS = {"generate_vllm": "vllm", "generate": "transformers"}
+BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
 # What may differ between two sessions of one job: it changes no response.
 NOT_KEPT = (
     *("output", "overwrite", "engines", "batch_rows", "judges", "gpu_memory_utilization", "tensor_parallel_size"),
@@ -128,7 +128,7 @@ def _score_given(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
-    _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes})
+    _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes if outcome.row is not None})
     todo = [outcome for outcome in [*outcomes, *map(_left_out, skipped)] if outcome.index >= first]
     plan = _Plan(log=log, rows=len(outcomes) + len(skipped), order=sorted(outcome.index for outcome in todo))
     if not todo:
@@ -202,25 +202,26 @@ def _responder(config: BatchConfig, path: str, settings: EngineSettings) -> Resp
 @contextlib.contextmanager
 def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
     path = config.model if config.eval_task == "rm" else config.reward_model
-    if config.verifier is None and path is None:
-        yield None
-        return
-    if path is None:
+    if path is not None:
+        yield RewardModelScorer(
+            path,
+            dtype=config.dtype,
+            max_len=config.max_model_len,
+            max_batch_tokens=config.max_batch_tokens,
+            normalize=config.normalize_reward,
+            trust_remote_code=config.trust_remote_code,
+        )
+    elif config.verifier is not None:
         with verifier_scorer(config.verifier, workers=config.judges) as scorer:
             yield scorer
-        return
-    yield RewardModelScorer(
-        path,
-        dtype=config.dtype,
-        max_len=config.max_model_len,
-        max_batch_tokens=config.max_batch_tokens,
-        normalize=config.normalize_reward,
-        trust_remote_code=config.trust_remote_code,
-    )
+    else:
+        yield None
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:
     """Write what is selected from all rows and return how many rows that are."""
+    assert config.select is not None, "asked by the caller"
+    assert config.selected is not None, "the check wants both or neither"
     rows = list(
         select(
             log.records(),

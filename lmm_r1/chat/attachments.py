@@ -78,8 +78,9 @@ def read_video(source: str) -> Attachment:
     """Return a video, decoded once to know that it is one; raises UserError where it is missing or broken."""
     if kind_of(source) != "path":
         raise UserError(f"{one_line(describe(source))}: a video must be a file on this machine")
-    part = VideoPart(str(resolve(source, base_dir=Path.cwd())))
-    if not Path(part.source).is_file():
+    file = str(resolve(source, base_dir=Path.cwd()))
+    part = VideoPart(file)
+    if not Path(file).is_file():
         raise UserError(f"no video file {one_line(source)}; check the path")
     frames = load_video(part, location="the video").frames
     size = f"{frames.shape[2]}x{frames.shape[1]}, {len(frames)} frames"

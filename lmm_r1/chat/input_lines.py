@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def continues(line: str) -> bool:
 
 def piped_lines() -> Iterator[str]:
     """Yield the lines of stdin, with those that end with a backslash joined to the next."""
+    assert isinstance(sys.stdin, io.TextIOWrapper), "Python opens it as one"
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     entry = ""
     for line in sys.stdin:

@@ -94,6 +94,7 @@ def prompt(session: Session) -> str:
 
 def _take_up(session: Session, saved: SavedConversation, *, config: ChatConfig) -> None:
     """Go on with the conversation of --load, with what the other flags say where they say anything."""
+    assert config.load is not None, "what is saved comes from there"
     session.take_up(saved, path=config.load)
     defaults = {field.name: field.default for field in fields(ChatConfig)}
     flags = {name: getattr(config, name) for name in NAMES if getattr(config, name) != defaults[name]}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
+from lmm_r1 import dotted
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
@@ -52,4 +53,4 @@ def changed(sampling: Sampling, name: str, value: str) -> Sampling:
         number = read(value)
     except ValueError as error:
         raise UserError(f"{name} {value}: {wanted} is needed") from error
-    return replace(sampling, **{name: number})
+    return dotted.replace(sampling, {name: number})

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import tyro
 
@@ -16,7 +16,10 @@ from lmm_r1.cli.yaml_file import YamlError, read_settings
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import RunStopped, UserError
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 # tyro answers these itself, whatever the command.
 TYRO_FLAGS = ("help", "tyro_print_completion", "tyro_write_completion")

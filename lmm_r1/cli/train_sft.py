@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         check_trackers(config.logger)
         # Asked before the training stack is loaded, which takes longer than telling.
+        assert config.model.model_name_or_path is not None, "resolve requires it"
         kit_name_of(config.model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
 
         cpu.prepare_process()

@@ -134,4 +134,5 @@ def _convert_text(text: str, hint: object) -> object:
 def _describe(hint: object) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(hint, str(hint))
+    names: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(hint, str(hint))

@@ -121,7 +121,7 @@ def _check_selection(config: BatchConfig) -> None:
         raise UserError(
             "--select and --selected belong together: what to take from the responses, and the file for it"
         )
-    if config.select is None:
+    if config.select is None or config.selected is None:
         return
     if config.verifier is None and config.reward_model is None and config.eval_task != "rm":
         raise UserError(f"--select {config.select} needs rewards: add --verifier math or --reward_model DIR")

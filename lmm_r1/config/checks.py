@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
-from lmm_r1.config.ppo import ActorConfig, PPOConfig
+from lmm_r1.config.ppo import ActorConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig
 from lmm_r1.config.value_models import check_value_models
@@ -189,16 +189,17 @@ def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, needs: str, gpus: Mappin
 
 def _check_batches(config: PPOConfig) -> None:
     rollout, train = config.rollout, config.train
-    for flag in (
-        "rollout.micro_batch_size",
-        "rollout.max_tokens_per_gpu",
-        "train.batch_size",
-        "train.micro_batch_size",
-        "train.max_tokens_per_gpu",
-    ):
-        value = dotted.get(config, flag)
+    counts: dict[str, int | None] = {
+        "rollout.micro_batch_size": rollout.micro_batch_size,
+        "rollout.max_tokens_per_gpu": rollout.max_tokens_per_gpu,
+        "train.batch_size": train.batch_size,
+        "train.micro_batch_size": train.micro_batch_size,
+        "train.max_tokens_per_gpu": train.max_tokens_per_gpu,
+    }
+    for flag, value in counts.items():
         if value is not None and value < 1:
             raise UserError(f"--{flag} {value} must be at least 1")
+    assert rollout.vllm_generate_batch_size is not None, "resolve_ppo fills it in"
     if rollout.vllm_generate_batch_size > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
@@ -232,12 +233,13 @@ def _check_batches(config: PPOConfig) -> None:
 
 def _gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs each model of a run has."""
-    groups = {"actor": config.actor}
+    groups: dict[str, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {"actor": config.actor}
     if config.algo.kl.init_coef > 0:
         groups["ref"] = config.ref
-    for name in ("critic", "reward"):
-        if getattr(config, name).model_name_or_path:
-            groups[name] = getattr(config, name)
+    if config.critic.model_name_or_path:
+        groups["critic"] = config.critic
+    if config.reward.model_name_or_path:
+        groups["reward"] = config.reward
     return {name: group.num_nodes * group.num_gpus_per_node for name, group in groups.items()}
 
 

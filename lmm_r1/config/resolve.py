@@ -133,5 +133,7 @@ def _trackers(config: PPOConfig | SFTConfig) -> dict[str, object]:
 
 def mismatch_limit(config: PPOConfig) -> float:
     """Return `--algo.mismatch_limit`, or what it is for the weights' precision."""
-    limit = config.algo.mismatch_limit
-    return MISMATCH_LIMITS[config.ds.param_dtype] if limit is None else limit
+    if config.algo.mismatch_limit is not None:
+        return config.algo.mismatch_limit
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    return MISMATCH_LIMITS[config.ds.param_dtype]

@@ -55,7 +55,7 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
     Raises:
         UserError: the image cannot be fetched; names `location` and the image.
     """
-    if kind_of(part.source) != "url":
+    if not isinstance(part.source, str) or kind_of(part.source) != "url":
         return part
     try:
         return replace(part, source=_download(part.source))
@@ -68,7 +68,7 @@ def check_image_exists(part: ImagePart, *, location: str) -> None:
 
     Other sources are not looked at, and only a file without the usual ending is decoded.
     """
-    if kind_of(part.source) != "path":
+    if not isinstance(part.source, str) or kind_of(part.source) != "path":
         return
     try:
         with _path(part.source).open("rb") as file:

@@ -167,12 +167,11 @@ class _Parser:
             return ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
         if kind in ("video", "video_url"):
             value = next((part[key] for key in _VIDEO_KEYS if part.get(key) is not None), None)
-            settings = {
-                "fps": self.fps(part, where=where),
-                "max_frames": self.whole_number(part, "max_frames", unit="frames", where=where),
-                **self.pixel_bounds(part, where=where),
-            }
-            return VideoPart(self.next_video() if value is None else self.video(value, where=where), **settings)
+            fps = self.fps(part, where=where)
+            max_frames = self.whole_number(part, "max_frames", unit="frames", where=where)
+            bounds = self.pixel_bounds(part, where=where)
+            source = self.next_video() if value is None else self.video(value, where=where)
+            return VideoPart(source, fps=fps, max_frames=max_frames, **bounds)
         self.fail(f"{where} has the type {kind!r}; known types are text, image, image_url, video, video_url")
 
     def next_image(self) -> ImageSource:
@@ -251,7 +250,8 @@ class _Parser:
         value = part.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or value % 1 != 0 or value < 1:
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not number or value % 1 != 0 or value < 1:
             self.fail(f"{where} has {key} {value!r}; a whole number of {unit}, 1 or more, is needed")
         return int(value)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import fetched
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
 from lmm_r1.data.row_parser import parse_row
@@ -69,8 +69,8 @@ class MediaAccess:
             self._check_path(str(part.source), location=location, kind="image")
         if kind == "url" and not self.allow_urls:
             raise UserError(
-                f"{location}: this server fetches no image from a URL ({part.source}); start it with --allow_urls, or "
-                "send the image as a data URI"
+                f"{location}: this server fetches no image from a URL ({describe(part.source)}); start it with "
+                "--allow_urls, or send the image as a data URI"
             )
         return fetched(part, location=location)
 

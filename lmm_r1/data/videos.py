@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def load_video(part: VideoPart, *, location: str) -> Video:
         UserError: the video is missing, empty or cannot be decoded; names `location` and the video.
     """
     if isinstance(part.source, str):
-        return _load_file(part, location=location)
+        return _load_file(part.source, part, location=location)
     return _load_frames(part, location=location)
 
 
@@ -83,19 +84,19 @@ def _load_frames(part: VideoPart, *, location: str) -> Video:
     return Video(frames=np.stack([np.asarray(image) for image in images]), fps=fps * len(chosen) / len(sources))
 
 
-def _load_file(part: VideoPart, *, location: str) -> Video:
+def _load_file(path: str, part: VideoPart, *, location: str) -> Video:
     import numpy as np
 
     check_video_exists(part, location=location)
-    video = _VideoFile(part.source, location=location)
-    wanted = {"fps": part.fps or DEFAULT_FPS, "max_frames": part.max_frames or DEFAULT_MAX_FRAMES}
+    video = _VideoFile(path, location=location)
+    wanted = partial(frame_indices, fps=part.fps or DEFAULT_FPS, max_frames=part.max_frames or DEFAULT_MAX_FRAMES)
     total = video.stated_frames or video.count_frames()
-    indices = frame_indices(total=total, seconds=total / video.fps, **wanted)
+    indices = wanted(total=total, seconds=total / video.fps)
     frames = video.read(indices)
     if len(frames) < len(indices):
         # Some containers state more frames than they hold.
         total = video.count_frames()
-        indices = frame_indices(total=total, seconds=total / video.fps, **wanted)
+        indices = wanted(total=total, seconds=total / video.fps)
         frames = video.read(indices)
     if len(frames) < len(indices):
         lost = next(index for index in indices if index not in frames)

@@ -121,6 +121,7 @@ def _checkpoint(
             refused[file].extend(found[file].skipped)
             judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
     everything = (response for own in judged.values() for response in own)
+    assert config.output is not None, "the checks ask for it where checkpoints answer"
     write_responses(responses_path(config.output), everything, append=append)
     seconds = {file: answered.seconds for file, answered in found.items()}
     return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,7 +22,8 @@ from lmm_r1.scoring.sources import make_scorer
 class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     """OpenRLHF's rollout actor with the prompt encoded once per group by the kit."""
 
-    async def __init__(
+    # Ray waits for it, as for OpenRLHF's own.
+    async def __init__(  # type: ignore[misc]
         self,
         *,
         reward_endpoints: list[str] | None,
@@ -29,6 +31,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward_deadline_s: float,
         **engine_arguments: Any,
     ) -> None:
+        in_thread: Callable[..., Awaitable[Any]]
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))

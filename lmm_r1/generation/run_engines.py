@@ -43,15 +43,15 @@ def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_imag
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
     engines = []
     for index in range(config.vllm.num_engines):
-        bundles = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
+        indices = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
         placement = PlacementGroupSchedulingStrategy(
             placement_group=group,
             placement_group_capture_child_tasks=True,
-            placement_group_bundle_index=bundles[0] if bundles else index,
+            placement_group_bundle_index=indices[0] if indices else index,
         )
         options = {"num_cpus": actor_share, "num_gpus": actor_share, "scheduling_strategy": placement}
         engines.append(
-            RolloutActor.options(**options).remote(**arguments, bundle_indices=bundles, seed=config.train.seed + index)
+            RolloutActor.options(**options).remote(**arguments, bundle_indices=indices, seed=config.train.seed + index)
         )
     return engines
 
@@ -77,6 +77,8 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
 
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
     path, trust_remote_code = config.actor.model_name_or_path, config.train.trust_remote_code
+    assert path is not None, "resolve_ppo requires it"
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     return {
         **engine_arguments(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
 class FileWeights:
     """Loads new weights from a folder of safetensors (`worker_extension_cls` of the engine)."""
 
+    # Of vLLM's worker.
     model_runner: Any
+    reload_weights: Callable[..., None]
 
     def load_weights_from(self, folder: str) -> None:
         """Replace all weights by those in `folder`, which holds weights only."""

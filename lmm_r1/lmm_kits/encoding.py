@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str)
         raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
 
 
-def chat_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+def chat_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages in the form that Hugging Face's chat templates take."""
     from lmm_r1.data.messages import to_chat
 

@@ -228,7 +228,7 @@ class LmmKit(ABC):
         """
         return model.model.language_model
 
-    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(self, language_model: PreTrainedModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
         """Return a language model's inputs for some of a row's T tokens, images merged in.
 
         By default those that get ids (1, T) or merged embeddings (1, T, H), and positions.

@@ -124,7 +124,7 @@ def _llm_refusal(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     # What follows loads torch: an unknown name is told without it.
-    if model_type in CONFIG_MAPPING_NAMES:
+    if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
         from lmm_r1.lmm_kits.llm.refusals import refusal_of
 
         return refusal_of(model_type)

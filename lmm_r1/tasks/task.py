@@ -1,10 +1,11 @@
 """What a procedural task offers, and the tasks by name: rows made from a seed, each with its answer and a solution."""
 
+import dataclasses
 import hashlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from lmm_r1.errors import UserError
 
@@ -34,6 +35,9 @@ class TaskRow:
 
 class Task(Protocol):
     """A generator of rows. Answers are compared by the reward service's math verifier, not by the task."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    """It is a dataclass, whose fields are its settings."""
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.

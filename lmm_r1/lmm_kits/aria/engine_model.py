@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import aria
 from vllm.model_executor.models.utils import AutoWeightsLoader
 
@@ -15,6 +16,8 @@ _EXPERT_WEIGHTS = (".experts.fc1.weight", ".experts.fc2.weight")
 
 class AriaForConditionalGeneration(aria.AriaForConditionalGeneration):
     """vLLM's class that loads the experts, hides the padding of images and places patches as transformers does."""
+
+    lm_head: ParallelLMHead
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config, prefix)

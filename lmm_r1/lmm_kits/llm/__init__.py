@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.messages import Message
+from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
@@ -80,7 +80,7 @@ class LanguageModelKit(LmmKit):
     ) -> list[int]:
         """Return the ids of a conversation in the chat template's form."""
         # Chat templates of language models take text only; a list of text parts is joined as vLLM's server joins it.
-        chat = [{"role": turn.role, "content": "\n".join(part.text for part in turn.parts)} for turn in messages]
+        chat = [{"role": turn.role, "content": "\n".join(map(_text_of, turn.parts))} for turn in messages]
         text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
         return processor(text, add_special_tokens=False)["input_ids"]
 
@@ -107,6 +107,11 @@ class LanguageModelKit(LmmKit):
         from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
 
         build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _text_of(part: Part) -> str:
+    assert isinstance(part, TextPart), "the kit takes text alone"
+    return part.text
 
 
 KIT = LanguageModelKit()

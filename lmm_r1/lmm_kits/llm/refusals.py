@@ -8,6 +8,7 @@ gemma3n_text, lfm2_moe, longcat_flash, youtu, zamba and zamba2.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 
 # Inputs of a forward, and settings of a config, that are no text.
 _MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
@@ -48,6 +49,6 @@ def refusal_of(model_type: str) -> str | None:
     return _FOUND.get(model_type)
 
 
-def _is_encoder(config: type, inputs: object) -> bool:
+def _is_encoder(config: type, inputs: Container[str]) -> bool:
     """Whether its attention is bidirectional unless told otherwise: BERT and its kind, and decoders that read an encoder."""
     return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs

@@ -23,7 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.auto_classes import register_auto_classes
-from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_SIZES, Phi3VConfig
+from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, tokens_of_grid
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
 from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProcessor
@@ -34,7 +34,7 @@ END_TOKEN = "<|end|>"
 MEDIA_KEYS = ("pixel_values", "image_sizes")
 _IMAGES = "model.vision_embed_tokens."
 _TOWER = f"{_IMAGES}img_processor.vision_model."
-_LAST_LAYER = CLIP_SIZES["num_hidden_layers"] - 1
+_LAST_LAYER = CLIP_LAYERS - 1
 
 
 class Phi3VKit(LmmKit):
@@ -135,7 +135,7 @@ class Phi3VKit(LmmKit):
     def filler_media(self, config: Phi3VConfig) -> tuple[list[int], Media]:
         """Return an image of a single crop, in grey, with its placeholders."""
         media = {"pixel_values": torch.zeros(1, 2, 3, CROP, CROP), "image_sizes": torch.tensor([[CROP, CROP]])}
-        tokens = tokens_of_grid(1, 1, crop_tokens=config.img_processor["num_img_tokens"])
+        tokens = tokens_of_grid(1, 1, crop_tokens=config.image_settings["num_img_tokens"])
         return [config.image_token_id] * tokens, media
 
     def language_model_of(self, model: Phi3VForCausalLM) -> Phi3VModel:

@@ -7,13 +7,14 @@ from typing import Any
 from transformers import CLIPVisionConfig, Phi3Config
 
 # CLIP ViT-L/14-336, which the release names but does not spell out in its config.
+CLIP_LAYERS = 24
 CLIP_SIZES = {
     "hidden_act": "quick_gelu",
     "hidden_size": 1024,
     "image_size": 336,
     "intermediate_size": 4096,
     "num_attention_heads": 16,
-    "num_hidden_layers": 24,
+    "num_hidden_layers": CLIP_LAYERS,
     "patch_size": 14,
     "projection_dim": 768,
 }
@@ -54,14 +55,20 @@ class Phi3VConfig(Phi3Config):
         super().__post_init__(**kwargs)
 
     @property
+    def image_settings(self) -> dict[str, Any]:
+        """`img_processor`, with the release's values for what it leaves out."""
+        assert self.img_processor is not None, "__post_init__ fills it in"
+        return self.img_processor
+
+    @property
     def clip_config(self) -> CLIPVisionConfig:
         """The sizes of the vision tower."""
-        config = CLIPVisionConfig(**(CLIP_SIZES | self.img_processor.get("clip_overrides", {})))
-        assert config.hidden_size == self.img_processor["image_dim_out"], "the projector reads another width"
+        config = CLIPVisionConfig(**(CLIP_SIZES | self.image_settings.get("clip_overrides", {})))
+        assert config.hidden_size == self.image_settings["image_dim_out"], "the projector reads another width"
         return config
 
     @property
     def clip_layers(self) -> int:
         """How many layers of the vision tower run: `layer_idx` counts the hidden states from the embeddings' on."""
         states = self.clip_config.num_hidden_layers + 1
-        return range(states)[self.img_processor.get("layer_idx", -2)]
+        return range(states)[self.image_settings.get("layer_idx", -2)]

@@ -73,6 +73,7 @@ class Phi3VImageEmbedding(phi3v.Phi3HDImageEmbedding):
         clip = config.clip_config
         self.image_dim_out = clip.hidden_size
         self.type_feature = "patch"
+        assert config.embd_layer is not None, "its __post_init__ fills it in"
         self.hd_transform_order = config.embd_layer["hd_transform_order"]
         self.img_processor = CLIPVisionModel(
             clip,

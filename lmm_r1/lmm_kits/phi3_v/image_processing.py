@@ -61,7 +61,8 @@ def hd_transform(image: Image.Image, *, num_crops: int) -> Image.Image:
     return ImageOps.expand(scaled, (0, missing // 2, 0, missing - missing // 2), fill="white")
 
 
-class Phi3VImageProcessorKwargs(ImagesKwargs, total=False):
+# A TypedDict, which mypy does not see: it does not follow imports of transformers.
+class Phi3VImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """What can be set per call beside the usual settings of image processors."""
 
     num_crops: int

@@ -124,6 +124,8 @@ class Phi3VModel(Phi3VPreTrainedModel, Phi3Model):
         Raises ValueError where placeholders and images differ in number of tokens.
         """
         if pixel_values is not None:
+            assert input_ids is not None, "images are merged into ids"
+            assert image_sizes is not None, "images come with their sizes"
             inputs_embeds = self.with_images(input_ids, pixel_values, image_sizes)
             input_ids = None
         return super().forward(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)

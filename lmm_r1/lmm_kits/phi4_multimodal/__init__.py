@@ -15,11 +15,12 @@ from PIL import Image
 from transformers import (
     Phi4MultimodalConfig,
     Phi4MultimodalForCausalLM,
+    Phi4MultimodalModel,
     Phi4MultimodalProcessor,
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.messages import ImagePart, Message, images_of
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_size, check_placeholders, check_typed_media
@@ -135,10 +136,12 @@ class Phi4MultimodalKit(LmmKit):
     def filler_media(self, config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
         return crops.filler_media(config)
 
-    def language_model_of(self, model: Phi4MultimodalForCausalLM) -> torch.nn.Module:
+    def language_model_of(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalModel:
         return model.model
 
-    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(
+        self, language_model: Phi4MultimodalModel, inputs: Mapping[str, Any], tokens: slice
+    ) -> dict[str, Any]:
         """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
         ids, images = inputs["input_ids"], {name: inputs.get(name) for name in MEDIA_KEYS}
         embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
@@ -159,9 +162,7 @@ def _render_text(
     chat = [
         {
             "role": message.role,
-            "content": "".join(
-                processor.image_token if isinstance(part, ImagePart) else part.text for part in message.parts
-            ),
+            "content": "".join(_written(part, image_token=processor.image_token) for part in message.parts),
         }
         for message in messages
     ]
@@ -197,6 +198,13 @@ def _within_bounds(
         max_pixels=highest,
     )
     return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _written(part: Part, *, image_token: str) -> str:
+    if isinstance(part, ImagePart):
+        return image_token
+    assert isinstance(part, TextPart), "the kit takes no videos"
+    return part.text
 
 
 KIT = Phi4MultimodalKit()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -97,6 +98,9 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
 
     packed_modules_mapping = {"qkv_proj": ["qkv_proj"], "gate_up_proj": ["gate_up_proj"]}
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={AUDIO_EMBED: None, IMAGE_EMBED: "image_embed."})
+    # Methods of vLLM's, declared because of `nn.Module`, by which any attribute may be a tensor.
+    _mark_tower_model: Callable[[VllmConfig, str], AbstractContextManager[None]]
+    _mark_language_model: Callable[[VllmConfig], AbstractContextManager[None]]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -116,7 +120,7 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size)
 
-    def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
+    def embed_multimodal(self, **kwargs: Iterable[torch.Tensor]) -> MultiModalEmbeddings:
         """Return the embeddings of each image's placeholders."""
         if "image_sizes" not in kwargs:
             return []

@@ -5,7 +5,7 @@ The same as https://github.com/vllm-project/vllm/pull/47736, which came after th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.model_executor.models.qwen2_5_vl import (
@@ -48,7 +48,9 @@ class TimedVideoProcessor(Qwen2_5_VLMultiModalProcessor):
     ) -> tuple[Mapping[str, object], Mapping[str, object]]:
         if "videos" not in mm_data:
             return mm_data, hf_processor_mm_kwargs
-        frames, metadata = zip(*mm_data["videos"], strict=True)
+        videos = mm_data["videos"]
+        assert isinstance(videos, Iterable), "vLLM gives a pair of frames and metadata for each"
+        frames, metadata = zip(*videos, strict=True)
         arguments = {"video_metadata": list(metadata), "do_sample_frames": False}
         return {**mm_data, "videos": list(frames), **arguments}, hf_processor_mm_kwargs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -32,8 +32,8 @@ class QwenVlKit(LmmKit):
 
     takes_videos = True
     takes_flash_attention = True
-    vision_prefixes = ("model.visual.blocks.", "model.visual.patch_embed.")
-    projector_prefixes = ("model.visual.merger.",)
+    vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
+    projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
 
     def encode(
         self,

@@ -68,13 +68,14 @@ def mrope_positions(types: torch.Tensor, attention_mask: torch.Tensor, grids: di
 
 def _blocks(kinds: Sequence[int], given: dict[int, Iterator[Grid]]) -> Iterator[torch.Tensor]:
     """Yield the positions (3, n) of each run of tokens of one type."""
-    start, grid, left = 0, None, 0
+    start, left = 0, 0
+    grid: Grid | None = None
     for kind, run in groupby(kinds):
         length = sum(1 for _ in run)
         if kind == TEXT:
             block = torch.arange(length).expand(3, -1)
         else:
-            if not left:
+            if grid is None or not left:
                 grid = next(given[kind])
                 left = grid.steps
             # A video may come as one run, or with text between its steps, each of which then starts a time of its own.
