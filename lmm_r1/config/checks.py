@@ -178,7 +178,7 @@ def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, needs: str, gpus: Mappin
             "heads apart; give one of them"
         )
     if not packs:
-        raise UserError(f"--ds.ulysses_size {size} splits packed rows; add {needs}")
+        raise UserError(f"--ds.ulysses_size {size} splits packed sequences; add {needs}")
     for name, count in gpus.items():
         if count % size:
             raise UserError(

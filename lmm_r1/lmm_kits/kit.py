@@ -127,7 +127,7 @@ class LmmKit(ABC):
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
 
-        The text config's setting is the one that counts: a cache would also switch off the detection of packed rows.
+        The text config's setting is the one that counts: a cache would also switch off the detection of packed sequences.
         """
         model = self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
         model.config.use_cache = False
@@ -203,7 +203,7 @@ class LmmKit(ABC):
         return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
 
     def in_one_tower_run(self, config: Config, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the forward's arguments for a batch or a packed row, such that the vision tower runs once.
+        """Return the forward's arguments for a batch or a packed sequence, such that the vision tower runs once.
 
         In a run of the tower, ZeRO-3's ranks wait for one another: those with images and videos may not run it twice.
         """

@@ -60,13 +60,13 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
         """Return metrics whose mean over passes and ranks is that over optimizer steps, and over a step's tokens."""
         buffer = self.replay_buffer
         passes = len(buffer) / sum(buffer.dynamic_optimizer_step)  # of one optimizer step
-        learnt = experience.action_mask
+        loss_mask = experience.action_mask
         share = passes * self.strategy.ds_device_mesh["dp"].size() / buffer.dynamic_batch_num_tokens[step]
         return {
             "critic_loss": passes * status["critic_loss"],
             "critic_grad_norm": passes * status["critic_grad_norm"] * buffer.dynamic_optimizer_step[step],
-            "values": share * status["values"] * learnt.sum().item(),
-            "returns": share * (experience.returns * learnt).sum().item(),
+            "values": share * status["values"] * loss_mask.sum().item(),
+            "returns": share * (experience.returns * loss_mask).sum().item(),
         }
 
 

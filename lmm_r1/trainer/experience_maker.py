@@ -66,7 +66,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.config = config
         # Whether the models compute a group's prompt once: they say so when they are loaded.
         self.share_prefix = False
-        self.learns_once = learns_once(config)
+        self.is_on_policy = is_on_policy(config)
         # Where the prompt of each sample of the rollout at hand stands, for errors.
         self.locations: Sequence[str] = ()
         self.mismatch = Mismatch(config)
@@ -105,8 +105,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
             [make_experience_batch([items[index] for index in batch]) for rank in ranks for batch in rank]
             for ranks in plan
         ]
-        learnt = [[sizes[index] for rank in ranks for batch in rank for index in batch] for ranks in plan]
-        return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, learnt)))
+        updated = [[sizes[index] for rank in ranks for batch in rank for index in batch] for ranks in plan]
+        return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
@@ -134,7 +134,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
             experience.info["logprobs_diff"] = masked_mean(difference, mask, dim=-1)
         if outputs.log_probs is not None:
             self.mismatch.measure(samples_list)
-        if self.learns_once:
+        if self.is_on_policy:
             for experience in samples_list:
                 experience.action_log_probs = None
         return samples_list
@@ -178,7 +178,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
 
         Later steps that are learnt from once compare those of the update's own pass.
         """
-        return not (self.learns_once and self.mismatch.checked)
+        return not (self.is_on_policy and self.mismatch.checked)
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
@@ -199,8 +199,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
         parts = zip(experiences, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
         for experience, rewards, advantages, returns in parts:
             # One that is not finite makes all of a whitened batch so; returns still tell whose it is.
-            learnt = torch.where(experience.action_mask.bool(), returns, 0.0)
-            self._check_finite(experience, learnt.sum(dim=-1), what="advantage")
+            counted = torch.where(experience.action_mask.bool(), returns, 0.0)
+            self._check_finite(experience, counted.sum(dim=-1), what="advantage")
             experience.advantages, experience.returns = advantages, returns
             experience.info["return"] = rewards.sum(dim=-1)
             experience.kl = None
@@ -267,7 +267,7 @@ def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
         assert count == 1, f"samples {start} to {start + size - 1} of a rollout are of {count} prompts"
 
 
-def learns_once(config: PPOConfig) -> bool:
+def is_on_policy(config: PPOConfig) -> bool:
     """Say whether a rollout is learnt from in one optimizer step, in whose own pass the policy is still the old one.
 
     Then no pass of its own is made for the old log-probs, unless rewards are made of them.
@@ -307,8 +307,8 @@ def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
     """Return what matters of experiences of one sample each, without padding; groups have prompt and media in common."""
     sizes = []
     for index, sample in enumerate(samples):
-        token_ids, learnt = sample.sequences.flatten(), sample.action_mask.flatten()
-        first = learnt.nonzero().flatten()[:1]
+        token_ids, loss_mask = sample.sequences.flatten(), sample.action_mask.flatten()
+        first = loss_mask.nonzero().flatten()[:1]
         # The action mask is about the token after each.
         prompt = int(first) + 1 if len(first) else len(token_ids)
         group = (token_ids[:prompt].numpy().tobytes(), id(sample.mm_train_inputs[0]))

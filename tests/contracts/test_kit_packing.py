@@ -431,7 +431,7 @@ def test_the_check_at_start_up_passes_and_catches_attention_that_knows_no_packin
         text = actor.model_config.get_text_config()
         text._attn_implementation = "sdpa"
         try:
-            with pytest.raises(UserError, match=f"{actor.model_config.model_type} does not run on packed rows"):
+            with pytest.raises(UserError, match=f"{actor.model_config.model_type} does not run on packed sequences"):
                 check_packing(actor)
         finally:
             text._attn_implementation = attention.PACKED_ATTENTION
@@ -443,7 +443,7 @@ def test_it_catches_images_whose_tokens_look_back_alone(load, name):
         kit = actor.kit
         actor.kit = altered(kit, bidirectional_token_ids=CAUSAL)
         try:
-            with pytest.raises(UserError, match="does not run on packed rows"):
+            with pytest.raises(UserError, match="does not run on packed sequences"):
                 check_packing(actor)
         finally:
             actor.kit = kit

@@ -44,7 +44,7 @@ TWO_IMAGES = [message("user", picture(56, 56), "or", picture(112, 56), "?")]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same weights on padded batches and on packed rows."""
+    """The same weights on padded batches and on packed sequences."""
 
     padded: KitValueModel
     packing: KitValueModel

@@ -1,4 +1,4 @@
-"""Whole runs on packed rows and on padded ones: the same samples give the same losses and the same model.
+"""Whole runs on packed sequences and on padded ones: the same samples give the same losses and the same model.
 
 The first run samples from vLLM, whose samples would differ between runs by chance; the others train on its samples.
 Everything else of a run is real in all of them: Ray, the engine, which gets every update's weights, DeepSpeed, models.

@@ -105,7 +105,7 @@ def _compare(model: KitModule, together: Sequence[torch.Tensor], alone: Sequence
     if model.share_prefix:
         flags += " and give --train.no_shared_prefix_enable"
     raise UserError(
-        f"{model.model_config.name_or_path}: {model.model_config.model_type} does not run on packed rows here. In "
+        f"{model.model_config.name_or_path}: {model.model_config.model_type} does not run on packed sequences here. In "
         f"{mode} mode, the results of three samples in one row are off by {off:.2g} standard deviations from those "
         f"of each sample by itself, and rounding makes less than {tolerance:g}; {flags}"
     )

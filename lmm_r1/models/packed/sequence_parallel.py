@@ -115,7 +115,7 @@ def check_not_shared(model: torch.nn.Module, *, group: dist.ProcessGroup | None)
     """Raise UserError where ranks should share the sequences of a model that runs on padded batches."""
     if group is not None:
         why = packing_refusal(_bare(model)) or "the samples are not packed"
-        raise UserError(f"--ds.ulysses_size {group_size(group)} splits packed rows only: {why}; leave it out")
+        raise UserError(f"--ds.ulysses_size {group_size(group)} splits packed sequences only: {why}; leave it out")
 
 
 def _bare(model: torch.nn.Module) -> PreTrainedModel:

@@ -40,7 +40,7 @@ def test_groups_with_a_shared_prefix_are_packed_rows_too():
     assert ppo().train.shared_prefix_enable
     resolve(ppo())
     resolve(ppo(**one_sample, **{"ds.packing_samples": True}))
-    with pytest.raises(UserError, match="splits packed rows; add --ds.packing_samples"):
+    with pytest.raises(UserError, match="splits packed sequences; add --ds.packing_samples"):
         resolve(ppo(**one_sample))
 
 
@@ -55,9 +55,9 @@ def test_groups_with_a_shared_prefix_are_packed_rows_too():
         ),
         (
             ppo(**{"train.shared_prefix_enable": False}),
-            "--ds.ulysses_size 2 splits packed rows; add --ds.packing_samples",
+            "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples",
         ),
-        (sft(**{"ds.packing_samples": False}), "--ds.ulysses_size 2 splits packed rows; add --ds.packing_samples"),
+        (sft(**{"ds.packing_samples": False}), "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples"),
         (
             ppo(**{"actor.num_gpus_per_node": 3}),
             "--ds.ulysses_size 2 does not divide the 3 GPUs of --actor.num_nodes x --actor.num_gpus_per_node",

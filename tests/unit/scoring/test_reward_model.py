@@ -101,12 +101,12 @@ def test_a_reward_does_not_depend_on_the_batch(model, samples, monkeypatch):
 
 def test_a_model_that_errs_on_packed_rows_runs_on_padded_batches(folder, model, samples, monkeypatch, caplog):
     def refuse(model: object) -> None:
-        raise UserError("does not run on packed rows here")
+        raise UserError("does not run on packed sequences here")
 
     monkeypatch.setattr("lmm_r1.scoring.reward_model.check_packing", refuse)
     padded = load(folder)
     assert not padded.is_packed
-    assert "scored in padded batches: does not run on packed rows here" in caplog.text
+    assert "scored in padded batches: does not run on packed sequences here" in caplog.text
     assert padded.score(samples) == pytest.approx(model.score(samples), abs=1e-5)
 
 

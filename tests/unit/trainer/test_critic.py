@@ -44,14 +44,19 @@ def experience_maker(*, kl_coef: float, **changes: object) -> KitExperienceMaker
 
 
 def experience(
-    values: list[list[float]], *, rewards: list[float], learnt: list[list[int]], kl: list[list[float]], first: int = 0
+    values: list[list[float]],
+    *,
+    rewards: list[float],
+    loss_mask: list[list[int]],
+    kl: list[list[float]],
+    first: int = 0,
 ) -> Experience:
     count = len(rewards)
     return Experience(
         sequences=torch.zeros(count, len(values[0]) + 1, dtype=torch.long),
         values=torch.tensor(values),
         rewards=torch.tensor(rewards),
-        action_mask=torch.tensor(learnt),
+        action_mask=torch.tensor(loss_mask),
         kl=torch.tensor(kl),
         index=list(range(first, first + count)),
     )
@@ -59,8 +64,8 @@ def experience(
 
 def two_samples(kl: float = 0.0) -> list[Experience]:
     """A response of three tokens that is rewarded with 8, and one of two tokens that is not."""
-    values, learnt = [[1.0, 2.0, 4.0], [2.0, 1.0, 9.0]], [[1, 1, 1], [1, 1, 0]]
-    return [experience(values, rewards=[8.0, 0.0], learnt=learnt, kl=[[0.0, kl, 0.0], [0.0, 0.0, 0.0]])]
+    values, loss_mask = [[1.0, 2.0, 4.0], [2.0, 1.0, 9.0]], [[1, 1, 1], [1, 1, 0]]
+    return [experience(values, rewards=[8.0, 0.0], loss_mask=loss_mask, kl=[[0.0, kl, 0.0], [0.0, 0.0, 0.0]])]
 
 
 def test_returns_are_those_of_gae_by_hand():
@@ -92,7 +97,7 @@ def test_samples_of_several_passes_are_normalized_together():
         experience(
             pass_of_both.values[index : index + 1].tolist(),
             rewards=[8.0, 0.0][index : index + 1],
-            learnt=pass_of_both.action_mask[index : index + 1].tolist(),
+            loss_mask=pass_of_both.action_mask[index : index + 1].tolist(),
             kl=[[0.0] * 3],
             first=index,
         )
@@ -106,8 +111,12 @@ def test_samples_of_several_passes_are_normalized_together():
 
 def test_the_loss_takes_the_worse_of_a_value_and_its_clipped_one():
     values = torch.tensor([[2.0, 0.0, 5.0]], requires_grad=True)
-    old, returns, learnt = torch.tensor([[1.0, 0.2, 0.0]]), torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([[1, 1, 0]])
-    loss = ValueLoss(0.5)(values, old, returns, action_mask=learnt)
+    old, returns, loss_mask = (
+        torch.tensor([[1.0, 0.2, 0.0]]),
+        torch.tensor([[3.0, 1.0, 0.0]]),
+        torch.tensor([[1, 1, 0]]),
+    )
+    loss = ValueLoss(0.5)(values, old, returns, action_mask=loss_mask)
     # 1 + 0.5 is further from 3 than 2 is: 1.5^2 = 2.25; 0 is within 0.5 of 0.2: 1; half of their mean.
     assert loss.item() == pytest.approx(0.5 * (2.25 + 1.0) / 2)
     loss.backward()
@@ -173,13 +182,13 @@ def critic_trainer(critic: PlayedCritic, passes: list[Experience]) -> KitCriticP
 
 
 def one_pass(
-    *, learnt: list[list[int]], old: list[list[float]], returns: list[list[float]], media: list[Media | None]
+    *, loss_mask: list[list[int]], old: list[list[float]], returns: list[list[float]], media: list[Media | None]
 ) -> Experience:
-    shape = (len(learnt), len(learnt[0]) + 1)
+    shape = (len(loss_mask), len(loss_mask[0]) + 1)
     return Experience(
         sequences=torch.zeros(shape, dtype=torch.long),
         attention_mask=torch.ones(shape, dtype=torch.long),
-        action_mask=torch.tensor(learnt),
+        action_mask=torch.tensor(loss_mask),
         values=torch.tensor(old),
         returns=torch.tensor(returns),
         mm_train_inputs=media,
@@ -189,9 +198,9 @@ def one_pass(
 def test_the_passes_of_an_optimizer_step_add_up_to_its_loss_and_get_their_media():
     # One optimizer step of 4 tokens in two passes, of 3 tokens and of 1.
     first = one_pass(
-        learnt=[[1, 1], [1, 0]], old=[[0.0, 0.0], [0.0, 0.0]], returns=[[1.0, 0.0], [0.0, 0.0]], media=[IMAGE, None]
+        loss_mask=[[1, 1], [1, 0]], old=[[0.0, 0.0], [0.0, 0.0]], returns=[[1.0, 0.0], [0.0, 0.0]], media=[IMAGE, None]
     )
-    second = one_pass(learnt=[[1, 0]], old=[[0.0, 0.0]], returns=[[2.0, 0.0]], media=[None])
+    second = one_pass(loss_mask=[[1, 0]], old=[[0.0, 0.0]], returns=[[2.0, 0.0]], media=[None])
     values = ([[0.25, 0.5], [-0.5, 7.0]], [[1.0, 7.0]])
     statuses, calls, gradients = [], [], []
     for step, (experience, given) in enumerate(zip((first, second), values, strict=True)):

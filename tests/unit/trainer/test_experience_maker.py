@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.trainer.experience_maker import KitExperienceMaker, learns_once, pass_limits, sample_sizes
+from lmm_r1.trainer.experience_maker import KitExperienceMaker, is_on_policy, pass_limits, sample_sizes
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +150,7 @@ def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
     assert [[len(experience.sequences) for experience in step] for step in steps] == [[1, 1, 1, 1]] * 2
 
 
-def learnt_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
+def updated_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
     """The samples of each optimizer step, sorted."""
     return [
         sorted(
@@ -168,7 +168,7 @@ def learnt_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
 def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_prefix, actors, by_tokens):
     def steps(made: KitExperienceMaker, step: int) -> list[list[list[int]]]:
         passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
-        return learnt_sequences(made.update_passes(passes, step=step).steps)
+        return updated_sequences(made.update_passes(passes, step=step).steps)
 
     plain = maker(share_prefix=False)
     settings = config(train__dynamic_batch_enable=by_tokens, train__max_tokens_per_gpu=15)
@@ -227,7 +227,7 @@ ONE_STEP = {"train__batch_size": 8, "algo__kl__use_loss": True}
 )
 def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, answers):
     settings = config(**changes)
-    assert learns_once(settings) is expected
+    assert is_on_policy(settings) is expected
     worker = WorkerGroup()
     made = maker(actor=worker, settings=settings)
     # The first step's log-probs are compared with the engine's before anything is learnt.

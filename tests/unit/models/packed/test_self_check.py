@@ -81,7 +81,7 @@ def test_a_mask_that_knows_nothing_of_the_layout_is_caught(actor):
     with another_mask(), pytest.raises(UserError) as error:
         check_packing(actor)
     message = str(error.value)
-    assert "qwen2 does not run on packed rows here. In evaluation mode" in message
+    assert "qwen2 does not run on packed sequences here. In evaluation mode" in message
     assert "leave --ds.packing_samples out and give --train.no_shared_prefix_enable" in message
     assert actor.packing_samples is True
 
@@ -159,7 +159,7 @@ def test_what_one_rank_sees_all_ranks_raise(actor, monkeypatch):
 def test_a_critic_is_checked_by_its_values(tiny_checkpoint):
     critic = make_value_model(tiny_checkpoint("llm"), packing_samples=True, share_prefix=True)
     check_packing(critic)
-    with another_mask(), pytest.raises(UserError, match="does not run on packed rows here"):
+    with another_mask(), pytest.raises(UserError, match="does not run on packed sequences here"):
         check_packing(critic)
 
 
@@ -236,7 +236,7 @@ def test_a_window_that_packed_sequences_alone_have_shows_in_samples_that_are_lon
     try:
         # The smallest samples are within the window.
         check_packing(actor)
-        with pytest.raises(UserError, match="does not run on packed rows here"):
+        with pytest.raises(UserError, match="does not run on packed sequences here"):
             check_packing(actor, longest=256)
     finally:
         AttentionMaskInterface.register(PACKED_ATTENTION, ours)
@@ -251,7 +251,7 @@ def test_what_is_off_at_the_start_of_long_responses_alone_is_caught(actor):
 
     check_packing(actor, longest=1000)
     actor.model.lm_head.register_forward_hook(hook)
-    with pytest.raises(UserError, match="does not run on packed rows here"):
+    with pytest.raises(UserError, match="does not run on packed sequences here"):
         check_packing(actor, longest=1000)
 
 

@@ -120,6 +120,6 @@ def test_a_model_that_runs_padded_is_not_shared(ranks, monkeypatch):
     monkeypatch.setattr(sequence_parallel, "packing_refusal", lambda model: "Model caps its attention scores")
     check_not_shared(torch.nn.Identity(), group=None)
     with pytest.raises(
-        UserError, match="--ds.ulysses_size 2 splits packed rows only: Model caps its attention scores"
+        UserError, match="--ds.ulysses_size 2 splits packed sequences only: Model caps its attention scores"
     ):
         check_not_shared(torch.nn.Identity(), group=ranks)
