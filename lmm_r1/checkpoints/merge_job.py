@@ -23,7 +23,8 @@ from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_ad
 from lmm_r1.checkpoints.zero_checkpoint import TrainedWeights, checkpoint_folder, load_trained, read_weights
 from lmm_r1.config.merge import MergeConfig
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit, kit_of
+from lmm_r1.lmm_kits import Checkpoint, LmmKit, kit_of
+from lmm_r1.lmm_kits.weight_files import torch_dtype
 
 RUN_CONFIG = "run_config.yaml"
 _FOLDERS_ABOVE = 3  # that are searched for the settings of the run which wrote a checkpoint
@@ -55,9 +56,9 @@ def write_merged(config: MergeConfig) -> list[str]:
 
 
 def _write(config: MergeConfig, source: Source) -> list[str]:
-    kit = kit_of(source.base, trust_remote_code=config.trust_remote_code)
-    processor = kit.load_processor(source.base, trust_remote_code=config.trust_remote_code)
-    dtype = _output_dtype(config, kit, source.base)
+    base = Checkpoint(source.base, trust_remote_code=config.trust_remote_code)
+    kit, processor = base.kit, base.processor
+    dtype = torch_dtype(config.dtype, config=base.config)
     loaded = source.load()
     prompts = prompts_for(kit, processor) if config.check else []
     unmerged = outputs_of(loaded, kit, prompts)
@@ -183,14 +184,6 @@ def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]
             f"{weights.rank}; give the right file with --run_config, or --lora_alpha"
         )
     return alpha, str(file)
-
-
-def _output_dtype(config: MergeConfig, kit: LmmKit, base: str) -> torch.dtype:
-    if config.dtype != "auto":
-        return getattr(torch, config.dtype)
-    model_config = kit.load_config(base, trust_remote_code=config.trust_remote_code)
-    dtype = model_config.dtype or model_config.get_text_config().dtype or torch.float32
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
 def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_code: bool) -> LoadedWeights:

@@ -18,7 +18,7 @@ from lmm_r1.evaluation.suites import get_suite
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, prepare_process
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
-from lmm_r1.lmm_kits import kit_of
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.rows import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.records.responses import write_responses
@@ -147,8 +147,8 @@ def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], r
     """Raise UserError for the last checkpoint, too, before the first is measured."""
     for name, path in checkpoints.items():
         path, _ = split_adapter(path, None)
-        kit = kit_of(path, trust_remote_code=config.trust_remote_code)
-        check_backend(config.backend, kit, model=f"--checkpoints {name}={path}")
-        kit.load_processor(path, trust_remote_code=config.trust_remote_code)
+        checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
+        check_backend(config.backend, checkpoint.kit, model=f"--checkpoints {name}={path}")
+        _ = checkpoint.processor
         check_weights(path)
-        check_images_taken(rows, kit=kit, model=f"--checkpoints {name}={path}")
+        check_images_taken(rows, kit=checkpoint.kit, model=f"--checkpoints {name}={path}")

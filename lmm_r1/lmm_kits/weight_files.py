@@ -41,9 +41,8 @@ def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:
     """Return the precision called `name`; `auto` is that of the checkpoint's config, fp32 where it names none."""
     import torch
 
-    if name == "auto":
-        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return getattr(torch, name)
+    dtype = name if name != "auto" else config.dtype or config.get_text_config().dtype or torch.float32
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
 def _parts(file: Path) -> list[Path]:

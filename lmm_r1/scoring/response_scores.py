@@ -103,14 +103,12 @@ class RewardModelScorer:
         trust_remote_code: bool,
     ) -> None:
         from lmm_r1.config.ppo import PPODeepSpeedConfig
-        from lmm_r1.lmm_kits import kit_of
+        from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.scoring.reward_model import RewardModel
 
-        kit = kit_of(path, trust_remote_code=trust_remote_code)
-        config = kit.load_config(path, trust_remote_code=trust_remote_code)
         self._model = RewardModel(
             path,
-            dtype=_param_dtype(dtype, config=config),
+            dtype=_param_dtype(dtype, config=Checkpoint(path, trust_remote_code=trust_remote_code).config),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
             value_head_prefix=PPODeepSpeedConfig.value_head_prefix,
