@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.deepspeed_process import one_process
+from helpers.deepspeed_process import destroy_engines, one_process
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
@@ -39,6 +39,12 @@ def one_rank() -> Iterator[None]:
         patch.setattr(accelerator, "is_fp16_supported", lambda self: True)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         yield
+
+
+@pytest.fixture(autouse=True)
+def freed_engines() -> Iterator[None]:
+    yield
+    destroy_engines()
 
 
 def strategy_of(*, stage: int, precision: str) -> Any:

@@ -4,13 +4,23 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
 from lmm_r1.trainer.strategy import default_to_one_process
+
+_engines: list[deepspeed.DeepSpeedEngine] = []
+
+
+def destroy_engines() -> None:
+    """Free what engines hold, a bucket of up to 2 GB each among it: a process with dozens of them cannot be forked."""
+    while _engines:
+        _engines.pop().destroy()
 
 
 @contextmanager
@@ -27,9 +37,18 @@ def one_process() -> Iterator[None]:
         # DeepSpeed keeps the groups of the first training in a process for good, and they end with it.
         patch.setattr("deepspeed.comm.comm.cdb", None)
         patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        initialize = deepspeed.initialize
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            engine, *others = initialize(*arguments, **named)
+            _engines.append(engine)
+            return engine, *others
+
+        patch.setattr(deepspeed, "initialize", noted)
         cpu.prepare_process()
         default_to_one_process()
         yield
+        destroy_engines()
         if dist.is_initialized():
             dist.destroy_process_group()
     os.environ.clear()
