@@ -1,0 +1,27 @@
+"""What of the processes' tests the full run alone has: each promise is tested once without them, on fewer settings."""
+
+from pathlib import Path
+
+import pytest
+
+# By file; an empty tuple stands for all of its tests, else for those whose name holds one of the words.
+FULL_RUN: dict[str, tuple[str, ...]] = {
+    "test_batch_inference.py": ("killed_ten_times", "an_adapter_is_merged_in"),
+    "test_checkpoints.py": ("can_be_gone_on_from[1-", "can_be_gone_on_from[2-", "save_all_shards[2]"),
+    "test_critic_runs.py": (),
+    "test_killed_runs.py": (),
+    "test_packed_training.py": (),
+    "test_reward_fuzz.py": (),
+    "test_training_benchmarks.py": (),
+    "test_two_processes_save.py": ("[ZeRO-2]", "[LoRA", "[experts", "saved[2]"),
+    "test_two_ranks.py": (),
+    "test_video_rows.py": ("[qwen3_vl]",),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        words = FULL_RUN.get(item.path.name) if item.path.parent == Path(__file__).parent else None
+        if words is not None and (not words or any(word in item.name for word in words)):
+            item.add_marker(pytest.mark.full)
