@@ -123,8 +123,10 @@ def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage
 
 
 def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
-    """Return a rollout as the page's script reads it: all that is kept of a sample, under the same names."""
+    """Return a rollout as the page's script reads it: all that is kept of a sample, and under the same names but one."""
     kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse)}
+    # Addresses of pages that were shared have it by this name.
+    kept["tokens"] = kept.pop("response_tokens")
     return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from datetime import timedelta
@@ -175,12 +174,10 @@ def make_strategy(args: SimpleNamespace) -> KitStrategy:
 
 def default_to_one_process() -> None:
     """Fill in what a launcher such as torchrun would set, for a program started plainly."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     defaults = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        # Any: the store takes one that is free, where one looked for here could be taken by then.
+        "MASTER_PORT": "0",
         "WORLD_SIZE": "1",
         "RANK": "0",
         "LOCAL_RANK": "0",

@@ -48,8 +48,10 @@ def one_process() -> Iterator[None]:
         cpu.prepare_process()
         default_to_one_process()
         yield
-        destroy_engines()
+        # Where vLLM ran in this process, its end was that of the group, too.
         if dist.is_initialized():
+            destroy_engines()
             dist.destroy_process_group()
+        _engines.clear()
     os.environ.clear()
     os.environ.update(environment)

@@ -93,6 +93,8 @@ def started(argv: list[str], *, folder: Path, environment: dict[str, str]) -> It
         encoding="utf-8",
         timeout=180,
     )
+    # A process with an engine takes a while to end, and longer beside other tests.
+    child.ptyproc.delayafterterminate = 5.0
     child.expect_exact("loading ")
     child.expect_exact("loaded in ")
     child.expect_exact(READS)

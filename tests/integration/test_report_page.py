@@ -117,7 +117,7 @@ def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
     assert {rollout["verdict"] for rollout in found} == {"wrong"}
     assert 5 <= min(rollout["step"] for rollout in found)
     assert max(rollout["step"] for rollout in found) <= 9
-    assert min(rollout["response_tokens"] for rollout in found) >= 20
+    assert min(rollout["tokens"] for rollout in found) >= 20
     assert page.evaluate(COUNT).startswith(f"{len(found)} of 192 · 0.0 % right · ")
     assert page.evaluate("document.querySelector('.row img').src").startswith("data:image/png;base64,")
     choose(page, text="no response says this")
@@ -128,7 +128,7 @@ def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
 
 def test_rewards_are_ranges_and_an_order(page):
     choose(page, reward_low="0.5", reward_high="1", sort="-tokens")
-    lengths = [rollout["response_tokens"] for rollout in matching(page)]
+    lengths = [rollout["tokens"] for rollout in matching(page)]
 
     assert lengths == sorted(lengths, reverse=True)
     assert {rollout["reward"] for rollout in matching(page)} == {0.5}
