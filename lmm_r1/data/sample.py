@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lmm_r1.data.messages import Row, to_json
 from remote_rm.verifier import Score
@@ -30,6 +30,31 @@ class Segment:
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedMedia:
+    """The media tensors of one segment."""
+
+    start: int
+    """The segment's first token in its sample, padding not counted: 0 for the prompt."""
+    tensors: dict[str, torch.Tensor]
+
+
+SampleMedia: TypeAlias = "dict[str, torch.Tensor] | tuple[PlacedMedia, ...] | None"
+"""All media of a sample on its way to a model; tensors alone are the prompt's, None stands for text."""
+
+
+def placed(media: SampleMedia) -> tuple[PlacedMedia, ...]:
+    """Return a sample's media segment by segment."""
+    if isinstance(media, tuple):
+        return media
+    return () if media is None else (PlacedMedia(0, media),)
+
+
+def media_before(media: SampleMedia, end: int) -> tuple[int, ...]:
+    """Return which media stand before a token of a sample, as identities: samples of a group have those in common."""
+    return tuple(id(item.tensors) for item in placed(media) if item.start < end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +109,11 @@ class Sample:
         )
 
     @property
-    def media(self) -> list[dict[str, torch.Tensor]]:
+    def media(self) -> tuple[PlacedMedia, ...]:
         """The media of the segments that have some, in the order in which the model reads them."""
-        return [segment.media for segment in self.segments if segment.media is not None]
+        starts = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
+        places = zip(starts, self.segments, strict=False)
+        return tuple(PlacedMedia(start, segment.media) for start, segment in places if segment.media is not None)
 
     @property
     def generated_tokens(self) -> int:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from openrlhf.models import Actor
 from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
+from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Media
 from lmm_r1.models.banned_tokens import ban
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
@@ -72,12 +72,12 @@ class KitActor(KitModule, Actor):
         ring_attn_group: dist.ProcessGroup | None = None,
         packed_seq_lens: list[int] | None = None,
         return_entropy: bool = False,
-        media: Sequence[Media | None] = (),
+        media: Sequence[SampleMedia] = (),
     ) -> Any:
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
-        `media` holds one entry per row of `sequences` (B, T), None for rows without images. Where samples are packed,
-        rows of one group hold the same object, and the output's logits are those of the tokens asked for. The ranks of
+        `media` holds one entry per row of `sequences` (B, T). Where samples are packed, the prompt's media of one group's
+        rows are one object, and the output's logits are those of the tokens asked for. The ranks of
         `ring_attn_group` get the same batch and share its tokens: the log-probs are all of them on every rank, the
         output's logits those of the rank's own tokens.
         """
@@ -109,7 +109,7 @@ class KitActor(KitModule, Actor):
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         routers: Routers | None,
     ) -> Any:
@@ -126,7 +126,7 @@ class KitActor(KitModule, Actor):
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         return_entropy: bool,
         routers: Routers | None,
@@ -141,7 +141,7 @@ class KitActor(KitModule, Actor):
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         targets: Targets,
         return_entropy: bool,

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
 from lmm_r1.models.packed.batch_inputs import BatchInputs
 from lmm_r1.models.packed.packing import Targets
@@ -48,7 +49,7 @@ class KitModule:
         return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
 
     def _padded_inputs(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]
+        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[SampleMedia]
     ) -> dict[str, torch.Tensor]:
         """Return the model's arguments for a padded batch, which may have a row more than given."""
         inputs = self._inputs.padded(sequences, attention_mask, media)
@@ -59,7 +60,7 @@ class KitModule:
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         targets: Targets,
         group: dist.ProcessGroup | None,

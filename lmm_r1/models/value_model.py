@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.functional import linear
 from transformers import PretrainedConfig, PreTrainedModel
 
+from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
@@ -70,14 +70,14 @@ class KitValueModel(KitModule, torch.nn.Module):
         return_output: bool = False,
         ring_attn_group: dist.ProcessGroup | None = None,
         packed_seq_lens: list[int] | None = None,
-        media: Sequence[Media | None] = (),
+        media: Sequence[SampleMedia] = (),
     ) -> Any:
         """Return a value per response token, (B, A), or without an action mask a reward per row, (B,).
 
         The value in column t is that of the token before the one whose log-prob stands in column t of the policy's.
 
         Args:
-            media: one entry per row of `input_ids` (B, T), None for rows without images.
+            media: one entry per row of `input_ids` (B, T).
             return_output: also the backbone's output.
         """
         assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
@@ -101,7 +101,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         targets: Targets,
     ) -> tuple[torch.Tensor, Any]:
@@ -116,7 +116,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         targets: Targets,
         group: dist.ProcessGroup | None,

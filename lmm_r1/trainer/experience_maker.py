@@ -22,6 +22,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
+from lmm_r1.data.sample import media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
@@ -257,7 +258,7 @@ def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
     if size == 1:
         return
     identities = [
-        (prompt, label, id(media))
+        (prompt, label, media_before(media, 1))
         for experience in experiences
         for prompt, label, media in zip(experience.prompts, experience.labels, experience.mm_train_inputs, strict=True)
     ]
@@ -311,6 +312,6 @@ def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
         first = loss_mask.nonzero().flatten()[:1]
         # The action mask is about the token after each.
         prompt = int(first) + 1 if len(first) else len(token_ids)
-        group = (token_ids[:prompt].numpy().tobytes(), id(sample.mm_train_inputs[0]))
+        group = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
         sizes.append(SampleSize(index=index, group=group, prompt=prompt, response=len(token_ids) - prompt))
     return sizes

@@ -16,7 +16,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.prompt_stream import PromptStream
-from lmm_r1.data.sample import Sample
+from lmm_r1.data.sample import Sample, SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.mismatch import modality_info, modality_of
@@ -139,11 +139,8 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
 
     Its `info` holds what OpenRLHF logs the means of.
     """
-    token_ids, log_probs, media = sample.token_ids, sample.log_probs, sample.media
+    token_ids, log_probs = sample.token_ids, sample.log_probs
     assert len(token_ids) <= max_len, f"{sample.row.location}: no engine gives {len(token_ids)} of {max_len} tokens"
-    assert all(
-        segment.kind == "prompt" for segment in sample.segments if segment.media is not None
-    ), "a packed sequence takes media of the prompt alone"
     reward = sample.reward
     info = {"response_clip_ratio": torch.tensor([len(token_ids) == max_len])}
     if reward is not None:
@@ -157,7 +154,7 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
         prompts=[sample.prompt],
         labels=[sample.label],
         images=[None],
-        mm_train_inputs=[media[0] if media else None],
+        mm_train_inputs=[_media_of(sample)],
         rewards=None if reward is None else torch.tensor([reward.reward]),
         scores=None if reward is None else torch.tensor([reward.score]),
         response_length=torch.tensor([sample.generated_tokens]),
@@ -165,6 +162,14 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
         total_length=torch.tensor([float(len(token_ids))]),
         info=info | modality_info(modality_of(sample.row)),
     )
+
+
+def _media_of(sample: Sample) -> SampleMedia:
+    """Return a sample's media in OpenRLHF's form where it has one: the tensors of the prompt."""
+    media = sample.media
+    if any(item.start > 0 for item in media):
+        return media
+    return media[0].tensors if media else None
 
 
 def _rewarded(sample: Sample, experience: Experience) -> Sample:

@@ -24,7 +24,8 @@ from peft.tuners.lora import LoraLayer
 
 from lmm_r1 import cpu, openrlhf_seams
 from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
-from lmm_r1.lmm_kits import Checkpoint, Media
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.models.packed.self_check import check_packing
@@ -44,15 +45,15 @@ def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitSt
 class PassMedia:
     """The media of a pass over samples, which reach a worker as they are: of lists, Ray copies the dicts one by one."""
 
-    rows: list[Media | None]
-    """One entry per sample; samples of one group hold the same object."""
+    rows: list[SampleMedia]
+    """One entry per sample; the prompt's of one group's samples are one object."""
 
 
-def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[Media | None]]:
+def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
     """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes."""
     if isinstance(mm_train_inputs_list, PassMedia):
         return {"media": mm_train_inputs_list.rows}
-    rows: list[Media | None] = []
+    rows: list[SampleMedia] = []
     for item in mm_train_inputs_list:
         rows.extend(item if isinstance(item, list) else [item])
     return {"media": rows}

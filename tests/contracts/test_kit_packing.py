@@ -17,6 +17,7 @@ from helpers.packed_batches import (
     Batch,
     DoubleThroughout,
     Results,
+    Sample,
     ShapeLog,
     groups,
     log_probs_of,
@@ -27,6 +28,7 @@ from helpers.packed_batches import (
 from helpers.tiny_models import altered, encode, make_actor
 
 from lmm_r1.data.messages import Message
+from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.models.actor import KitActor, wanted_targets
@@ -401,6 +403,94 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
             mine = together(actor, batch, side=side)
         assert mine.gradients.keys() == theirs.gradients.keys()
         check(mine, theirs, tolerance=SINGLE, zero=zero(name))
+
+
+def turns(prompt: EncodedPrompt, *parts: tuple[int, ...] | EncodedPrompt) -> Sample:
+    """Return a sample whose response is made of generated tokens and of observations, each with its own media."""
+    response, loss_mask = [], []
+    media = [] if prompt.media is None else [PlacedMedia(0, prompt.media)]
+    for part in parts:
+        if isinstance(part, EncodedPrompt):
+            media.append(PlacedMedia(len(prompt.token_ids) + len(response), part.media))
+        ids = part if isinstance(part, tuple) else part.token_ids
+        response += ids
+        loss_mask += [isinstance(part, tuple)] * len(ids)
+    return Sample(
+        prompt=tuple(prompt.token_ids), response=tuple(response), loss_mask=tuple(loss_mask), media=tuple(media)
+    )
+
+
+@pytest.fixture(scope="module")
+def batch_of_turns(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], Batch]:
+    """A function from a kit's name to groups whose samples are shown images, and videos, of their own."""
+
+    @cache
+    def batch(name: str) -> Batch:
+        image, text, crop, two, alone = prompts_of(
+            name, ONE_IMAGE, TEXT, [message("user", picture(56, 84))], TWO_IMAGES, TEXT
+        )
+        seen = prompts_of(name, VIDEO)[0] if name in VIDEO_KITS else two
+        return shuffled(
+            [
+                turns(image, (30, 31, 32, 33)),
+                turns(image, (34,), crop, (35, 36), two, (37,)),
+                turns(image, (38, 39), seen, (40, 41, 42)),
+                turns(text, (43, 44), crop, (45,)),
+                turns(text, (46,)),
+                turns(text, crop, (47, 48)),
+                turns(two, (49,), crop, (50, 51)),
+                turns(alone, (52, 53), crop),
+            ]
+        )
+
+    return batch
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_samples_with_media_of_their_own_behind_the_prompt_share_it(load, batch_of_turns, name):
+    batch, actors = batch_of_turns(name), load(name, "full")
+    with actors.in_double_precision():
+        theirs = one_by_one(actors.stock, batch)
+        for way, side, mode in (("padded", "left", "train"), ("packed", "left", "eval"), ("shared", "right", "train")):
+            with actors.running(way, mode=mode) as actor:
+                mine = together(actor, batch, side=side)
+            assert mine.gradients.keys() == theirs.gradients.keys()
+            check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_images_of_turns_encoded_one_by_one_are_those_of_the_conversation_in_one(load, prompts_of, name, way):
+    """What the processor makes of all images at once, padded, is the truth here."""
+    first, whole = prompts_of(name, THREE_IMAGES[:1], THREE_IMAGES)
+    (second,) = prompts_of(name, THREE_IMAGES[2:])
+    start = len(first.token_ids)
+    assert whole.token_ids[:start] == first.token_ids
+    response = (*whole.token_ids[start:], 30, 31, 32)
+    # The loss takes the first token of the answer between the images, and what follows them.
+    loss_mask = tuple(index == 0 or index >= len(response) - 3 for index in range(len(response)))
+    at_once = Sample(prompt=tuple(first.token_ids), response=response, loss_mask=loss_mask, media=whole.media)
+    by_turn = replace(at_once, media=(PlacedMedia(0, first.media), PlacedMedia(start + 1, second.media)))
+    other = replace(at_once, response=(33, 34), loss_mask=(True, True), media=first.media)
+    actors = load(name, "full")
+    expected = [*log_probs_of(actors.stock, Batch((at_once,))), *log_probs_of(actors.stock, Batch((other,)))]
+    with actors.running(way) as actor:
+        log_probs = log_probs_of(actor, Batch((by_turn, other)))
+    torch.testing.assert_close(log_probs, expected, atol=SINGLE, rtol=0)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_pixels_behind_the_prompt_change_the_log_probs_after_them_in_their_own_sample(load, batch_of_turns, name):
+    batch = batch_of_turns(name)
+    samples = list(batch.samples)
+    place = next(index for index, sample in enumerate(samples) if len(sample.media) == 3)
+    first, second, third = samples[place].media
+    other = PlacedMedia(second.start, with_other_pixels(second.tensors))
+    samples[place] = replace(samples[place], media=(first, other, third))
+    with load(name, "full").running("shared") as actor:
+        before, after = log_probs_of(actor, batch), log_probs_of(actor, Batch(tuple(samples)))
+    check_changes(before, after, changed=[index == place for index in range(len(samples))])
+    torch.testing.assert_close(after[place][:1], before[place][:1], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", LONGROPE)

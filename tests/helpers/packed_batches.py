@@ -9,7 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmm_r1.lmm_kits import EncodedPrompt, Media
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
 
 # A token that means something stands for padding: it would show if it were read.
@@ -23,7 +24,7 @@ class Sample:
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     loss_mask: tuple[bool, ...]
-    media: Media | None
+    media: SampleMedia
 
     @property
     def token_ids(self) -> list[int]:
@@ -37,7 +38,7 @@ class Arguments:
     sequences: torch.Tensor  # (B, T)
     action_mask: torch.Tensor  # (B, T - 1)
     attention_mask: torch.Tensor  # (B, T)
-    media: list[Media | None]
+    media: list[SampleMedia]
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
     generator = KitSamplesGenerator(SimpleNamespace(), [Engine.remote()], SimpleNamespace(n_samples=3))
     rows = [row(message("user", "?"), answer=answer) for answer in ("1", "2")]
     groups = generator.generate(rows, generator.settings)
-    assert numbered([[sample.media[0] for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
+    assert numbered([[sample.media[0].tensors for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.fixture

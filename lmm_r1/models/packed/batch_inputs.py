@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
+from lmm_r1.data.sample import SampleMedia, placed
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 
@@ -28,10 +29,10 @@ class BatchInputs:
         return cls(kit=kit, config=config, dtype=next(model.parameters()).dtype)
 
     def padded(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[Media | None]
+        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[SampleMedia]
     ) -> dict[str, torch.Tensor]:
         """Return all arguments for the batch, which may have a row more than given; see `_with_filler_row`."""
-        given = [item for item in media if item is not None]
+        given = [item.tensors for row in media for item in placed(row)]
         if not given and self._needs_filler():
             sequences, attention_mask, given = self._with_filler_row(sequences, attention_mask)
         merged = None
@@ -44,7 +45,7 @@ class BatchInputs:
         self,
         sequences: torch.Tensor,
         attention_mask: torch.Tensor,
-        media: Sequence[Media | None],
+        media: Sequence[SampleMedia],
         *,
         targets: Targets,
         share_prefix: bool,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before, placed
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.layout import PackedLayout, Segment
 
@@ -54,7 +55,12 @@ class _Sample:
     """Columns of its tokens in the batch, (L,)."""
     token_ids: torch.Tensor  # (L,)
     prompt_length: int
-    media: Media | None
+    media: tuple[PlacedMedia, ...]
+
+    @property
+    def behind(self) -> list[Media]:
+        """The media that stand behind its prompt."""
+        return [item.tensors for item in self.media if item.start >= self.prompt_length]
 
 
 def pack_batch(
@@ -64,17 +70,18 @@ def pack_batch(
     sequences: torch.Tensor,
     attention_mask: torch.Tensor,
     targets: Targets,
-    media: Sequence[Media | None],
+    media: Sequence[SampleMedia],
     share_prefix: bool,
     fill: bool,
     multiple_of: int = 1,
 ) -> PackedSequence:
     """Return a padded batch (B, T) as one packed sequence.
 
-    Rows of the batch with the same prompt and the same media object share both where `share_prefix` is set.
+    Rows of the batch with the same prompt and the same object as its media share both where `share_prefix` is set; each
+    has the media behind its prompt to itself.
 
     Args:
-        media: one entry per row of the batch; rows of one group hold the same object.
+        media: one entry per row of the batch.
         fill: append the smallest legal image where there is none, so that the vision tower runs on every rank.
         multiple_of: append tokens of no meaning until this divides their number.
     """
@@ -87,18 +94,19 @@ def pack_batch(
     if image is not None:
         image_ids, filler = image
         parts.add_segment(torch.tensor(image_ids))
-        parts.add_inputs([len(image_ids)], torch.tensor(image_ids), filler)
+        parts.media.append(filler)
+        parts.inputs.append(parts.inputs_of(torch.tensor(image_ids), [filler]))
     missing = -parts.length % multiple_of
     if missing:
         # A chat's first token is no placeholder of an image.
         ids = parts.token_ids[0][:1].repeat(missing)
         parts.add_segment(ids)
-        parts.add_inputs([missing], ids, None)
+        parts.inputs.append(parts.inputs_of(ids, []))
     return parts.packed(filled=image is not None, filler=parts.length - real, device=sequences.device)
 
 
 def _samples(
-    sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[Media | None]
+    sequences: torch.Tensor, attention_mask: torch.Tensor, targets: Targets, media: Sequence[SampleMedia]
 ) -> list[_Sample]:
     samples = []
     for row, (ids, mask, wanted) in enumerate(zip(sequences, attention_mask, targets.wanted.cpu(), strict=True)):
@@ -111,7 +119,7 @@ def _samples(
                 columns=columns,
                 token_ids=ids[columns],
                 prompt_length=prompt,
-                media=media[row] if media else None,
+                media=placed(media[row]) if media else (),
             )
         )
     return samples
@@ -122,7 +130,7 @@ def _groups(samples: Sequence[_Sample], *, share: bool) -> list[list[_Sample]]:
     groups: dict[tuple, list[_Sample]] = {}
     for sample in samples:
         prompt = tuple(sample.token_ids[: sample.prompt_length].tolist())
-        key = (prompt, id(sample.media)) if share else (sample.row,)
+        key = (prompt, media_before(sample.media, sample.prompt_length)) if share else (sample.row,)
         groups.setdefault(key, []).append(sample)
     return list(groups.values())
 
@@ -153,9 +161,15 @@ class _Parts:
             start = self.length
             self.add_segment(sample.token_ids)
             self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
-            self.add_inputs([self.length - start], sample.token_ids, sample.media)
+            self.media += [item.tensors for item in sample.media]
+            self.inputs.append(self.inputs_of_sample(sample))
             return
         prompt_length = group[0].prompt_length
+        # Without media in them, all responses go on from the prompt alike: one as long as the longest serves all.
+        longest = max(group, key=lambda sample: (not sample.behind, len(sample.token_ids)))
+        in_common = self.inputs_of_sample(longest)
+        self.media += [item.tensors for item in longest.media if item.start < prompt_length]
+        self.inputs.append(_cut(in_common, 0, prompt_length))
         prompt = torch.arange(self.length, self.length + prompt_length)
         self.add_segment(group[0].token_ids[:prompt_length])
         prefix = len(self.segments) - 1
@@ -164,31 +178,25 @@ class _Parts:
             if len(sample.token_ids) > prompt_length:
                 self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
             self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
-        longest = max(group, key=lambda sample: len(sample.token_ids))
-        lengths = [len(sample.token_ids) - prompt_length for sample in group]
-        self.add_inputs([prompt_length, *lengths], longest.token_ids, longest.media)
+            self.media += sample.behind
+            inputs = self.inputs_of_sample(sample) if sample.behind else in_common
+            self.inputs.append(_cut(inputs, prompt_length, len(sample.token_ids)))
 
     def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
         self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
 
-    def add_inputs(self, lengths: Sequence[int], token_ids: torch.Tensor, media: Media | None) -> None:
-        """Add positions and token types: those of the first length, and of every further one as if it followed it."""
+    def inputs_of_sample(self, sample: _Sample) -> dict[str, torch.Tensor]:
+        return self.inputs_of(sample.token_ids, [item.tensors for item in sample.media])
+
+    def inputs_of(self, token_ids: torch.Tensor, media: Sequence[Media]) -> dict[str, torch.Tensor]:
+        """Return what the model gets for each of a sample's tokens: positions, and token types where there are media."""
         mask = torch.ones(1, len(token_ids), dtype=torch.long)
-        inputs = self.kit.forward_inputs(self.config, token_ids[None], mask, media)
-        if media is not None:
-            self.media.append(media)
-            self.media_names |= media.keys() & inputs.keys()
-        first, *others = lengths
-        self.inputs.append(
-            {
-                name: torch.cat(
-                    [value[..., :first], *(value[..., first : first + length] for length in others)], dim=-1
-                )
-                for name, value in inputs.items()
-                if name not in self.media_names
-            }
-        )
+        merged = self.kit.merge_media([_without_pixels(item) for item in media]) if media else None
+        inputs = self.kit.forward_inputs(self.config, token_ids[None], mask, merged)
+        names = set() if merged is None else merged.keys() & inputs.keys()
+        self.media_names |= names
+        return {name: value for name, value in inputs.items() if name not in names}
 
     def add_targets(self, sample: _Sample, wanted: torch.Tensor, *, tokens: torch.Tensor) -> None:
         """Add the targets of a sample, whose tokens (L,) are where `tokens` says."""
@@ -238,3 +246,16 @@ class _Parts:
         begins[1:] &= ~inside[:-1]
         begins[[segment.start for segment in self.segments]] = inside[[segment.start for segment in self.segments]]
         return torch.where(inside, begins.cumsum(0) - 1, -1)
+
+
+def _cut(inputs: dict[str, torch.Tensor], start: int, end: int) -> dict[str, torch.Tensor]:
+    """Return what the model gets for some tokens of a sample."""
+    return {name: value[..., start:end] for name, value in inputs.items()}
+
+
+def _without_pixels(media: Media) -> Media:
+    """Return media as positions are made of them, sizes and grids: pixels have a shape but take no memory."""
+    return {
+        name: value.to("meta") if value.is_floating_point() and value.dim() > 1 else value
+        for name, value in media.items()
+    }

@@ -46,7 +46,7 @@ def test_one_response_behind_its_prompt():
     assert one.loss_mask == [False, False, False, True, True]
     assert one.action_ranges == [(3, 5)]
     assert one.log_probs == [0.0, 0.0, 0.0, -4.0, -5.0]
-    assert one.media == [IMAGE]
+    assert [(item.start, item.tensors) for item in one.media] == [(0, IMAGE)]
     assert (one.generated_tokens, one.truncated) == (2, False)
     assert (one.prompt, one.label) == ('[{"role":"user","content":"?"}]', "2")
 
@@ -56,7 +56,7 @@ def test_turns_with_observations_between_them():
     assert TURNS.loss_mask == [token in (4, 5, 9, 11, 12, 13) for token in range(1, 14)]
     assert TURNS.action_ranges == [(3, 5), (8, 9), (10, 13)]
     assert TURNS.log_probs == [0, 0, 0, -4, -5, 0, 0, 0, -9, 0, -11, -12, -13]
-    assert TURNS.media == [IMAGE, SCREEN]
+    assert [(item.start, item.tensors) for item in TURNS.media] == [(0, IMAGE), (5, SCREEN)]
     assert (TURNS.generated_tokens, TURNS.truncated) == (6, True)
     assert [len(segment.token_ids) for segment in TURNS.generated] == [2, 1, 3]
 
@@ -101,4 +101,4 @@ def test_the_prompt_of_a_group_stays_one_object_on_its_way():
     group = [sample(PROMPT, generated(4)), sample(PROMPT, generated(5))]
     for one, other in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group)):
         assert one.segments[0] is other.segments[0]
-        assert one.media[0] is other.media[0]
+        assert one.media[0].tensors is other.media[0].tensors

@@ -113,13 +113,13 @@ def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
         assert sample.token_ids[: len(expanded)] == expanded
         assert sample.action_ranges[0][0] == len(expanded)
     (one,), (other,) = (sample.media for sample in samples)
-    assert one is other, "one object travels once"
+    assert one.tensors is other.tensors, "one object travels once"
 
 
 def test_a_text_prompt_has_no_media():
     samples, engine, _ = run()
     assert "multi_modal_data" not in engine.requests[0][0]
-    assert all(sample.media == [] for sample in samples)
+    assert all(sample.media == () for sample in samples)
 
 
 def test_each_sample_holds_its_own_tokens_reward_and_log_probs():

@@ -11,6 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.trainer.experience_maker import KitExperienceMaker, is_on_policy, pass_limits, sample_sizes
 
 pytestmark = pytest.mark.unit
@@ -100,6 +101,16 @@ def test_a_group_has_prompt_and_media_in_common():
     names = [size.group for size in sizes]
     # The sample behind the four groups has the first one's prompt.
     assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6, 0]
+
+
+def test_media_behind_the_prompt_make_no_other_group():
+    image = {"pixels": torch.ones(1)}
+    own = [(PlacedMedia(0, image), PlacedMedia(4, {"pixels": torch.zeros(1)})) for _ in range(2)]
+    samples = [sample([1, 2], [4, 5, 6]) for _ in range(4)]
+    for one, media in zip(samples, (image, *own, {"pixels": torch.ones(1)}), strict=True):
+        one.mm_train_inputs = [media]
+    names = [size.group for size in sample_sizes(samples)]
+    assert [names.index(name) for name in names] == [0, 0, 0, 3]
 
 
 def test_a_sample_without_a_response_is_all_prompt():

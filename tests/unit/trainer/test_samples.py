@@ -170,11 +170,17 @@ def test_an_experience_of_several_turns_marks_what_was_generated():
     assert experience.response_length.tolist() == [3]
 
 
-def test_media_that_no_packed_sequence_takes_yet_are_not_lost_in_silence():
-    given = generated_sample()
-    screen = Segment(kind="observation", token_ids=(1,), media={"pixel_values": torch.ones(1)})
-    with pytest.raises(AssertionError, match="media of the prompt alone"):
-        experience_of(replace(given, segments=(*given.segments, screen)), max_len=16)
+def test_media_behind_the_prompt_keep_their_places():
+    image, screen = {"pixel_values": torch.ones(1)}, {"pixel_values": torch.zeros(1)}
+    given = generated_sample((5, 6), (7, 8, 9), media=image)
+    seen = Segment(kind="observation", token_ids=(10, 11), media=screen)
+    ((first, second),) = experience_of(replace(given, segments=(*given.segments, seen)), max_len=16).mm_train_inputs
+    assert (first.start, second.start) == (0, 5)
+    assert first.tensors is image
+    assert second.tensors is screen
+    text = generated_sample((5, 6), (7, 8, 9))
+    ((alone,),) = experience_of(replace(text, segments=(*text.segments, seen)), max_len=16).mm_train_inputs
+    assert (alone.start, alone.tensors) == (5, screen)
 
 
 def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():

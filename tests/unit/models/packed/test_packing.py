@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.tiny_models import pad
 
+from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import Segment
@@ -52,7 +53,7 @@ def image(value: float) -> Media:
 def pack(
     samples: Sequence[tuple[list[int], list[int]]],
     *,
-    media: Sequence[Media | None] = (),
+    media: Sequence[SampleMedia] = (),
     side: str = "right",
     share: bool = True,
     kit: PlainKit | None = None,
@@ -190,6 +191,45 @@ def test_media_of_a_group_come_once_and_in_the_order_of_their_groups():
     assert packed.token_ids.tolist() == [[11, 20, *prompt, 21, 23, *prompt, 22, 24]]
     # Without media there are no types of tokens: all is text.
     assert packed.inputs["token_types"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0]]
+
+
+def test_media_behind_the_prompt_are_a_samples_own():
+    prompt, shown = [8, IMAGE, IMAGE, 11], image(1.0)
+    given = PlacedMedia(0, shown)
+    # The second sample is shown another image after its first token, the fourth two of them; the third is another prompt's.
+    samples = [
+        (prompt, [21]),
+        (prompt, [22, IMAGE, IMAGE, 23]),
+        ([11], [24, IMAGE]),
+        (prompt, [IMAGE, 25, IMAGE]),
+        (prompt, []),
+    ]
+    media = [
+        shown,
+        (given, PlacedMedia(5, image(2.0))),
+        (PlacedMedia(2, image(3.0)),),
+        (given, PlacedMedia(4, image(4.0)), PlacedMedia(6, image(5.0))),
+        (given,),
+    ]
+    packed = pack(samples, media=media)
+    assert packed.token_ids.tolist() == [[*prompt, 21, 22, IMAGE, IMAGE, 23, IMAGE, 25, IMAGE, 11, 24, IMAGE]]
+    assert packed.layout.lengths == (4, 1, 4, 3, 3)
+    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 4, 5, 6, 7, 4, 5, 6, 0, 1, 2]]
+    assert packed.inputs["token_types"].tolist() == [[0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1, 0, 0, 1]]
+    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 4, 5, 3]
+
+
+def test_samples_of_one_prompt_that_differ_in_media_alone_are_no_group():
+    prompt = [8, IMAGE, 11]
+    packed = pack(
+        [([*prompt, 21, IMAGE], []), ([*prompt, 21, IMAGE], [])],
+        media=[
+            (PlacedMedia(0, image(1.0)), PlacedMedia(3, image(2.0))),
+            (PlacedMedia(0, image(1.0)), PlacedMedia(3, image(3.0))),
+        ],
+    )
+    assert packed.layout.lengths == (5, 5)
+    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 1, 3]
 
 
 def test_without_shared_prefixes_every_sample_has_its_own_media():
