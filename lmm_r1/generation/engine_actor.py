@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.scoring.sources import make_scorer
 
 
@@ -68,6 +69,14 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     async def load_weights_from(self, folder: str) -> None:
         """Load new weights from files (machines without CUDA)."""
         await self.llm.collective_rpc("load_weights_from", args=(folder,))
+
+    async def receive_bucket(self, slots: Sequence[WeightSlot]) -> None:
+        """Load new weights that the trainer broadcasts."""
+        await self.llm.collective_rpc("receive_bucket", args=(slots,))
+
+    async def open_bucket(self, slots: Sequence[WeightSlot], handles: Mapping[str, Any]) -> None:
+        """Load new weights that the trainer holds on the same GPUs."""
+        await self.llm.collective_rpc("open_bucket", args=(slots, handles))
 
     async def reset_caches(self) -> None:
         """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.

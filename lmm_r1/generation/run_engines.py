@@ -16,7 +16,7 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine_actor import RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
-from lmm_r1.generation.worker_extension import FileWeights
+from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 from lmm_r1.lmm_kits import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # GPU share of an engine that lives with the models on one GPU.
 COLOCATED_SHARE = 0.2
-# What vLLM's workers can do beside their own methods: OpenRLHF's side of its weight broadcast, or ours.
-BROADCAST_WEIGHTS = "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
-FILE_WEIGHTS = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
 
 
 def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
@@ -80,6 +77,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
     assert path is not None, "resolve_ppo requires it"
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+    extension = BucketWeights if cpu.has_cuda() else FileWeights
     return {
         **engine_arguments(
             path,
@@ -97,7 +95,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
         "enable_sleep_mode": config.vllm.enable_sleep,
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
-        "worker_extension_cls": BROADCAST_WEIGHTS if cpu.has_cuda() else FILE_WEIGHTS,
+        "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 1,

@@ -1,13 +1,59 @@
-"""What vLLM's worker can do beside its own methods on a machine without CUDA."""
+"""What vLLM's worker can do beside its own methods (`worker_extension_cls` of the engine): take new weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, weights_in
+
+
+class BucketWeights(WorkerWrap):
+    """Takes buckets of weights from the trainer's GPUs, through the group that OpenRLHF's `init_process_group` makes."""
+
+    # Of vLLM's worker.
+    model_runner: Any
+    model_config: Any
+    device: torch.device
+
+    def receive_bucket(self, slots: Sequence[WeightSlot]) -> None:
+        """Replace the weights of these slots by those that the trainer's rank 0 broadcasts."""
+        buffer = empty_buffer(slots, device=self.device)
+        if self._model_update_with_ray:
+            from ray.util import collective
+
+            collective.broadcast(buffer, 0, group_name=self._model_update_group)
+        else:
+            self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
+        self._load(buffer, slots)
+
+    def open_bucket(
+        self, slots: Sequence[WeightSlot], handles: Mapping[str, tuple[Callable[..., Any], tuple]]
+    ) -> None:
+        """Replace the weights of these slots by those in a buffer of the trainer's process on this GPU.
+
+        Args:
+            handles: what `reduce_tensor` makes of the buffer of each GPU, by the GPU's identity.
+        """
+        rebuild, arguments = handles[get_physical_gpu_id()]
+        given = list(arguments)
+        # The device's number is another one where the processes see other devices.
+        given[6] = self.device.index
+        self._load(rebuild(*given), slots)
+        torch.cuda.synchronize()
+
+    def _load(self, buffer: torch.Tensor, slots: Sequence[WeightSlot]) -> None:
+        wrong = {slot.name: slot.dtype for slot in slots if slot.dtype != self.model_config.dtype}
+        assert not wrong, f"the engine computes in {self.model_config.dtype}, and gets {wrong}"
+        self.model_runner.model.load_weights(weights=weights_in(buffer, slots))
 
 
 class FileWeights:
-    """Loads new weights from a folder of safetensors (`worker_extension_cls` of the engine)."""
+    """Loads new weights from a folder of safetensors."""
 
     # Of vLLM's worker.
     model_runner: Any

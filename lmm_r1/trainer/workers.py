@@ -1,39 +1,29 @@
-"""The Ray workers that hold the models, and how new weights reach the engines."""
+"""The Ray workers that hold the models."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import deepspeed
 import ray
 import torch
 import torch.distributed as dist
-from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
-from peft.tuners.lora import LoraLayer
 
 from lmm_r1 import cpu, openrlhf_seams
-from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
-from lmm_r1.trainer.strategy import KitStrategy, whole_state_dict
-
-# How many merged weights are held beside the model while they are sent; a block of a language model has seven.
-LAYERS_AT_A_TIME = 14
+from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 
 
 def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
@@ -72,8 +62,7 @@ def install_seams(args: SimpleNamespace) -> None:
 class KitActorPPOTrainer(ActorPPOTrainer):
     """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
 
-    actor: KitActor | SimpleNamespace
-    """The policy; what stands for it while `_send` lets OpenRLHF send other weights."""
+    actor: KitActor
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -129,89 +118,26 @@ class KitActorPPOTrainer(ActorPPOTrainer):
     def broadcast_to_vllm(self) -> None:
         """Send the weights to all engines, then let them forget what they computed with the old ones."""
         if not cpu.has_cuda():
-            self._send_files()
-        elif adapted_layers(self.actor.model.module):
-            self._send_merged()
+            send_files(self.actor, self.vllm_engines)
         else:
-            self._send_stored()
+            channel: Channel = (
+                SharedMemoryChannel(self.vllm_engines)
+                if self.use_cuda_ipc
+                else BroadcastChannel(self.vllm_engines, self._broadcast)
+            )
+            send_buckets(self.actor, channel, split=self.args.ds.tensor_parallel_size > 1)
         if dist.get_rank() == 0:
             ray.get([engine.reset_caches.remote() for engine in self.vllm_engines])
         dist.barrier()
 
-    def _send_files(self) -> None:
-        engine = self.actor.model
-        weights = whole_state_dict(engine)
-        if dist.get_rank() != 0:
-            return
-        memory = Path("/dev/shm")
-        folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
-        try:
-            engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
-            ray.get([rollout.load_weights_from.remote(folder) for rollout in self.vllm_engines])
-        finally:
-            shutil.rmtree(folder)
+    def _broadcast(self, buffer: torch.Tensor) -> None:
+        """Send a buffer of rank 0 to all workers of the engines, through the group that OpenRLHF has made."""
+        if self.args.vllm.sync_with_ray:
+            from ray.util import collective
 
-    def _send_stored(self) -> None:
-        """Send the weights as they are in a checkpoint: vLLM need not know the names and shapes that they have here."""
-        model = self.actor.model.module
-        weights = dict(model.named_parameters())
-        # As upstream does: a frozen vision tower is the engines' own.
-        groups = [
-            group
-            for group in stored_weights(model, weights)
-            if not self.actor.is_vlm or any(weights[name].requires_grad for name in group.names)
-        ]
-        self._send({group.stored_name: weights[group.names[0]] for group in groups if group.stored_name is not None})
-        for group in groups:
-            # A layer's experts are most of it: one such group at a time is held beside the model.
-            if group.stored_name is None:
-                with self._whole([weights[name] for name in group.names]):
-                    tensors = as_stored(model, {name: weights[name].data for name in group.names})
-                self._send({name: _parameter(tensor) for name, tensor in tensors.items()})
-
-    def _send_merged(self) -> None:
-        """Send what an adapter has changed, a few layers at a time; the engines have the rest already."""
-        model = self.actor.model.module
-        layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
-        weights = {
-            name.replace(".base_layer.", "."): weight
-            for name, weight in model.named_parameters()
-            if ".lora_" not in name
-        }
-        groups = [group for group in stored_weights(model, weights) if not layers.keys().isdisjoint(group.names)]
-        for start in range(0, len(groups), LAYERS_AT_A_TIME):
-            sent: dict[str, torch.nn.Parameter] = {}
-            for group in groups[start : start + LAYERS_AT_A_TIME]:
-                merged = {name: _merged(layers[name]) for name in group.names if name in layers}
-                if group.stored_name is not None:
-                    sent[group.stored_name] = _parameter(merged[group.names[0]])
-                    continue
-                with self._whole([weights[name] for name in group.names if name not in layers]):
-                    whole = {name: merged.get(name, weights[name].data) for name in group.names}
-                    sent |= {name: _parameter(tensor) for name, tensor in as_stored(model, whole).items()}
-            self._send(sent)
-
-    def _send(self, weights: Mapping[str, torch.nn.Parameter]) -> None:
-        """Let OpenRLHF send weights by these names."""
-        trained = self.actor
-        try:
-            # Upstream reads names and weights off `actor.model.module`.
-            module = SimpleNamespace(named_parameters=weights.items)
-            self.actor = SimpleNamespace(model=SimpleNamespace(module=module))
-            super().broadcast_to_vllm()
-        finally:
-            self.actor = trained
-
-    @contextmanager
-    def _whole(self, weights: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Let all ranks have these weights whole, of which ZeRO-3 or tensor parallelism leaves them parts."""
-        with ExitStack() as stack:
-            if self.strategy.args.ds.tensor_parallel_size > 1:
-                for weight in weights:
-                    stack.enter_context(GatherReplacedLayerParams([weight], self.actor.model.module))
-            else:
-                stack.enter_context(deepspeed.zero.GatheredParameters(list(weights)))
-            yield
+            collective.broadcast(buffer, 0, group_name=self._model_update_group)
+        else:
+            self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
 
 
 def loss_before_update(
@@ -219,21 +145,6 @@ def loss_before_update(
 ) -> Any:
     """Return OpenRLHF's policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
     return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
-
-
-def _merged(layer: LoraLayer) -> torch.Tensor:
-    """Return the merged weight of an adapted layer, whole on every rank."""
-    shards = layer_weights(layer)
-    # Without ZeRO-3 the weights are whole, and this does nothing.
-    with deepspeed.zero.GatheredParameters(shards):
-        return merged_weight(layer, *shards)
-
-
-def _parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
-    """Return a whole tensor as upstream takes a weight, whose shape it looks for elsewhere under ZeRO-3."""
-    weight = torch.nn.Parameter(tensor, requires_grad=False)
-    weight.ds_shape = weight.shape  # type: ignore[attr-defined]
-    return weight
 
 
 class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import openrlhf.trainer.ray.ppo_actor as upstream
 import pytest
 import torch
-import torch.distributed as dist
 from helpers import deepspeed_process
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
@@ -17,10 +15,11 @@ from safetensors.torch import load_file
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
+from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
-from lmm_r1.trainer import workers
+from lmm_r1.trainer import weight_sync, workers
 from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
 
 pytestmark = pytest.mark.integration
@@ -117,22 +116,26 @@ def ppo_trainer(strategy: KitStrategy, actor: KitActor, engine: RecordingEngine)
 
 def sent_by_broadcast(
     trainer: workers.KitActorPPOTrainer, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, torch.Tensor]:
-    """Return what OpenRLHF's own sending sends by name, with a GPU pretended and its broadcast recorded."""
-    received = {}
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Return what is broadcast by name, and in how many buckets, with a GPU pretended."""
+    received: dict[str, torch.Tensor] = {}
+    sent = []
 
-    def broadcast(weight: torch.Tensor, *, src: int, stream: object) -> None:
-        _, (name,), arguments = engine.calls[-1]
-        assert (arguments["dtype"], arguments["shape"]) == (weight.dtype, weight.shape)
-        assert name not in received
-        received[name] = weight.clone()
+    def broadcast(buffer: torch.Tensor, *, src: int, stream: object) -> None:
+        name, (slots,), _ = engine.calls[-1]
+        assert name == "receive_bucket", "the engines wait for it already"
+        weights = dict(weights_in(buffer.clone(), slots))
+        assert received.keys().isdisjoint(weights)
+        received.update(weights)
+        sent.append(len(buffer))
 
     trainer._model_update_group = SimpleNamespace(broadcast=broadcast)
     monkeypatch.setattr(workers.ray, "get", lambda references: None)
     monkeypatch.setattr(workers.cpu, "has_cuda", lambda: True)
-    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", dist.barrier)
+    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
     trainer.broadcast_to_vllm()
-    return received
+    assert engine.calls[-1][0] == "reset_caches"
+    return received, len(sent)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -150,8 +153,9 @@ def test_weights_are_sent_as_the_checkpoint_has_them(stage, tiny_checkpoint, tmp
     expected, before = load_file(saved / "model.safetensors"), load_file(folder / "model.safetensors")
     assert any(not torch.equal(expected[name], before[name]) for name in expected)
     engine = RecordingEngine()
-    received = sent_by_broadcast(ppo_trainer(strategy, actor, engine), engine, monkeypatch)
+    received, buckets = sent_by_broadcast(ppo_trainer(strategy, actor, engine), engine, monkeypatch)
     assert received.keys() == expected.keys() == before.keys()
+    assert 1 < buckets < len(received)
     assert all(torch.equal(weight, expected[name]) for name, weight in received.items())
 
 
@@ -191,7 +195,7 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint,
     assert set(engine.weights) == set(weights)
     assert all(torch.equal(engine.weights[name], weight) for name, weight in weights.items())
 
-    received = sent_by_broadcast(trainer, engine, monkeypatch)
+    received, _ = sent_by_broadcast(trainer, engine, monkeypatch)
     assert len(received) == 14
     assert all(torch.equal(weight, weights[name]) for name, weight in received.items()), "the checkpoint's names"
     assert trainer.actor is actor

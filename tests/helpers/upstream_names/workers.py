@@ -85,7 +85,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm",
         how="subclassed",
         ours="lmm_r1.trainer.workers:KitActorPPOTrainer.broadcast_to_vllm",
-        reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
+        reason="weights reach the engines in buckets, or without CUDA as files, and all of the engines' caches are reset",
         signature="self",
     ),
     Seam(
@@ -155,5 +155,12 @@ SEAMS: tuple[Seam, ...] = (
     replaced(
         "openrlhf.trainer.ray.ppo_critic:NaiveReplayBuffer",
         signature="self sample_batch_size limit cpu_offload packing_samples dynamic_batch",
+    ),
+    Seam(
+        upstream="openrlhf.utils.distributed_util:torch_dist_barrier_and_cuda_sync",
+        how="used",
+        ours="lmm_r1.trainer.weight_sync:send_buckets",
+        reason="ranks wait for one another, and for their GPUs, before memory that engines read is freed",
+        signature="",
     ),
 )

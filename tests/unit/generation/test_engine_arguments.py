@@ -91,6 +91,6 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
 
 def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(checkpoint, monkeypatch):
     by_broadcast = in_training(checkpoint, monkeypatch, has_cuda=True)["worker_extension_cls"]
-    assert by_broadcast == "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"
+    assert by_broadcast == "lmm_r1.generation.worker_extension.BucketWeights"
     by_files = in_training(checkpoint, monkeypatch, has_cuda=False)["worker_extension_cls"]
     assert by_files == "lmm_r1.generation.worker_extension.FileWeights"

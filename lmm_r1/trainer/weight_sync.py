@@ -1,0 +1,170 @@
+"""How a policy's new weights reach the engines: in buckets from GPU to GPU, or as files where there is no CUDA."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import deepspeed
+import ray
+import torch
+import torch.distributed as dist
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from peft.tuners.lora import LoraLayer
+from torch.multiprocessing.reductions import reduce_tensor
+
+from lmm_r1.checkpoints.stored_weights import StoredWeights, as_stored, stored_weights
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
+from lmm_r1.trainer.strategy import whole_state_dict
+
+# So much is held beside the model, gathered and as a buffer, and sent in one call to each engine.
+BUCKET_BYTES = 512 * 2**20
+
+Weights = dict[str, torch.nn.Parameter]
+
+
+def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
+    """Let the engines load all weights from a folder in memory; every rank must call it."""
+    engine = policy.model
+    weights = whole_state_dict(engine)
+    if dist.get_rank() != 0:
+        return
+    memory = Path("/dev/shm")
+    folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+    try:
+        engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
+        ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
+    finally:
+        shutil.rmtree(folder)
+
+
+class Channel(Protocol):
+    """The way of a bucket from the trainer's ranks to the engines."""
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let all engines load these weights, whole and by the checkpoint's names; every rank must call it."""
+
+
+@dataclass(frozen=True)
+class BroadcastChannel:
+    """From rank 0 to engines on GPUs of their own, over NCCL."""
+
+    engines: Sequence[Any]
+    broadcast: Callable[[torch.Tensor], None]
+    """Sends a tensor of rank 0 to every worker of all engines."""
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if dist.get_rank() != 0:
+            return
+        buffer, slots = _filled(weights)
+        refs = [engine.receive_bucket.remote(slots) for engine in self.engines]
+        self.broadcast(buffer)
+        ray.get(refs)
+
+
+@dataclass(frozen=True)
+class SharedMemoryChannel:
+    """From every rank to the engine workers on its own GPU, which read the buffer where it is (CUDA IPC)."""
+
+    engines: Sequence[Any]
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        buffer, slots = _filled(weights)
+        handles: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(buffer)))
+        if dist.get_rank() == 0:
+            ray.get([engine.open_bucket.remote(slots, dict(handles)) for engine in self.engines])
+        # No rank may free its buffer before all engines have read it.
+        torch_dist_barrier_and_cuda_sync()
+
+
+def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
+    """Send what training has changed, a bucket at a time; every rank must call it.
+
+    Of a model with adapters these are the merged weights of the adapted layers; a frozen vision tower is the engines' own.
+
+    Args:
+        split: whether ranks hold parts of the weights by tensor parallelism.
+    """
+    torch.cuda.empty_cache()
+    model = policy.model.module
+    layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
+    weights: Weights = {
+        name.replace(".base_layer.", "."): weight for name, weight in model.named_parameters() if ".lora_" not in name
+    }
+    trained = {name for name, weight in weights.items() if weight.requires_grad or not policy.is_vlm}
+    changed = layers.keys() if layers else trained
+    groups = [group for group in stored_weights(model, weights) if not changed.isdisjoint(group.names)]
+    for bucket in buckets(groups, weights, limit=BUCKET_BYTES):
+        names = [name for group in bucket for name in group.names]
+        merged = {name: _merged(layers[name]) for name in names if name in layers}
+        with _whole([weights[name] for name in names if name not in layers], model=model, split=split):
+            sent: dict[str, torch.Tensor] = {}
+            for group in bucket:
+                whole = {name: merged[name] if name in merged else weights[name].data for name in group.names}
+                sent |= (
+                    as_stored(model, whole)
+                    if group.stored_name is None
+                    else {group.stored_name: whole[group.names[0]]}
+                )
+            channel.send(sent)
+    torch.cuda.empty_cache()
+    torch_dist_barrier_and_cuda_sync()
+
+
+def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) -> list[list[StoredWeights]]:
+    """Return groups in order, as many together as are within `limit` bytes; one that is larger is by itself."""
+    found: list[list[StoredWeights]] = []
+    room = 0
+    for group in groups:
+        size = sum(_bytes_of(weights[name]) for name in group.names)
+        if not found or size > room:
+            found.append([])
+            room = limit
+        found[-1].append(group)
+        room -= size
+    return found
+
+
+def _bytes_of(weight: torch.nn.Parameter) -> int:
+    """Return the bytes of a whole weight, of which ZeRO-3 leaves a part here."""
+    count = weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel()
+    return count * weight.element_size()
+
+
+def _filled(weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[WeightSlot]]:
+    """Return a buffer that holds the weights, and their slots."""
+    slots = slots_of(weights)
+    buffer = empty_buffer(slots, device=next(iter(weights.values())).device)
+    for name, place in weights_in(buffer, slots):
+        place.copy_(weights[name])
+    return buffer, slots
+
+
+@contextmanager
+def _whole(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, split: bool) -> Iterator[None]:
+    """Let all ranks have these weights whole, of which ZeRO-3 or tensor parallelism leaves them parts."""
+    with ExitStack() as stack:
+        if split:
+            for weight in weights:
+                stack.enter_context(GatherReplacedLayerParams([weight], model))
+        else:
+            stack.enter_context(deepspeed.zero.GatheredParameters(list(weights)))
+        yield
+
+
+def _merged(layer: LoraLayer) -> torch.Tensor:
+    """Return the merged weight of an adapted layer, whole on every rank."""
+    shards = layer_weights(layer)
+    # Without ZeRO-3 the weights are whole, and this does nothing.
+    with deepspeed.zero.GatheredParameters(shards):
+        return merged_weight(layer, *shards)
