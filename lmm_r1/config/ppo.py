@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from lmm_r1.config.shared import (
     AdamConfig,
@@ -15,6 +15,11 @@ from lmm_r1.config.shared import (
     TrainConfig,
     WandbConfig,
 )
+
+EstimatorName: TypeAlias = Literal[
+    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
+]
+"""Each is that of a function in `trainer.advantages`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +110,7 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    estimator: Literal[
-        "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
-    ] = "reinforce_baseline"
+    estimator: EstimatorName = "reinforce_baseline"
     """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic."""
     gamma: float = 1.0
     """Discount per token."""

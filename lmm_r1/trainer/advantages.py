@@ -1,4 +1,4 @@
-"""Advantage estimators: pure functions of a rollout's rewards, in a table under their names in the configuration.
+"""Advantage estimators: pure functions of a rollout's rewards, whose names are those of the configuration.
 
 They are OpenRLHF's with one difference. Statistics are in double precision, and rewards that differ by rounding alone
 count as equal, which have no advantage: divided by a deviation that is rounding itself, they would have one of any size.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
+
+from lmm_r1.config.ppo import EstimatorName
 
 # Rewards are sums of a few parts in single precision, each off by up to 6e-8 of its size. A spread of up to so much, of
 # the largest value or of 1, is rounding; no rule gives rewards that are meant to differ by less.
@@ -113,16 +116,8 @@ def flash_reinforce(rollout: RewardedRollout) -> Estimate:
     return _returns(rollout, centred(rewards.reshape(1, -1)).reshape(rewards.shape))
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": gae,
-    "reinforce": reinforce,
-    "rloo": rloo,
-    "reinforce_baseline": reinforce_baseline,
-    "group_norm": group_norm,
-    "dr_grpo": dr_grpo,
-    "flash_reinforce": flash_reinforce,
-}
-"""By the names of `--algo.advantage.estimator`."""
+ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(EstimatorName)}
+"""The functions above that `--algo.advantage.estimator` names."""
 
 
 def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:
