@@ -185,6 +185,8 @@ def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
         "ppo_critic",
         data__max_samples=PROMPTS,
         train__max_epochs=1,
+        # The text of two random tokens mostly gives these tokens again.
+        rollout__max_new_tokens=2,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (line,) = finished.metrics("from_model")
