@@ -13,8 +13,7 @@ from lmm_r1.chat.sampling import NAMES, Sampling, changed
 from lmm_r1.data.files import Record, read_records
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import images_of, videos_of
-from lmm_r1.data.row_parser import parse_row
-from lmm_r1.data.stored_messages import stored_messages
+from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically

@@ -12,7 +12,7 @@ from typing import Any
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
-from lmm_r1.files.json_lines import JsonLine, cut_torn_line, read_json_lines
+from lmm_r1.files.json_files import JsonLine, cut_torn_line, read_json_lines
 from lmm_r1.records.metrics import METRICS_FILE, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, append_rollout
 from lmm_r1.records.stage import SETTINGS_FILE, STAGE_FILE, write_stage

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field, write_json_object
+from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
 
 STAGE_FILE = "stage.json"
 SETTINGS_FILE = "run_config.yaml"

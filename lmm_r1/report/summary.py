@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmm_r1.files.json_object import write_json_object
+from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.run import Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
 

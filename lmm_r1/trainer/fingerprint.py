@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.config.run_settings import settings_of_the_run
+from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, describe_video
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically

@@ -16,10 +16,9 @@ from rich.console import Console
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, to_openrlhf_args
-from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.prompt_stream import PromptStream, check_prompts
+from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep

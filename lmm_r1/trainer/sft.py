@@ -16,9 +16,9 @@ import torch.distributed as dist
 from rich.console import Console
 
 from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
-from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.rows import check_images_taken

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_object import write_json_object
+from lmm_r1.files.json_files import write_json_object
 
 TRACKERS_FILE = "trackers.json"
 

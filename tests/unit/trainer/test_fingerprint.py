@@ -7,7 +7,7 @@ from PIL import Image
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.config.run_settings import is_free, settings_of_the_run
+from lmm_r1.config.export import is_free, settings_of_the_run
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.fingerprint import Fingerprint, check_same_run, model_digest, read_fingerprint, rows_digest
