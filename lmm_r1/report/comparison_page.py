@@ -19,8 +19,7 @@ from lmm_r1.report.rollout_sample import (
     sample_rollouts,
 )
 from lmm_r1.report.settings import settings_differences
-from lmm_r1.report.stages import match_stages
-from lmm_r1.report.summary import notes, total_seconds
+from lmm_r1.report.stages import match_stages, notes, total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, to_yaml
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.stage import STAGE_FILE
+from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
 from lmm_r1.trainer.fingerprint import FINGERPRINT_FILE, Fingerprint, check_same_run
 from lmm_r1.trainer.stopping import ERROR_FILE
 
