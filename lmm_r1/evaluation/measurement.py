@@ -18,7 +18,7 @@ from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, prepare_process
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.records.responses import write_responses
 from lmm_r1.scoring.response_scores import Judge

@@ -23,7 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads

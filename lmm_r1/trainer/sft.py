@@ -21,7 +21,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced

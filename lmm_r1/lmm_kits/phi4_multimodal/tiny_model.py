@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.phi4_multimodal.chat_template import chat_template
-from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER
+from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER, chat_template
 from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
