@@ -46,14 +46,11 @@ class OverlayView:
     is_smoothed: bool
 
 
-def build_comparison(
-    runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS, written_at: datetime | None = None
-) -> str:
+def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS) -> str:
     """Return the page of several runs as HTML; differences are those to the first of them.
 
     Args:
         max_rollouts: how many rollouts are embedded at most, spread evenly over the steps of all runs.
-        written_at: the moment that the page names as its own; None takes now.
 
     Raises:
         UserError: two of the runs are the same folder.
@@ -70,7 +67,7 @@ def build_comparison(
     return render(
         "comparison.html.j2",
         title=f"{len(runs)} runs",
-        written_at=written_at or datetime.now(tz=timezone.utc),
+        written_at=datetime.now(tz=timezone.utc),
         runs=[_run_view(run, name=name, at=at) for at, (name, run) in enumerate(zip(names, runs, strict=True))],
         files=files,
         bars=accuracy_charts(matches, files=files, names=names),

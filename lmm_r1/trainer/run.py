@@ -33,9 +33,8 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
-from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
-from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker

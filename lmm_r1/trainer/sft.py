@@ -30,8 +30,7 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
-from lmm_r1.trainer.fingerprint import Fingerprint
-from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, batch_indices, collate, encode_sample, loss_turns
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
