@@ -1,4 +1,7 @@
-"""What a command finds in its folder when it starts: nothing, a stopped run to go on with, or what it must not touch."""
+"""What a command finds in its folder when it starts: nothing, a stopped run to go on with, or what it must not touch.
+
+A fingerprint tells which run checkpoints belong to: its models, its rows and the settings that decide its outcome.
+"""
 
 from __future__ import annotations
 

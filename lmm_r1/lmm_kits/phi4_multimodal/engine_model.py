@@ -23,10 +23,8 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate
 from vllm.sequence import IntermediateTensors
 
-from lmm_r1.lmm_kits.phi4_multimodal.crops import crop_grid, num_placeholders, position_ids, token_mask
+from lmm_r1.lmm_kits.phi4_multimodal.crops import MEDIA_KEYS, crop_grid, num_placeholders, position_ids, token_mask
 from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, vision_depth
-
-MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
 
 
 class Phi4ProcessingInfo(BaseProcessingInfo):
