@@ -135,7 +135,7 @@ HELP = "help"
 def attach_help(config_class: type) -> None:
     """Put the docstring under each field, of nested groups too, into the field's metadata, where tyro looks first.
 
-    tyro finds them by itself, but searches a module's source again for every class in it: 0.3 s of 170 flags' `--help`.
+    tyro finds them by itself, but searches a module's source again for every class in it: 0.3 s for 170 flags.
     """
     hints = typing.get_type_hints(config_class)
     texts = {name: text for base in reversed(config_class.__mro__) for name, text in _class_texts(base).items()}

@@ -1,4 +1,4 @@
-"""The rows of a training: several datasets as one list, and the order in which a run takes them, episode by episode."""
+"""The rows of a training: several datasets as one list, and the order in which a run takes them by episode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Files of JSON: one object, or an object per line, and the fields of such objects.
 
-One process appends to a file of lines, perhaps until it is killed, and others read it meanwhile. A line counts once its newline is there. What a killed writer leaves is at most one torn line at the end: its successor
-cuts it off, a reader passes over it.
+One process appends to a file of lines, perhaps until it is killed, and others read it meanwhile. A line counts once its
+newline is there. What a killed writer leaves is at most one torn line at the end: its successor cuts it off, a reader
+passes over it.
 """
 
 import json

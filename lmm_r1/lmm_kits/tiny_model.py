@@ -1,4 +1,4 @@
-"""What the tiny checkpoints of kits share: sizes, and tokenizers that are trained offline, with real special tokens."""
+"""What the tiny checkpoints of kits share: sizes, and tokenizers trained offline, with real special tokens."""
 
 from __future__ import annotations
 

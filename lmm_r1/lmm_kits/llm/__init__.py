@@ -128,9 +128,9 @@ def _text_of(part: Part) -> str:
 def refusal_of(model_type: str) -> str | None:
     """Return why the model cannot be trained as a plain language model, for a message; None where it can.
 
-    Models that can were tried with random weights: rows of a batch, padded on either side, give what each gives alone, and
-    no token sees those behind it. Not tried, for want of a small config, were axk1, dbrx, deepseek_v3, dots1, falcon_h1,
-    gemma3n_text, lfm2_moe, longcat_flash, youtu, zamba and zamba2.
+    Models that can were tried with random weights: rows of a batch, padded on either side, give what each gives alone,
+    and no token sees those behind it. Not tried, for want of a small config, were axk1, dbrx, deepseek_v3, dots1,
+    falcon_h1, gemma3n_text, lfm2_moe, longcat_flash, youtu, zamba and zamba2.
 
     Args:
         model_type: of a model that transformers has a class for.
