@@ -20,7 +20,6 @@ if importlib.util.find_spec("openrlhf") is None:
         "unit/generation/*",
         "unit/records/trackers/*",
         "unit/lmm_kits/*",
-        "unit/inference/*",
         "unit/test_cpu.py",
         "contracts/test_kit_buffers.py",
         "contracts/test_engine_gap.py",

@@ -11,8 +11,16 @@ from typing import Any
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
-from lmm_r1.files.json_lines import append_json_lines, cut_torn_line, last_line, read_json_lines
-from lmm_r1.files.json_object import count_field, read_json_object, text_field, write_json_object
+from lmm_r1.files.json_files import (
+    append_json_lines,
+    count_field,
+    cut_torn_line,
+    last_line,
+    read_json_lines,
+    read_json_object,
+    text_field,
+    write_json_object,
+)
 
 INDEX = "index"
 

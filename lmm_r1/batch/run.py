@@ -16,7 +16,7 @@ from lmm_r1.batch.selection import select
 from lmm_r1.config.batch_inference import BatchConfig, check
 from lmm_r1.data.files import SkippedRow, load_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.stored_messages import stored_messages
+from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.adapter_merge import split_adapter

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from lmm_r1.chat.attachments import read_image, read_video, sources_of
+from lmm_r1.chat.conversation import load, save, saved_path
 from lmm_r1.chat.sampling import NAMES, changed
-from lmm_r1.chat.saved_conversation import load, save, saved_path
 from lmm_r1.chat.session import Session
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError

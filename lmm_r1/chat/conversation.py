@@ -1,12 +1,28 @@
-"""The messages of a conversation, and what takes turns back."""
+"""The messages of a conversation, what takes turns back, and the conversation as a file.
+
+The file is one row of the project's schema, with the settings and the model's name beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from lmm_r1.data.messages import Message, TextPart
+from lmm_r1.chat.sampling import NAMES, Sampling, changed
+from lmm_r1.data.files import Record, read_records
+from lmm_r1.data.images import check_image_exists
+from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
+from lmm_r1.data.row_parser import parse_row, stored_messages
+from lmm_r1.data.videos import check_video_exists
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_atomically
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+SUFFIXES = (".json", ".jsonl")
+DATASOURCE = "interactive_chat"
 
 
 class Conversation:
@@ -67,3 +83,115 @@ class Conversation:
 def text_of(message: Message) -> str:
     """Return the text of a message, without its images and videos."""
     return "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedConversation:
+    """What a file holds."""
+
+    conversation: Conversation
+    settings: Mapping[str, str]
+    """Settings by name, as /set takes them; empty for a row that was written otherwise."""
+    model: str | None
+
+    def applied_to(self, sampling: Sampling) -> Sampling:
+        """Return the settings with those of the file put in their places."""
+        for name, value in self.settings.items():
+            sampling = changed(sampling, name, value)
+        return sampling
+
+
+def saved_path(argument: str) -> Path:
+    """Return the file that is meant, `.json` added to a name without an ending; raises UserError for another ending."""
+    if not argument.strip():
+        raise UserError("give the name of a file, such as talk.json")
+    path = Path(argument.strip().strip("'\"")).expanduser()
+    path = path if path.suffix else path.with_name(path.name + SUFFIXES[0])
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{path}: conversations are files that end with {' or '.join(SUFFIXES)}")
+    return path
+
+
+def save(path: Path, conversation: Conversation, *, sampling: Sampling, model: str) -> None:
+    """Write the conversation as a row file of one row.
+
+    Raises UserError where nothing can be written, and for a file that holds anything but a conversation of this kind.
+    """
+    if path.is_file() and not _is_saved_conversation(path):
+        raise UserError(f"{path}: is there and holds no saved conversation; choose another name")
+    row = {
+        "messages": stored_messages(conversation.messages),
+        "datasource": DATASOURCE,
+        "model": model,
+        "settings": asdict(sampling),
+        "stopped": sorted(conversation.stopped),
+    }
+    if path.suffix.lower() == SUFFIXES[0]:
+        text = json.dumps([row], ensure_ascii=False, indent=2)
+    else:
+        text = json.dumps(row, ensure_ascii=False)
+    write_atomically(path, text=text + "\n")
+
+
+def load(path: Path) -> SavedConversation:
+    """Return a saved conversation, or any row that ends with an answer; raises UserError for every other file."""
+    fields, location, base_dir = _only_record(path)
+    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False)
+    for image in images_of(row.messages):
+        check_image_exists(image, location=location)
+    for video in videos_of(row.messages):
+        check_video_exists(video, location=location)
+    if row.messages[-1].role != ASSISTANT:
+        raise UserError(f"{location}: the conversation does not end with an answer; give one that does")
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise UserError(f'{location}: the "model" must be a name, not {type(model).__name__}')
+    stopped = _stopped(fields.get("stopped"), roles=[message.role for message in row.messages], location=location)
+    return SavedConversation(
+        conversation=Conversation(row.messages, stopped=stopped),
+        settings=_settings(fields.get("settings"), location=location),
+        model=model,
+    )
+
+
+def _only_record(path: Path) -> Record:
+    if not path.is_file():
+        raise UserError(f"no file {path}; check the path")
+    try:
+        records = list(read_records(str(path)))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(records) != 1:
+        raise UserError(f"{path}: holds {len(records)} rows; one conversation is needed")
+    return records[0]
+
+
+def _is_saved_conversation(path: Path) -> bool:
+    try:
+        return _only_record(path)[0].get("datasource") == DATASOURCE
+    except UserError:
+        return False
+
+
+def _settings(value: Any, *, location: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f'{location}: the "settings" must be an object, not {type(value).__name__}')
+    settings = {name: str(number) for name, number in value.items()}
+    try:
+        # Which values the others have does not matter here.
+        saved = Sampling(temperature=0, top_p=1, max_new_tokens=1)
+        for name, number in settings.items():
+            saved = changed(saved, name, number)
+    except UserError as error:
+        raise UserError(f"{location}: {error}") from error
+    return {name: settings[name] for name in NAMES if name in settings}
+
+
+def _stopped(value: Any, *, roles: Sequence[str], location: str) -> list[int]:
+    places = [] if value is None else value
+    answers = [place for place, role in enumerate(roles) if role == ASSISTANT]
+    if not isinstance(places, list) or any(type(place) is not int or place not in answers for place in places):
+        raise UserError(f'{location}: "stopped" must list places of answers, counted from 0')
+    return places

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import FrameType
 
 from lmm_r1.chat.attachments import dragged_image
-from lmm_r1.chat.captured_output import Streams, captured_output
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.commands import COMMANDS, SIGN, attach_images, run_command
+from lmm_r1.chat.conversation import SavedConversation, load
 from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
 from lmm_r1.chat.sampling import NAMES, Sampling
-from lmm_r1.chat.saved_conversation import SavedConversation, load
-from lmm_r1.chat.screen import PlainScreen, Screen
+from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
 from lmm_r1.chat.session import Session
 from lmm_r1.config.interactive_chat import ChatConfig, check
 from lmm_r1.errors import UserError

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from lmm_r1.chat.attachments import Attachment
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.conversation import USER, Conversation
+from lmm_r1.chat.conversation import USER, Conversation, SavedConversation
 from lmm_r1.chat.sampling import Sampling
-from lmm_r1.chat.saved_conversation import SavedConversation
 from lmm_r1.chat.screen import Screen
 from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.cli.job_progress import job_progress
-from lmm_r1.cli.skipped_rows import report_skipped
+from lmm_r1.cli.job_progress import job_progress, report_skipped
 from lmm_r1.config.batch_inference import BatchConfig
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.cli.skipped_rows import report_skipped
+from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.evaluate import EvaluateConfig, check, page_path, responses_path
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.files.json_object import write_json_object
+from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile

@@ -1,20 +1,24 @@
-"""How far a job over rows is: a bar in a terminal, a line now and then in a log."""
+"""What a command over rows tells of them: how far it is (a bar, or lines in a log), and which it had to leave out."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from lmm_r1.data.files import SkippedRow
 
 if TYPE_CHECKING:
     from lmm_r1.batch.job import JobTotals
 
 LINE_SECONDS = 10.0
+SKIPPED_ROWS_CODE = 3
+MAX_LISTED = 20
 
 
 @contextlib.contextmanager
@@ -74,3 +78,20 @@ def _lines(what: str, total: int, done: int) -> Iterator[Callable[[JobTotals], N
         )
 
     yield show
+
+
+def report_skipped(prog: str, skipped: Sequence[SkippedRow], *, listed_in: str | None = None) -> NoReturn:
+    """List rows that were left out on stderr and end the process with `SKIPPED_ROWS_CODE`.
+
+    Args:
+        listed_in: where all of them are listed, should they be more than `MAX_LISTED`.
+    """
+    assert skipped, "a command without skipped rows ends as it is"
+    rows = "1 row was" if len(skipped) == 1 else f"{len(skipped):,} rows were"
+    print(f"{prog}: {rows} left out, and everything else was done:", file=sys.stderr)
+    for row in skipped[:MAX_LISTED]:
+        print(f"  {' '.join(row.reason.split())}", file=sys.stderr)
+    if len(skipped) > MAX_LISTED:
+        where = f"; {listed_in} lists them all" if listed_in else ""
+        print(f"  and {len(skipped) - MAX_LISTED:,} more{where}", file=sys.stderr)
+    raise SystemExit(SKIPPED_ROWS_CODE)

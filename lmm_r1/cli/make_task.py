@@ -7,7 +7,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from lmm_r1.cli import arguments
-from lmm_r1.data.row_folder import check_writable, write_row_folder
+from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.task import Modality, Split, Task, get_task
 

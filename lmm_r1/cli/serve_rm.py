@@ -84,7 +84,7 @@ def _serve(args: argparse.Namespace) -> None:
     from lmm_r1 import cpu
     from lmm_r1.data.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
-    from lmm_r1.scoring.reward_service import serve
+    from lmm_r1.scoring.reward_judge import serve
     from remote_rm.service.server import ListeningOptions
 
     # Asked before PyTorch is loaded, which takes longer than telling.

@@ -9,7 +9,6 @@ from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import ActorConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig
-from lmm_r1.config.value_models import check_value_models
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _refuse_agents(config)
     _check_accumulation(config)
-    check_value_models(config)
+    _check_value_models(config)
     _check_groups(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
@@ -40,7 +39,7 @@ def check_sft(config: SFTConfig) -> None:
     _check_accumulation(config)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     _check_aux_loss(config.model, prefix="model.")
-    _check_ulysses(config.ds, packs=config.ds.packing_samples, needs="--ds.packing_samples", gpus={})
+    _check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
 
 
 def refuse_unavailable(config: PPOConfig | SFTConfig) -> None:
@@ -156,15 +155,14 @@ def _check_ppo_ulysses(config: PPOConfig) -> None:
     packs = config.ds.packing_samples or (
         config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
     )
-    _check_ulysses(config.ds, packs=packs, needs="--ds.packing_samples", gpus=_gpus(config))
+    _check_ulysses(config.ds, packs=packs, gpus=_gpus(config))
 
 
-def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, needs: str, gpus: Mapping[str, int]) -> None:
+def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
     """Raise UserError where ranks cannot share sequences as `--ds.ulysses_size` says.
 
     Args:
         packs: whether samples are packed.
-        needs: which flags see to that, for the message.
         gpus: how many each model has, by the name of its group of flags.
     """
     size = ds.ulysses_size
@@ -178,7 +176,7 @@ def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, needs: str, gpus: Mappin
             "heads apart; give one of them"
         )
     if not packs:
-        raise UserError(f"--ds.ulysses_size {size} splits packed sequences; add {needs}")
+        raise UserError(f"--ds.ulysses_size {size} splits packed sequences; add --ds.packing_samples")
     for name, count in gpus.items():
         if count % size:
             raise UserError(
@@ -251,3 +249,52 @@ def _check_kl(config: PPOConfig) -> None:
         )
     if not kl.use_loss and kl.estimator != "k1":
         logger.warning("--algo.kl.estimator %s is meant for --algo.kl.use_loss; take k1 in the reward", kl.estimator)
+
+
+def _check_value_models(config: PPOConfig) -> None:
+    """Raise UserError where flags contradict each other in what they say of critic and reward model."""
+    _check_reward_source(config)
+    if config.critic.model_name_or_path is None and config.critic.freezing_steps >= 0:
+        raise UserError(
+            f"--critic.freezing_steps {config.critic.freezing_steps} leaves nothing to learn without a critic; take "
+            "--algo.advantage.estimator gae or leave it out"
+        )
+    names = [name for name in ("critic", "reward") if getattr(config, name).model_name_or_path]
+    if not names:
+        return
+    if config.ds.tensor_parallel_size > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a critic or "
+            "reward model; leave it out"
+        )
+    if config.train.colocate_critic_reward:
+        _check_equal(config, "critic", "reward", because="--train.colocate_critic_reward")
+    elif config.train.colocate_all:
+        for name in names:
+            _check_equal(config, "actor", name, because="--train.colocate_all")
+
+
+def _check_reward_source(config: PPOConfig) -> None:
+    model, url = config.reward.model_name_or_path, config.reward.remote_url
+    if model and url:
+        raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
+    if not (model or url):
+        raise UserError(
+            "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
+            "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
+        )
+    if not model:
+        return
+    for flag, given in (
+        (f"--eval.dataset {config.eval.dataset}", config.eval.dataset),
+        ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
+    ):
+        if given:
+            raise UserError(f"{flag} needs --reward.remote_url: a reward model scores only what is trained on")
+
+
+def _check_equal(config: PPOConfig, one: str, other: str, *, because: str) -> None:
+    for name in ("num_nodes", "num_gpus_per_node"):
+        ours, theirs = (getattr(getattr(config, group), name) for group in (one, other))
+        if ours != theirs:
+            raise UserError(f"with {because}, --{one}.{name} {ours} and --{other}.{name} {theirs} must be equal")

@@ -10,7 +10,6 @@ from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.shared import TrackerName
-from lmm_r1.config.value_models import value_model_settings
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     refuse_unavailable(config)
     require(config, "actor.model_name_or_path", example="path/or/hub-name")
     require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
-    settings = value_model_settings(config)
+    settings = _value_models(config)
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
@@ -65,6 +64,19 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
     resolved = dotted.replace(resolved, _accumulation(resolved))
     check_sft(resolved)
     return resolved
+
+
+def _value_models(config: PPOConfig) -> dict[str, object]:
+    """Return what follows for critic and reward model: no critic without GAE, and nobody to share GPUs with alone."""
+    critic = None
+    if config.algo.advantage.estimator == "gae":
+        reward_model = None if config.reward.remote_url else config.reward.model_name_or_path
+        critic = config.critic.model_name_or_path or reward_model or config.actor.model_name_or_path
+    settings: dict[str, object] = {"critic.model_name_or_path": critic}
+    if config.train.colocate_critic_reward and not (critic and config.reward.model_name_or_path):
+        logger.warning("--train.colocate_critic_reward is off: there is no critic, or no reward model")
+        settings["train.colocate_critic_reward"] = False
+    return settings
 
 
 def _low_high(config: PPOConfig) -> tuple[float, float]:

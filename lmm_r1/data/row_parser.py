@@ -1,5 +1,9 @@
-"""From a record of a row file to a row: every field validated, every error with its place."""
+"""From a record of a row file to a row, every field validated and every error with its place; and messages back."""
 
+from __future__ import annotations
+
+import base64
+import io
 import json
 import math
 import numbers
@@ -72,7 +76,7 @@ def _entries(value: Any) -> list[Any]:
     return list(value)
 
 
-def _message_field(record: Mapping[str, Any], *, message_key: str | None, parser: "_Parser") -> Any:
+def _message_field(record: Mapping[str, Any], *, message_key: str | None, parser: _Parser) -> Any:
     keys = _DEFAULT_MESSAGE_KEYS if message_key is None else (message_key,)
     found = [key for key in keys if record.get(key) is not None]
     if not found:
@@ -272,3 +276,39 @@ class _Parser:
 def _other_field(field: _MediaField) -> str:
     """The second way out of a mismatch, where a flag names the field."""
     return ", or name another field with --data.image_key" if field.kind == "image" else ""
+
+
+def stored_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages in the form that `parse_row` reads; images that are not text already become data URIs."""
+    return [{"role": message.role, "content": _stored_content(message)} for message in messages]
+
+
+def _stored_content(message: Message) -> str | list[dict[str, Any]]:
+    parts = message.parts
+    # Tags stand for images in a message that is one text, and are plain words in a part of its own.
+    if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
+        return parts[0].text
+    return [_stored_part(part) for part in parts]
+
+
+def _stored_part(part: TextPart | ImagePart | VideoPart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    bounds = {name: getattr(part, name) for name in ("min_pixels", "max_pixels") if getattr(part, name) is not None}
+    if isinstance(part, ImagePart):
+        return {"type": "image", "image": _stored_source(part.source), **bounds}
+    frames = {name: getattr(part, name) for name in ("fps", "max_frames") if getattr(part, name) is not None}
+    video = part.source if isinstance(part.source, str) else [_stored_source(frame) for frame in part.source]
+    return {"type": "video", "video": video, **frames, **bounds}
+
+
+def _stored_source(source: ImageSource) -> str:
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Image.Image):
+        buffer = io.BytesIO()
+        source.save(buffer, format="PNG")
+        source = buffer.getvalue()
+    with Image.open(io.BytesIO(source)) as image:
+        mime_type = Image.MIME[image.format]
+    return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

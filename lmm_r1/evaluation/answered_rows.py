@@ -1,19 +1,23 @@
-"""The responses of a checkpoint to files of rows: the one place where an evaluation meets an engine."""
+"""The responses of a checkpoint to files of rows, from an engine, and what verifiers say of them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import SkippedRow
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import Backend, make_engine
 from lmm_r1.generation.engine import Engine, EngineSettings, SamplingSettings
+from lmm_r1.records.responses import JudgedResponse, Verdict
+from lmm_r1.scoring.response_scores import Judge
+from remote_rm.verifier import Item
 
 # Rows between two lines about how far an engine is.
 REPORTED_ROWS = 256
@@ -72,4 +76,57 @@ def _answers(
         completions={index: found[index] for index in rows if index in found},
         skipped=tuple(skipped),
         seconds=time.perf_counter() - began,
+    )
+
+
+def judge_responses(
+    completions: Mapping[int, Sequence[Completion]], *, checkpoint: str, row_set: RowSet, judges: Mapping[str, Judge]
+) -> list[JudgedResponse]:
+    """Return the responses with the verdicts of the file's verifiers, all samples of a row one after the other.
+
+    Args:
+        completions: by the row's place in the file.
+        judges: by verifier; they are running.
+    """
+    asked = [
+        (index, row_set.rows[index], sample, completion)
+        for index, samples in completions.items()
+        for sample, completion in enumerate(samples)
+    ]
+    items = [
+        Item(prompt=question_of(row), response=completion.text, label=row.answer) for _, row, _, completion in asked
+    ]
+    judged = {verifier: judges[verifier].judge(items) for verifier in row_set.file.verifiers}
+    return [
+        JudgedResponse(
+            checkpoint=checkpoint,
+            file=row_set.file.name,
+            index=index,
+            row=row.location,
+            datasource=row.datasource,
+            label=row.answer,
+            question=items[place].prompt,
+            sample=sample,
+            response=completion.text,
+            response_tokens=completion.num_tokens,
+            finish_reason=completion.finish_reason,
+            verdicts={
+                verifier: Verdict(
+                    score=scores[place].score, parts=scores[place].parts, timed_out=scores[place].timed_out
+                )
+                for verifier, scores in judged.items()
+            },
+        )
+        for place, (index, row, sample, completion) in enumerate(asked)
+    ]
+
+
+def question_of(row: Row) -> str:
+    """Return the text of the user's turns."""
+    return "\n".join(
+        part.text
+        for message in row.messages
+        if message.role == "user"
+        for part in message.parts
+        if isinstance(part, TextPart)
     )

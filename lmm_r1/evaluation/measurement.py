@@ -10,8 +10,7 @@ from lmm_r1.config.evaluate import EvaluateConfig, responses_path
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import answer_files
-from lmm_r1.evaluation.judged_rows import judge_responses
+from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
 from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.suites import get_suite
@@ -19,7 +18,7 @@ from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, prepare_process
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.records.responses import write_responses
 from lmm_r1.scoring.response_scores import Judge

@@ -17,7 +17,7 @@ from lmm_r1.records.responses import JudgedResponse, by_row, read_responses
 _PLACE = re.compile(r" (?:line|row) \d+$")
 
 
-def saved_checkpoints(entries: Sequence[str], *, flag: str = "--compare") -> list[CheckpointResponses]:
+def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
     """Return the checkpoints in files of responses; of two with one name, both are called `NAME (FILE)`.
 
     Args:
@@ -34,17 +34,17 @@ def saved_checkpoints(entries: Sequence[str], *, flag: str = "--compare") -> lis
         for response in read_responses(path):
             by_name.setdefault(response.checkpoint, []).append(response)
         if wanted is not None and wanted not in by_name:
-            raise UserError(f"{flag} {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
+            raise UserError(f"--compare {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
         found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
     if len(found) < 2:
-        raise UserError(f"{flag} {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
+        raise UserError(f"--compare {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
     names = [name for name, _, _ in found]
     titles = [
         f"{name} ({path.name.removesuffix(RESPONSES_SUFFIX)})" if names.count(name) > 1 else name
         for name, path, _ in found
     ]
     if len(set(titles)) < len(titles):
-        raise UserError(f"{flag} {' '.join(entries)}: the same checkpoint is given twice")
+        raise UserError(f"--compare {' '.join(entries)}: the same checkpoint is given twice")
     return [_checkpoint(title, path, own) for title, (_, path, own) in zip(titles, found, strict=True)]
 
 

@@ -10,7 +10,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
-from lmm_r1.lmm_kits.rows import check_images_taken, encode_row
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 
 def sampling_params(

@@ -12,7 +12,7 @@ ENGINE_CLASSES: dict[str, str] = {
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
 }
 """Architecture as a checkpoint's `config.json` or a kit's `hf_overrides` names it -> "module:class" of vLLM's model for it."""
-AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v.auto_classes",)
+AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 """Modules with a `register_auto_classes()` for configs and processors that transformers does not know."""
 
 

@@ -125,7 +125,7 @@ def _llm_refusal(
 
     # What follows loads torch: an unknown name is told without it.
     if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
-        from lmm_r1.lmm_kits.llm.refusals import refusal_of
+        from lmm_r1.lmm_kits.llm import refusal_of
 
         return refusal_of(model_type)
     if trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {}):

@@ -1,8 +1,9 @@
-"""The weights of a checkpoint before they are loaded: whether its files are all there and whole, and their precision."""
+"""The weight files of a checkpoint: whether all are there and whole, their precision, and single tensors of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,3 +70,40 @@ def _check_length(file: Path) -> None:
     promised = _LENGTH_BYTES + header_length + end
     if length != promised:
         raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")
+
+
+def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """Return the tensors whose stored names are wanted; of the others nothing is read.
+
+    Args:
+        path: a folder or a hub name.
+    """
+    for single, index in (_NAMES[:2], _NAMES[2:]):
+        file = _stored_file(path, single)
+        if file is not None:
+            return _read(file, wanted)
+        if (listing := _stored_file(path, index)) is None:
+            continue
+        places = json.loads(listing.read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted({part for name, part in places.items() if wanted(name)})
+        files = [_stored_file(path, part) for part in parts]
+        return {name: tensor for file in files if file is not None for name, tensor in _read(file, wanted).items()}
+    return {}
+
+
+def _stored_file(path: str, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
+    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    return None if file is None else Path(file)
+
+
+def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    import torch
+    from safetensors import safe_open
+
+    if file.suffix != ".safetensors":
+        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {name: tensor for name, tensor in stored.items() if wanted(name)}
+    with safe_open(file, framework="pt") as weights:
+        return {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}

@@ -13,7 +13,7 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.models.banned_tokens import ban
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
@@ -200,3 +200,10 @@ def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | Non
     responses = torch.zeros_like(wanted)
     responses[:, wanted.shape[1] - width :] = action_mask.bool()
     return Targets(wanted=wanted & responses, shared=True)
+
+
+def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
+    """Return logits (..., V) with the bias that the engine adds to banned tokens (K,)."""
+    bias = torch.zeros(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    bias[banned_token_ids.to(logits.device)] = BAN_BIAS
+    return logits + bias

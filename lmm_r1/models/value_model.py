@@ -14,13 +14,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.weight_files import read_tensors
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.loading import DTYPES, LoadSettings, is_sharded, load_model
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import running
-from lmm_r1.models.stored_tensors import read_tensors
 
 _MODEL = "model."  # in front of the names of the backbone's weights in the module's own state dict
 

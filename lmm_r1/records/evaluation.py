@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_object import count_field, number_field, read_json_object, text_field
+from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field
 
 EVALUATION_FILE = "evaluation.json"
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_lines import append_json_lines, last_line, read_json_lines
-from lmm_r1.files.json_object import count_field, number_field
+from lmm_r1.files.json_files import append_json_lines, count_field, last_line, number_field, read_json_lines
 
 METRICS_FILE = "metrics.jsonl"
 STEP, SECONDS = "step", "seconds"

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_lines import append_json_lines, read_json_lines
-from lmm_r1.files.json_object import count_field, number_field, text_field
+from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_bytes_atomically
-from lmm_r1.files.json_lines import append_json_lines, read_json_lines
-from lmm_r1.files.json_object import count_field, number_field, text_field
+from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 IMAGES_FOLDER = "images"

@@ -8,7 +8,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.evaluation import EVALUATION_FILE, Checkpoint, Evaluation, FileScores, read_evaluation
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, MetricRow, read_metrics
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
-from lmm_r1.records.stage import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
+from lmm_r1.records.run_folder import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,4 +2,4 @@
 
 from lmm_r1.report.comparison_page import build_comparison
 from lmm_r1.report.page import build_report
-from lmm_r1.report.summary import summarize, write_summary
+from lmm_r1.report.stages import summarize, write_summary

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmm_r1.records.evaluation import FileScores
-from lmm_r1.report.axis import Axis, Tick
+from lmm_r1.report.line_chart import Axis, Tick
 from lmm_r1.report.page_text import percent
 
 LEFT, TOP, BOTTOM, HEIGHT = 38, 18, 208, 238

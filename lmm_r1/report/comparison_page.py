@@ -6,8 +6,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
+from lmm_r1.records.evaluation import FileScores
 from lmm_r1.records.run import Run
-from lmm_r1.report.accuracy_comparison import accuracy_charts, compared_rows, row_files
+from lmm_r1.report.bar_chart import BarChart, BarSpec, bar_chart, difference_interval
 from lmm_r1.report.curves import smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
 from lmm_r1.report.overlay import Overlay, overlays, run_color
@@ -19,8 +20,7 @@ from lmm_r1.report.rollout_sample import (
     sample_rollouts,
 )
 from lmm_r1.report.settings import settings_differences
-from lmm_r1.report.stages import match_stages
-from lmm_r1.report.summary import notes, total_seconds
+from lmm_r1.report.stages import StageMatch, StageRow, match_stages, notes, total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,11 @@ class OverlayView:
     is_smoothed: bool
 
 
-def build_comparison(
-    runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS, written_at: datetime | None = None
-) -> str:
+def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS) -> str:
     """Return the page of several runs as HTML; differences are those to the first of them.
 
     Args:
         max_rollouts: how many rollouts are embedded at most, spread evenly over the steps of all runs.
-        written_at: the moment that the page names as its own; None takes now.
 
     Raises:
         UserError: two of the runs are the same folder.
@@ -70,7 +67,7 @@ def build_comparison(
     return render(
         "comparison.html.j2",
         title=f"{len(runs)} runs",
-        written_at=written_at or datetime.now(tz=timezone.utc),
+        written_at=datetime.now(tz=timezone.utc),
         runs=[_run_view(run, name=name, at=at) for at, (name, run) in enumerate(zip(names, runs, strict=True))],
         files=files,
         bars=accuracy_charts(matches, files=files, names=names),
@@ -129,3 +126,89 @@ def _tails(folders: Sequence[Path], depth: int) -> set[str]:
 
 def _tail(folder: Path, depth: int) -> str:
     return "/".join(folder.parts[1:][-depth:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedCell:
+    """One run's stage on one file of held-out rows."""
+
+    scores: FileScores | None
+    difference: float | None
+    """Accuracy less that of the first run; None for the first run itself, or where either is unknown."""
+    interval: tuple[float, float] | None
+    """Where the difference lies at 95 % confidence."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether chance alone, in which rows were held out, hardly explains the difference."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRow:
+    """One stage of one run."""
+
+    run: int
+    row: StageRow
+    cells: tuple[ComparedCell, ...]
+    """One per row file of all evaluations."""
+
+
+def row_files(runs: Sequence[Run]) -> list[str]:
+    """Return the files of held-out rows of all runs, `text` and `image` first."""
+    found = dict.fromkeys(file for run in runs for file in run.evaluation.file_names)
+    first = [name for name in ("text", "image") if name in found]
+    return [*first, *(name for name in found if name not in first)]
+
+
+def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
+    """Return the rows of one stage, in the order of the runs."""
+    first = match.rows.get(0)
+    return [
+        ComparedRow(
+            run=run,
+            row=row,
+            cells=tuple(_cell(scores_on(row, file=file), first=_first(first, run=run, file=file)) for file in files),
+        )
+        for run, row in sorted(match.rows.items())
+    ]
+
+
+def scores_on(row: StageRow, *, file: str) -> FileScores | None:
+    """Return what a stage reached on a file of rows, None where it was not evaluated."""
+    return next((cell.scores for cell in row.held_out if cell.file == file), None)
+
+
+def accuracy_charts(
+    matches: Sequence[StageMatch], *, files: Sequence[str], names: Sequence[str]
+) -> dict[str, BarChart]:
+    """Return one chart of bars per file of rows: a group per stage, a bar per run."""
+    charts = {
+        file: bar_chart([(match.name, _bars(match, file=file, names=names)) for match in matches]) for file in files
+    }
+    return {file: chart for file, chart in charts.items() if chart}
+
+
+def _bars(match: StageMatch, *, file: str, names: Sequence[str]) -> list[BarSpec]:
+    return [
+        BarSpec(
+            name=f"{name}, {file}",
+            color=run_color(run),
+            scores=scores_on(match.rows[run], file=file) if run in match.rows else None,
+            run=run,
+        )
+        for run, name in enumerate(names)
+    ]
+
+
+def _first(first: StageRow | None, *, run: int, file: str) -> FileScores | None:
+    return scores_on(first, file=file) if first and run != 0 else None
+
+
+def _cell(scores: FileScores | None, *, first: FileScores | None) -> ComparedCell:
+    if scores is None or scores.accuracy is None or first is None or first.accuracy is None:
+        return ComparedCell(scores=scores, difference=None, interval=None)
+    interval = difference_interval(
+        scores.accuracy, count=scores.rows, reference=first.accuracy, reference_count=first.rows
+    )
+    return ComparedCell(scores=scores, difference=scores.accuracy - first.accuracy, interval=interval)

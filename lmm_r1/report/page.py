@@ -18,8 +18,7 @@ from lmm_r1.report.rollout_sample import (
     sample_rollouts,
 )
 from lmm_r1.report.settings import without_secrets
-from lmm_r1.report.stages import HeldOut, StageRow, stage_rows
-from lmm_r1.report.summary import notes, total_seconds
+from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_rows, total_seconds
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")

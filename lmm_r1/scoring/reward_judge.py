@@ -1,4 +1,7 @@
-"""Judges samples by a reward model: those of all requests are gathered into batches, which one thread computes."""
+"""Judges samples by a reward model, and serves it over HTTP with the protocol and limits of `remote_rm`'s servers.
+
+The samples of all requests are gathered into batches, which one thread computes.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI
+
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.judge import JudgeCounts, PoolUnavailable, UnusableItem
+from remote_rm.service.app import create_service
+from remote_rm.service.judge import JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem
+from remote_rm.service.server import ListeningOptions, serve_app
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -259,3 +266,33 @@ def items_of_request(request: RewardRequest) -> list[RewardItem]:
 
 def _placed(sentence: str, *, place: str) -> str:
     return sentence if sentence.startswith(place) else f"{place}: {sentence}"
+
+
+def create_app(
+    load: Callable[[], RewardModel],
+    *,
+    media: MediaAccess,
+    limits: ServiceLimits,
+    token: str | None,
+    log_sample_share: float,
+) -> FastAPI:
+    """Return the application of the model that `load` returns, whose errors are raised here."""
+    return create_service(
+        RewardModelJudge(load, media=media, max_queued_items=limits.max_queued_items),
+        items_of_request=items_of_request,
+        limits=limits,
+        token=token,
+        log_sample_share=log_sample_share,
+        frees_abandoned=True,
+    )
+
+
+def serve(load: Callable[[], RewardModel], *, media: MediaAccess, options: ListeningOptions) -> None:
+    """Serve until SIGINT or SIGTERM; exits with code 1 if it cannot listen, and raises what `load` raises."""
+
+    def make_app(token: str | None) -> FastAPI:
+        return create_app(
+            load, media=media, limits=options.limits, token=token, log_sample_share=options.log_sample_share
+        )
+
+    serve_app(make_app, options=options)

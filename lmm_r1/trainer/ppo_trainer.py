@@ -18,8 +18,8 @@ from lmm_r1 import cpu
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.records.rollouts import SampledResponse

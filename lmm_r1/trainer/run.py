@@ -16,15 +16,14 @@ from rich.console import Console
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig, to_openrlhf_args
-from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.prompt_stream import PromptStream, check_prompts
+from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
 from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
@@ -34,9 +33,8 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
-from lmm_r1.trainer.fingerprint import Fingerprint
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
-from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker

@@ -15,8 +15,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample, SampleMedia
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.mismatch import modality_info, modality_of

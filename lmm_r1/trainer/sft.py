@@ -16,12 +16,12 @@ import torch.distributed as dist
 from rich.console import Console
 
 from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
-from lmm_r1.data.blending import blend, parse_dataset_spec
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.rows import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced
@@ -30,8 +30,7 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
-from lmm_r1.trainer.fingerprint import Fingerprint
-from lmm_r1.trainer.run_start import check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, batch_indices, collate, encode_sample, loss_turns
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy

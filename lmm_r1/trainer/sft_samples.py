@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.rows import encode_row
+from lmm_r1.lmm_kits.checkpoint import encode_row
 
 if TYPE_CHECKING:
     import torch

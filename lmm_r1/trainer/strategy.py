@@ -24,8 +24,7 @@ from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
-from lmm_r1.trainer.finite_steps import check_finite
-from lmm_r1.trainer.gradient_accumulation import add_up_in_accumulation_dtype, passes_added_up
+from lmm_r1.trainer.optimizer_step import add_up_in_accumulation_dtype, check_finite, passes_added_up
 
 
 class KitStrategy(CheckpointStrategy):

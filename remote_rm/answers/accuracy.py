@@ -9,14 +9,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.bracketed import (
+    Region,
+    Span,
+    as_vector,
+    is_plain_pair,
+    parse_matrix,
+    parse_region,
+    without_membership,
+)
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.extraction import is_prose, listed_values, sole_value
 from remote_rm.answers.gold import is_gradable
-from remote_rm.answers.matrix import as_vector, parse_matrix
 from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level, without_environments
 from remote_rm.answers.notation import same_notation
 from remote_rm.answers.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
-from remote_rm.answers.region import Region, Span, is_plain_pair, parse_region, without_membership
 from remote_rm.answers.sentence import complements, subject, without_remark
 from remote_rm.answers.units import split_unit
 

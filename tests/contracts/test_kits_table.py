@@ -7,7 +7,7 @@ import pytest
 from helpers.tiny_models import altered
 
 from lmm_r1.cli import kits
-from lmm_r1.lmm_kits import KITS, get_kit, table
+from lmm_r1.lmm_kits import KITS, get_kit
 
 pytestmark = pytest.mark.contract
 
@@ -17,7 +17,7 @@ PINNED = re.search(r'"vllm==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1
 
 def test_the_docs_show_the_table_of_the_kits():
     shown = (ROOT / "docs" / "kits.md").read_text().partition("<!-- kits -->\n")[2].partition("\n<!-- /kits -->")[0]
-    made = table.markdown(table.kit_rows(vllm_version=PINNED), table.kit_notes())
+    made = kits.markdown(kits.kit_rows(vllm_version=PINNED), kits.kit_notes())
     assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in docs/kits.md"
 
 
@@ -25,15 +25,15 @@ def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
     trains_only = altered(
         get_kit("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
     )
-    monkeypatch.setattr(table, "KITS", {"some": "nowhere"})
-    monkeypatch.setattr(table, "get_kit", lambda name: trains_only)
-    (row,) = table.kit_rows(vllm_version="1.2.3", refusals=table.Refusals(lora=False, packing=True, critic=True))
-    named = dict(zip(table.COLUMNS, row, strict=True))
+    monkeypatch.setattr(kits, "KITS", {"some": "nowhere"})
+    monkeypatch.setattr(kits, "get_kit", lambda name: trains_only)
+    (row,) = kits.kit_rows(vllm_version="1.2.3", refusals=kits.Refusals(lora=False, packing=True, critic=True))
+    named = dict(zip(kits.COLUMNS, row, strict=True))
     assert named == {
         "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "RL": "no", "LoRA": "yes", "packing": "no", "critic": "no",
         "vLLM": "no class", "checkpoints": "Some-1B",
     }  # fmt: skip
-    assert table.kit_notes() == ["llm takes no part in RL: it has no class for it."]
+    assert kits.kit_notes() == ["llm takes no part in RL: it has no class for it."]
 
 
 @pytest.mark.parametrize("flags", [[], ["--markdown"]])

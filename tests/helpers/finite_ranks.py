@@ -83,7 +83,7 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.gradient_accumulation import add_up_in_accumulation_dtype, passes_added_up
+    from lmm_r1.trainer.optimizer_step import add_up_in_accumulation_dtype, passes_added_up
     from lmm_r1.trainer.strategy import make_strategy
 
     settings = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from lmm_r1.checkpoints.folder import SAVING, complete_steps
 from lmm_r1.checkpoints.resume_point import newest_common_step
 from lmm_r1.checkpoints.writing import DELETING
-from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.training_rows import PromptStream
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6

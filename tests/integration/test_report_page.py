@@ -10,7 +10,7 @@ from helpers.chromium import CHROMIUM, Browser
 from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
-from lmm_r1.report.axis import nice_axis
+from lmm_r1.report.line_chart import nice_axis
 from lmm_r1.report.page_text import number
 
 pytestmark = [

@@ -15,8 +15,8 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.messages import Row
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample, Segment
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import run_engines as engines
 from lmm_r1.trainer import run
 from lmm_r1.trainer.samples import KitSamplesGenerator

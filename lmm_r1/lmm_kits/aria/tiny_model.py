@@ -6,10 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from transformers import AriaConfig, AriaForConditionalGeneration, AriaImageProcessor, AriaProcessor, AutoTokenizer
+from transformers import (
+    AriaConfig,
+    AriaForConditionalGeneration,
+    AriaImageProcessor,
+    AriaProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
 
 SPECIAL_TOKENS = (
     "<unk>",
@@ -42,8 +49,6 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-ORDINARY_TOKENS = 384
-HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 VISION_LAYERS = 2
 # The processor knows two sizes of an image. The released model cuts them into 35 x 35 and 70 x 70 patches and hands
 # 128 and 256 tokens on; larger patches and a sixteenth of the tokens keep the tiny one fast.
@@ -55,7 +60,6 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     """Write a random checkpoint, its processor and chat template to `folder`."""
     tokenizer = train_tokenizer(
         tokenizer_corpus,
-        vocab_size=ORDINARY_TOKENS,
         special_tokens=SPECIAL_TOKENS,
         # The released tokenizer spells <|im_end|> in several tokens, and its users stop at the text. Here it is one
         # token and the end token, as training and sampling need it.
@@ -68,12 +72,9 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     tokenizer = AutoTokenizer.from_pretrained(
         folder, unk_token="<unk>", extra_special_tokens={"image_token": "<|img|>"}
     )
-    config = _config(spec, {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}, len(tokenizer))
     torch.manual_seed(spec.seed)
-    model = AriaForConditionalGeneration(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    model = AriaForConditionalGeneration(_config(spec, tokenizer))
+    save_model(model, tokenizer, folder)
     processor = AriaProcessor(
         image_processor=AriaImageProcessor(),
         tokenizer=tokenizer,
@@ -83,40 +84,28 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     processor.save_pretrained(folder)
 
 
-def _config(spec: TinyModelSpec, ids: dict[str, int], vocab_size: int) -> AriaConfig:
-    heads = max(2, spec.hidden_size // HEAD_DIM)
+def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> AriaConfig:
     return AriaConfig(
         text_config={
+            **text_settings(spec, tokenizer),
             "model_type": "aria_text",
-            "vocab_size": vocab_size,
-            "hidden_size": spec.hidden_size,
             # Of one expert.
             "intermediate_size": spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads // 2,
             "moe_num_experts": 4,
             "moe_topk": 2,
             "moe_num_shared_experts": 2,
-            "max_position_embeddings": 32768,
-            # The released model's 0.02 suits its width; a narrow model starts learning sooner at 1 / sqrt(width).
-            "initializer_range": spec.hidden_size**-0.5,
-            "tie_word_embeddings": spec.tie_embeddings,
-            "bos_token_id": None,
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<pad>"],
         },
         vision_config={
             "hidden_size": spec.hidden_size,
             "intermediate_size": 2 * spec.hidden_size,
             "num_hidden_layers": VISION_LAYERS,
-            "num_attention_heads": heads,
+            "num_attention_heads": heads_of(spec),
             "image_size": max(IMAGE_TOKENS),
             "patch_size": PATCH_SIZE,
             "initializer_range": spec.hidden_size**-0.5,
         },
         projector_patch_to_query_dict={(size // PATCH_SIZE) ** 2: tokens for size, tokens in IMAGE_TOKENS.items()},
-        image_token_index=ids["<|img|>"],
+        image_token_index=tokenizer.image_token_id,
         initializer_range=spec.hidden_size**-0.5,
         tie_word_embeddings=spec.tie_embeddings,
     )

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.tiny_tokenizer import train_character_bpe
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, heads_of, text_settings, train_character_bpe
 
 # In the order of the released ids, with the tokens of images at the vocabulary's end.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
@@ -63,7 +63,6 @@ CHAT_TEMPLATE = """\
 """
 ORDINARY_TOKENS = 256
 VOCAB_MULTIPLE = 64  # The released vocabulary is padded, too.
-HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 VISION_LAYERS = 2
 # 8 x 8 patches, of which each 2 x 2 become one token; 64 x 64 and 4 x 4 in the releases.
 IMAGE_SIZE, PATCH_SIZE, TOKENS_PER_IMAGE = 112, 14, 16
@@ -122,18 +121,12 @@ def _name_as_released(file: Path) -> None:
 
 
 def _config(spec: TinyModelSpec, tokenizer: GemmaTokenizer) -> Gemma3Config:
-    heads = max(2, spec.hidden_size // HEAD_DIM)
     return Gemma3Config(
         text_config={
+            **text_settings(spec, tokenizer),
             "vocab_size": -(-len(tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": 4 * spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads // 2,
             "head_dim": HEAD_DIM,
             "query_pre_attn_scalar": HEAD_DIM,
-            "max_position_embeddings": 32768,
             "sliding_window": SLIDING_WINDOW,
             # The last layer sees everything, and every second one before it; one in six in the releases.
             "layer_types": [
@@ -143,18 +136,12 @@ def _config(spec: TinyModelSpec, tokenizer: GemmaTokenizer) -> Gemma3Config:
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
-            # The releases' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
-            "initializer_range": spec.hidden_size**-0.5,
-            "tie_word_embeddings": spec.tie_embeddings,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
         },
         vision_config={
             "hidden_size": spec.hidden_size,
             "intermediate_size": 2 * spec.hidden_size,
             "num_hidden_layers": VISION_LAYERS,
-            "num_attention_heads": heads,
+            "num_attention_heads": heads_of(spec),
             "image_size": IMAGE_SIZE,
             "patch_size": PATCH_SIZE,
             "vision_use_head": False,

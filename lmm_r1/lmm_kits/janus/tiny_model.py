@@ -13,11 +13,12 @@ from transformers import (
     JanusForConditionalGeneration,
     JanusImageProcessor,
     JanusProcessor,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 IMAGE, IMAGE_START, IMAGE_END = "<image_placeholder>", "<begin_of_image>", "<end_of_image>"
@@ -50,8 +51,6 @@ CHAT_TEMPLATE = (
 {%- if add_generation_prompt -%}{{- '<|Assistant|>:' -}}{%- endif -%}
 """
 )
-ORDINARY_TOKENS = 384
-HEAD_DIM = 32
 VISION_LAYERS = 2
 # The released models cut 384 x 384 pixels into 24 x 24 patches of 16: 576 placeholders. Here there are 6 x 6.
 IMAGE_SIZE = 96
@@ -63,7 +62,6 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     """Write a random checkpoint, its processor and chat template to `folder`."""
     trained = train_tokenizer(
         tokenizer_corpus,
-        vocab_size=ORDINARY_TOKENS,
         special_tokens=SPECIAL_TOKENS,
         eos_token=EOS,
         pad_token=PAD,
@@ -74,12 +72,9 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     trained.save_pretrained(folder)
     names = {"image_token": IMAGE, "boi_token": IMAGE_START, "eoi_token": IMAGE_END}
     tokenizer = AutoTokenizer.from_pretrained(folder, bos_token=BOS, extra_special_tokens=names)
-    config = _config(spec, {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}, len(tokenizer))
     torch.manual_seed(spec.seed)
-    model = JanusForConditionalGeneration(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    model = JanusForConditionalGeneration(_config(spec, tokenizer))
+    save_model(model, tokenizer, folder)
     processor = JanusProcessor(
         image_processor=JanusImageProcessor(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}),
         tokenizer=tokenizer,
@@ -97,35 +92,18 @@ def _begin_with(tokenizer: PreTrainedTokenizerFast, token: str) -> None:
     )
 
 
-def _config(spec: TinyModelSpec, ids: dict[str, int], vocab_size: int) -> JanusConfig:
-    heads = max(2, spec.hidden_size // HEAD_DIM)
-    # The released models' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
-    initializer_range = spec.hidden_size**-0.5
+def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> JanusConfig:
     return JanusConfig(
-        text_config={
-            "model_type": "llama",
-            "vocab_size": vocab_size,
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": 4 * spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads // 2,
-            "max_position_embeddings": 32768,
-            "initializer_range": initializer_range,
-            "tie_word_embeddings": spec.tie_embeddings,
-            "bos_token_id": ids[BOS],
-            "eos_token_id": ids[EOS],
-            "pad_token_id": ids[PAD],
-        },
+        text_config={**text_settings(spec, tokenizer), "model_type": "llama"},
         vision_config={
             "hidden_size": spec.hidden_size,
             "num_hidden_layers": VISION_LAYERS,
-            "num_attention_heads": heads,
+            "num_attention_heads": heads_of(spec),
             "image_size": IMAGE_SIZE,
             "patch_size": PATCH_SIZE,
             "projection_dim": spec.hidden_size,
             "num_image_tokens": IMAGE_TOKENS,
-            "initializer_range": initializer_range,
+            "initializer_range": spec.hidden_size**-0.5,
         },
         # The side that draws images, which is never run here: as small as its group norms of 32 groups allow.
         vq_config={
@@ -137,7 +115,7 @@ def _config(spec: TinyModelSpec, ids: dict[str, int], vocab_size: int) -> JanusC
             "projection_dim": spec.hidden_size,
             "image_token_embed_dim": spec.hidden_size,
         },
-        image_token_id=ids[IMAGE],
-        initializer_range=initializer_range,
+        image_token_id=tokenizer.image_token_id,
+        initializer_range=spec.hidden_size**-0.5,
         tie_word_embeddings=spec.tie_embeddings,
     )

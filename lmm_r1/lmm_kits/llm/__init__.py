@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+# Inputs of a forward, and settings of a config, that are no text.
+_MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
+_MEDIA_CONFIGS = ("vision", "audio", "vq_")
+# Found by trying; the classes themselves do not tell.
+_FOUND = {
+    "blt": "it reads bytes, and no tokens of a vocabulary",
+    "doge": "in transformers its attention also sees the tokens that follow",
+    "recurrent_gemma": "in transformers its recurrent layers take in the padding of a batch",
+}
 
 
 class LanguageModelKit(LmmKit):
@@ -112,6 +123,43 @@ class LanguageModelKit(LmmKit):
 def _text_of(part: Part) -> str:
     assert isinstance(part, TextPart), "the kit takes text alone"
     return part.text
+
+
+def refusal_of(model_type: str) -> str | None:
+    """Return why the model cannot be trained as a plain language model, for a message; None where it can.
+
+    Models that can were tried with random weights: rows of a batch, padded on either side, give what each gives alone,
+    and no token sees those behind it. Not tried, for want of a small config, were axk1, dbrx, deepseek_v3, dots1,
+    falcon_h1, gemma3n_text, lfm2_moe, longcat_flash, youtu, zamba and zamba2.
+
+    Args:
+        model_type: of a model that transformers has a class for.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "it is no causal language model"
+    config = CONFIG_MAPPING[model_type]
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    inputs = inspect.signature(model.forward).parameters
+    if _MEDIA_INPUTS & inputs.keys() or any(word in name for name in config.sub_configs for word in _MEDIA_CONFIGS):
+        return "it takes images or sound"
+    # Not every config has these.
+    if getattr(config, "is_encoder_decoder", False) or _is_encoder(config, inputs):
+        return "it is an encoder, or one with a decoder"
+    if "position_ids" not in inputs:
+        return "its forward takes no positions, without which rows of a batch cannot be padded or packed"
+    if "logits_to_keep" not in inputs:
+        return "it drafts tokens for another model"
+    if not model._supports_sdpa:
+        return "transformers computes its attention in a way of its own only, not by SDPA"
+    return _FOUND.get(model_type)
+
+
+def _is_encoder(config: type, inputs: Container[str]) -> bool:
+    """Whether its attention is bidirectional unless told otherwise: BERT and its kind, and decoders that read an encoder."""
+    return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs
 
 
 KIT = LanguageModelKit()

@@ -15,20 +15,25 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    PreTrainedTokenizerBase,
+)
 
 from lmm_r1.data.messages import Message, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.phi3_v.auto_classes import register_auto_classes
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, tokens_of_grid
+from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, Phi3VImageProcessor, tokens_of_grid
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
 from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProcessor
-
-register_auto_classes()
 
 END_TOKEN = "<|end|>"
 MEDIA_KEYS = ("pixel_values", "image_sizes")
@@ -172,4 +177,20 @@ def _render_text(processor: Phi3VProcessor, messages: Sequence[Message], *, add_
     return text
 
 
+def register_auto_classes() -> None:
+    """Make transformers' Auto classes know config, processors and models under `phi3_v`; may be called again."""
+    AutoConfig.register(Phi3VConfig.model_type, Phi3VConfig, exist_ok=True)
+    # One class for either backend: it takes Pillow's images and makes tensors.
+    AutoImageProcessor.register(
+        Phi3VConfig,
+        image_processor_classes={"pil": Phi3VImageProcessor, "torchvision": Phi3VImageProcessor},
+        exist_ok=True,
+    )
+    AutoProcessor.register(Phi3VConfig, Phi3VProcessor, exist_ok=True)
+    AutoModel.register(Phi3VConfig, Phi3VModel, exist_ok=True)
+    AutoModelForCausalLM.register(Phi3VConfig, Phi3VForCausalLM, exist_ok=True)
+    AutoModelForImageTextToText.register(Phi3VConfig, Phi3VForCausalLM, exist_ok=True)
+
+
+register_auto_classes()
 KIT = Phi3VKit()

@@ -29,7 +29,6 @@ from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
 
 logger = logging.getLogger(__name__)
 
-MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
 VISION_ADAPTER_FOLDER = "vision-lora"
 
 
@@ -118,7 +117,7 @@ class Phi4MultimodalKit(LmmKit):
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
             images=resized,
-            media={key: batch[key] for key in MEDIA_KEYS},
+            media={key: batch[key] for key in crops.MEDIA_KEYS},
         )
 
     def render(
@@ -143,9 +142,9 @@ class Phi4MultimodalKit(LmmKit):
         self, language_model: Phi4MultimodalModel, inputs: Mapping[str, Any], tokens: slice
     ) -> dict[str, Any]:
         """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
-        ids, images = inputs["input_ids"], {name: inputs.get(name) for name in MEDIA_KEYS}
+        ids, images = inputs["input_ids"], {name: inputs.get(name) for name in crops.MEDIA_KEYS}
         embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
-        merged = {**inputs, **dict.fromkeys(("input_ids", *MEDIA_KEYS)), "inputs_embeds": embeds}
+        merged = {**inputs, **dict.fromkeys(("input_ids", *crops.MEDIA_KEYS)), "inputs_embeds": embeds}
         return super().cut_inputs(language_model, merged, tokens)
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:

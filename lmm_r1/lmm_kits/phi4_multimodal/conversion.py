@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.phi4_multimodal.chat_template import chat_template
 from lmm_r1.lmm_kits.phi4_multimodal.original_format import (
     AUDIO_TOKEN,
     IMAGE_TOKEN,
@@ -32,7 +31,7 @@ from lmm_r1.lmm_kits.phi4_multimodal.original_format import (
     adapter_scaling,
     native_config,
 )
-from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END
+from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, chat_template
 from lmm_r1.lmm_kits.weight_files import check_weights
 
 SHARD_BYTES = 4 * 10**9

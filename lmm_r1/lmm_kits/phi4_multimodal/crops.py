@@ -13,6 +13,8 @@ from transformers import Phi4MultimodalConfig
 
 from lmm_r1.lmm_kits.kit import Media
 
+MEDIA_KEYS = ("image_pixel_values", "image_sizes", "image_attention_mask")
+
 
 def crop_grid(image_size: torch.Tensor, *, crop_size: int) -> tuple[int, int]:
     """Return the rows and columns of an image's grid of crops, from its (height, width) in pixels."""
@@ -65,7 +67,7 @@ def merge_media(media: Sequence[Media]) -> Media:
     fills = {"image_pixel_values": 0, "image_attention_mask": 1}
     return {
         key: torch.cat([_widened(item[key], width, fills[key]) if key in fills else item[key] for item in media])
-        for key in ("image_pixel_values", "image_sizes", "image_attention_mask")
+        for key in MEDIA_KEYS
     }
 
 

@@ -20,9 +20,8 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.phi4_multimodal.chat_template import chat_template
-from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER, chat_template
+from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
 SPECIAL_TOKENS = (
@@ -36,8 +35,6 @@ SPECIAL_TOKENS = (
     "<|tool|>",
     "<|/tool|>",
 )
-ORDINARY_TOKENS = 384
-HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 ROTATED = 0.75  # of a head's width, as in the release
 VISION_LAYERS = 3  # of which the last is not used, as in the release
 AUDIO_WIDTH = 16
@@ -48,7 +45,6 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     template = chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
     trained = train_tokenizer(
         tokenizer_corpus,
-        vocab_size=ORDINARY_TOKENS,
         special_tokens=SPECIAL_TOKENS,
         eos_token=TURN_END,
         pad_token="<|endoftext|>",
@@ -62,9 +58,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     torch.manual_seed(spec.seed)
     model = Phi4MultimodalForCausalLM(_config(spec, tokenizer))
     _rescale_vision_tower(model)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    save_model(model, tokenizer, folder)
     processor = Phi4MultimodalProcessor(
         image_processor=Phi4MultimodalImageProcessor(),
         audio_processor=Phi4MultimodalFeatureExtractor(),
@@ -82,16 +76,15 @@ def _rescale_vision_tower(model: Phi4MultimodalForCausalLM) -> None:
 
 
 def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> Phi4MultimodalConfig:
-    heads = max(2, spec.hidden_size // HEAD_DIM)
+    heads = heads_of(spec)
     frequencies = int(spec.hidden_size // heads * ROTATED) // 2
+    settings = text_settings(spec, tokenizer) | {
+        "max_position_embeddings": 131072,
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": [tokenizer.pad_token_id, tokenizer.eos_token_id],
+    }
     return Phi4MultimodalConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden_size,
-        intermediate_size=4 * spec.hidden_size,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        max_position_embeddings=131072,
+        **settings,
         original_max_position_embeddings=4096,
         rope_parameters={
             "rope_type": "longrope",
@@ -101,11 +94,6 @@ def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> Phi4Mult
             "short_factor": [1.0] * frequencies,
             "long_factor": [1.0 + index for index in range(frequencies)],
         },
-        initializer_range=spec.hidden_size**-0.5,  # 0.02 suits wide models
-        tie_word_embeddings=spec.tie_embeddings,
-        bos_token_id=tokenizer.pad_token_id,
-        eos_token_id=[tokenizer.pad_token_id, tokenizer.eos_token_id],
-        pad_token_id=tokenizer.pad_token_id,
         vision_config={
             "hidden_size": spec.hidden_size,
             "intermediate_size": 2 * spec.hidden_size,

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal's towers: the names of their weights, which of these are dead, and their attention."""
+"""Phi-4-multimodal's towers (names of their weights, which are dead, attention) and its release's chat template."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
 VISION_TOWER = f"{IMAGE_EMBED}img_processor."
 # The release's tokenizer names <|endoftext|> its end token, yet every turn of its chat ends with this one.
 TURN_END = "<|end|>"
+# No default system turn, no line breaks between turns, nothing between two images that stand side by side.
+_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}
+{{- 'IMAGE_TOKEN' -}}
+{%- elif part.type == 'audio' -%}
+{{- 'AUDIO_TOKEN' -}}
+{%- elif part.type == 'text' -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- if message.role == 'system' and message.tools -%}
+{{- '<|tool|>' + message.tools + '<|/tool|>' -}}
+{%- endif -%}
+{{- '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
 
 
 def attend_bidirectionally(model: Phi4MultimodalForCausalLM) -> None:
@@ -37,3 +61,8 @@ def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
     behind = range(vision_depth(config), config.vision_config.num_hidden_layers)
     layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in behind)
     return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
+
+
+def chat_template(*, image_token: str, audio_token: str) -> str:
+    """Return the template for a tokenizer with these media tokens."""
+    return _TEMPLATE.replace("IMAGE_TOKEN", image_token).replace("AUDIO_TOKEN", audio_token)

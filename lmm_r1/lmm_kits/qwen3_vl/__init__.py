@@ -77,7 +77,8 @@ class Qwen3VlKit(QwenVlKit):
         return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.qwen_vl.tiny_model import HEAD_DIM, ROPE, TURNS, write_tiny
+        from lmm_r1.lmm_kits.qwen_vl.tiny_model import ROPE, TURNS, write_tiny
+        from lmm_r1.lmm_kits.tiny_model import HEAD_DIM
 
         write_tiny(
             self,

@@ -10,13 +10,12 @@ import torch
 from transformers import (
     BaseImageProcessor,
     BaseVideoProcessor,
-    PreTrainedTokenizerFast,
     Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
 )
 
 from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -66,8 +65,6 @@ TURNS = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-ORDINARY_TOKENS = 384
-HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 VISION_LAYERS = 2
 # As the released checkpoints have it for videos and images alike; the class's own default blows small frames up.
 VIDEO_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
@@ -103,7 +100,6 @@ def write_tiny(
     """
     tokenizer = train_tokenizer(
         corpus,
-        vocab_size=ORDINARY_TOKENS,
         special_tokens=SPECIAL_TOKENS,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -112,11 +108,11 @@ def write_tiny(
     vision = {
         "depth": VISION_LAYERS,
         "hidden_size": spec.hidden_size,
-        "num_heads": _heads(spec),
+        "num_heads": heads_of(spec),
         "initializer_range": spec.hidden_size**-0.5,
     }
     config = kit.config_class(
-        text_config={**_text_config(spec, tokenizer), **(text_config or {})},
+        text_config={**text_settings(spec, tokenizer), "rope_parameters": dict(ROPE), **(text_config or {})},
         vision_config={**vision, **vision_config},
         tie_word_embeddings=spec.tie_embeddings,
         **{name: tokenizer.convert_tokens_to_ids(token) for name, token in MEDIA_TOKENS.items()},
@@ -129,31 +125,5 @@ def write_tiny(
     )
     torch.manual_seed(spec.seed)
     model = kit.model_class(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    save_model(model, tokenizer, folder)
     processor.save_pretrained(folder)
-
-
-def _heads(spec: TinyModelSpec) -> int:
-    return max(2, spec.hidden_size // HEAD_DIM)
-
-
-def _text_config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Return the settings of a small language model."""
-    return {
-        "vocab_size": len(tokenizer),
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": 4 * spec.hidden_size,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": _heads(spec),
-        "num_key_value_heads": _heads(spec) // 2,
-        "max_position_embeddings": 32768,
-        # The released models' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
-        "initializer_range": spec.hidden_size**-0.5,
-        "rope_parameters": dict(ROPE),
-        "tie_word_embeddings": spec.tie_embeddings,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SFTConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
-from lmm_r1.records.trackers.fan_out import Trackers
-from lmm_r1.records.trackers.record import TRACKERS_FILE, TrackerRecord
+from lmm_r1.records.trackers.fan_out import TRACKERS_FILE, TrackerRecord, Trackers
 from lmm_r1.records.trackers.tracker import Session, Tracker
 
 

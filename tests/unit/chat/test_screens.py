@@ -1,18 +1,36 @@
 import io
+import itertools
+import os
 import re
+import subprocess
+import sys
 import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lmm_r1.chat.captured_output import Streams
-from lmm_r1.chat.screen import PlainScreen, neutral, one_line
-from lmm_r1.chat.terminal_screen import TerminalScreen
+from lmm_r1.chat.screen import PlainScreen, Streams, captured_output, neutral, one_line
+from lmm_r1.chat.terminal_screen import Span, TagReader, TerminalScreen
+from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x08d\x7fe\x9b2Jf\u202eg\ud800h\ti\n"
 HARMLESS = "a␛[31mb␛]0;title␇c␍␈d␡e\\x9b2Jf\\u202eg\ufffdh\ti\n"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
+TAGGED = "a<think>1<2 <b></think>\n<answer>3</answer>z"
+SPANS = [
+    Span("text", "a"),
+    Span("tag", "<think>"),
+    Span("thinking", "1<2 <b>"),
+    Span("tag", "</think>"),
+    Span("text", "\n"),
+    Span("tag", "<answer>"),
+    Span("answer", "3"),
+    Span("tag", "</answer>"),
+    Span("text", "z"),
+]
 
 
 class TerminalFile(io.StringIO):
@@ -93,3 +111,97 @@ def test_a_plain_screen_puts_answers_on_stdout_with_an_empty_line_between_them()
     screen.table([("a", "1"), ("long", "2")])
     assert streams.out.getvalue() == "<think>1</think>2\n\n3␛\n"
     assert streams.err.getvalue() == "4 tokens\nerror: no file\na     1\nlong  2\n"
+
+
+def break_with(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write in the three ways in which libraries do, then raise the error."""
+    # In a program `sys.stdout` writes to descriptor 1; pytest's own would go past it.
+    with monkeypatch.context() as patch, open(1, "w", closefd=False) as stdout:
+        patch.setattr(sys, "stdout", stdout)
+        with captured_output():
+            sys.stdout.write("printed\n")
+            os.write(2, b"native\n")
+            subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+            raise error
+
+
+def test_what_libraries_write_is_kept_off_the_screen(capfd):
+    with captured_output() as streams:
+        os.write(1, b"native\n")
+        os.write(2, b"native\n")
+        streams.out.write("Grüße\n")
+        streams.err.write("status\n")
+    os.write(1, b"afterwards\n")
+    assert capfd.readouterr() == ("Grüße\nafterwards\n", "status\n")
+
+
+def test_it_is_told_where_the_program_breaks(capfd, monkeypatch):
+    with pytest.raises(RuntimeError):
+        break_with(RuntimeError, monkeypatch)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert sorted(err.split()) == ["child", "native", "printed"]
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_it_is_not_told_where_the_user_ended_it(capfd, monkeypatch, error):
+    with pytest.raises(error):
+        break_with(error, monkeypatch)
+    assert capfd.readouterr() == ("", "")
+
+
+def spans_of(pieces: list[str], *, kind: str = "text") -> list[Span]:
+    """What a reader makes of the pieces, neighbours of one kind joined."""
+    reader = TagReader(kind=kind)
+    spans = [span for piece in pieces for span in reader.feed(piece)] + reader.rest()
+    grouped = itertools.groupby(spans, key=lambda span: (span.kind, span.text if span.kind == "tag" else None))
+    return [Span(kind, "".join(span.text for span in group)) for (kind, _), group in grouped]
+
+
+def test_the_spans_do_not_depend_on_where_the_stream_is_cut():
+    for first, second in itertools.combinations(range(1, len(TAGGED)), 2):
+        assert spans_of([TAGGED[:first], TAGGED[first:second], TAGGED[second:]]) == SPANS, (first, second)
+
+
+def test_single_characters_give_the_same_spans():
+    assert spans_of(list(TAGGED)) == SPANS
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("<think>1 and", [Span("tag", "<think>"), Span("thinking", "1 and")]),
+        (
+            "<think>1<answer>2",
+            [Span("tag", "<think>"), Span("thinking", "1"), Span("tag", "<answer>"), Span("answer", "2")],
+        ),
+        ("1</think>2", [Span("text", "1"), Span("tag", "</think>"), Span("text", "2")]),
+        ("no tags, <thi and <Think>", [Span("text", "no tags, <thi and <Think>")]),
+        ("a<<think>b", [Span("text", "a<"), Span("tag", "<think>"), Span("thinking", "b")]),
+        ("ends with <answe", [Span("text", "ends with <answe")]),
+        ("", []),
+    ],
+)
+def test_unclosed_stray_and_broken_tags(text, spans):
+    assert spans_of(list(text)) == spans_of([text]) == spans
+
+
+def test_a_thought_that_the_prompt_opened_needs_no_tag():
+    assert spans_of(["1</thi", "nk>2"], kind="thinking") == [
+        Span("thinking", "1"),
+        Span("tag", "</think>"),
+        Span("text", "2"),
+    ]
+
+
+def test_text_is_held_back_only_while_it_may_become_a_tag():
+    reader = TagReader()
+    assert reader.feed("a <") == [Span("text", "a ")]
+    assert reader.feed("thi") == []
+    assert reader.feed("s") == [Span("text", "<this")]
+
+
+@given(st.lists(st.sampled_from(["<", ">", "/", "think", "answer", "<think>", "</answer>", "x", "\n"])))
+def test_the_spans_together_are_the_text(pieces):
+    assert "".join(span.text for span in spans_of(pieces)) == "".join(pieces)
+    assert spans_of(pieces) == spans_of(list("".join(pieces)))

@@ -17,7 +17,7 @@ from lmm_r1.cli.convert_checkpoint import main
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.phi4_multimodal import conversion
-from lmm_r1.lmm_kits.tiny_tokenizer import train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import train_tokenizer
 
 pytestmark = pytest.mark.unit
 

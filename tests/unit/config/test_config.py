@@ -325,7 +325,7 @@ def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
 def test_every_field_has_a_default_and_a_help_text(config_class):
-    from lmm_r1.cli.help_text import HELP, attach_help
+    from lmm_r1.cli.arguments import HELP, attach_help
 
     attach_help(config_class)
     groups = [config_class]

@@ -17,7 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings
-from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

@@ -2,7 +2,7 @@ import pytest
 from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.models.banned_tokens import BAN_BIAS
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 pytestmark = pytest.mark.unit
 

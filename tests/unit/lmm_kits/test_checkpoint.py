@@ -1,10 +1,16 @@
 import pickle
+from types import SimpleNamespace
 
 import pytest
+from helpers.character_kit import CharacterKit
+from helpers.conversations import clip, message, picture, row
 from helpers.tiny_models import altered
+from PIL import Image
 
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, checkpoint, get_kit
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
 
 pytestmark = pytest.mark.unit
 
@@ -67,3 +73,63 @@ def test_it_loads_what_its_kit_loads(tiny_checkpoint):
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match="no config.json"):
         _ = Checkpoint(str(tmp_path)).processor
+
+
+class RecordingKit(CharacterKit):
+    """Keeps what it is given to encode."""
+
+    def encode(self, processor, messages, **given):
+        self.given = given
+        return super().encode(processor, [message("user", "a")], **given)
+
+
+def encode(kit, *parts):
+    return encode_row(row(message("user", *parts)), kit=kit, processor=None, add_generation_prompt=True)
+
+
+def test_images_and_videos_reach_the_kit_decoded_and_in_the_order_of_the_row():
+    kit = RecordingKit()
+    encode(kit, clip(2, 8, 6, fps=4.0), picture(5, 4), "a", clip(3, 6, 4), picture(7, 4))
+    assert [image.size for image in kit.given["images"]] == [(5, 4), (7, 4)]
+    assert [(video.frames.shape, video.fps) for video in kit.given["videos"]] == [
+        ((2, 6, 8, 3), 4.0),
+        ((3, 4, 6, 3), 2.0),
+    ]
+    assert kit.given["add_generation_prompt"] is True
+
+
+def test_what_the_kit_refuses_is_told_with_the_rows_place():
+    with pytest.raises(UserError, match="^rows.jsonl, line 1: an image is too small"):
+        encode(CharacterKit(), Image.new("RGB", (1, 1)))
+
+
+TEXT_KIT = SimpleNamespace(takes_images=False, takes_videos=False)
+IMAGE_KIT = SimpleNamespace(takes_images=True, takes_videos=False)
+VIDEO_KIT = SimpleNamespace(takes_images=True, takes_videos=True)
+
+
+def row_of(*roles, part=None, number=1):
+    messages = tuple(Message(role=role, parts=(part or TextPart("x"),)) for role in roles)
+    return Row(messages=messages, answer="1", datasource="default", location=f"rows.jsonl line {number}")
+
+
+def test_a_row_with_an_image_is_refused_for_a_language_model_only():
+    rows = [row_of("user"), row_of("user", part=ImagePart("/a.png"), number=2)]
+    check_images_taken(rows, kit=IMAGE_KIT, model="--checkpoints a=b")
+    check_images_taken(rows[:1], kit=TEXT_KIT, model="--checkpoints a=b")
+    with pytest.raises(UserError, match="^rows.jsonl line 2: .* --checkpoints a=b is a plain language model; give"):
+        check_images_taken(rows, kit=TEXT_KIT, model="--checkpoints a=b")
+
+
+def test_a_row_with_a_video_is_refused_where_the_kit_takes_none():
+    rows = [
+        row_of("user"),
+        row_of("user", part=ImagePart("/a.png"), number=2),
+        row_of("user", part=VideoPart("/a.mp4"), number=3),
+    ]
+    check_images_taken(rows, kit=VIDEO_KIT, model="--checkpoints a=b")
+    check_images_taken(rows[:2], kit=IMAGE_KIT, model="--checkpoints a=b")
+    with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video, but --checkpoints a=b takes none"):
+        check_images_taken(rows, kit=IMAGE_KIT, model="--checkpoints a=b")
+    with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video"):
+        check_images_taken(rows[2:], kit=TEXT_KIT, model="--checkpoints a=b")

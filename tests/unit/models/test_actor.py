@@ -9,7 +9,8 @@ from helpers.tiny_models import altered, make_actor, pad
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models.actor import KitActor
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
+from lmm_r1.models.actor import KitActor, ban
 from lmm_r1.models.loading import freeze, resolve_attention
 
 pytestmark = pytest.mark.unit
@@ -125,3 +126,26 @@ def test_auto_takes_flash_attention_where_it_can_run_and_the_kit_does(monkeypatc
     kit = get_kit("llm")
     assert resolve_attention("auto", kit=kit) == "flash_attention_2"
     assert resolve_attention("auto", kit=altered(kit, takes_flash_attention=False)) == "sdpa"
+
+
+def test_banned_tokens_lose_the_bias_in_every_position_and_the_others_nothing():
+    logits = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
+    assert ban(logits, torch.tensor([0, 2])).tolist() == [[[-99.0, 2.0, -97.0], [-96.0, 5.0, -94.0]]]
+    assert logits.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]], "the caller's logits stay as they are"
+
+
+def test_the_bias_is_the_strongest_that_the_engine_takes():
+    assert BAN_BIAS == -100.0
+
+
+def test_the_distribution_is_that_of_the_remaining_tokens():
+    logits = torch.zeros(4, requires_grad=True)
+    log_probs = torch.log_softmax(ban(logits, torch.tensor([1, 3])), dim=-1)
+    assert log_probs.exp().tolist() == pytest.approx([0.5, 0.0, 0.5, 0.0], abs=1e-6)
+    log_probs[0].backward()
+    assert logits.grad.tolist() == pytest.approx([0.5, 0.0, -0.5, 0.0], abs=1e-6)
+
+
+def test_no_banned_tokens_change_nothing():
+    logits = torch.tensor([1.0, 2.0])
+    assert ban(logits, torch.tensor([], dtype=torch.long)).tolist() == [1.0, 2.0]

@@ -5,10 +5,9 @@ import pytest
 
 from lmm_r1.evaluation.page_templates import moment
 from lmm_r1.records.metrics import MetricLog, MetricRow
-from lmm_r1.report.axis import Axis, nice_axis
 from lmm_r1.report.bar_chart import difference_interval, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
-from lmm_r1.report.line_chart import line_chart
+from lmm_r1.report.line_chart import Axis, line_chart, nice_axis
 from lmm_r1.report.page_text import duration, number, percent, points
 
 pytestmark = pytest.mark.unit

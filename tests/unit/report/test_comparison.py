@@ -7,8 +7,7 @@ from helpers.run_folders import rollout, scores, write_curriculum, write_lines, 
 from lmm_r1.errors import UserError
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_comparison
-from lmm_r1.report.accuracy_comparison import compared_rows
-from lmm_r1.report.comparison_page import distinct_names
+from lmm_r1.report.comparison_page import compared_rows, distinct_names
 from lmm_r1.report.overlay import overlays
 from lmm_r1.report.settings import settings_differences
 from lmm_r1.report.stages import match_stages

@@ -15,8 +15,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.messages import Row
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings

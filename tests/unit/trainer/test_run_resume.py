@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import saving_name
 from lmm_r1.checkpoints.writing import begin, mark_complete, write_latest
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.data.prompt_stream import PromptStream
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.strategy import make_strategy

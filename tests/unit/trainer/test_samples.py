@@ -12,8 +12,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Segment
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.mismatch import ROWS_WITH

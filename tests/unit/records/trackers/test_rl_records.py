@@ -11,8 +11,8 @@ from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.data.prompt_stream import PromptStream
 from lmm_r1.data.sample import Sample
+from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import open_trackers
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer

@@ -1,4 +1,7 @@
-r"""Intervals, unions of them and inequalities in one variable, read into end points: `-2\le x<7` is `[-2,7)`."""
+r"""Answers in brackets: intervals (an inequality is one as well, `-2\le x<7` is `[-2,7)`), matrices and vectors.
+
+An interval is read into end points; a matrix (`\begin{pmatrix}1&2\\3&4\end{pmatrix}`, `[[1,2],[3,4]]`) into cells.
+"""
 
 import re
 from dataclasses import dataclass
@@ -16,6 +19,13 @@ _UNION = re.compile(r"\\cup(?![A-Za-z])|\s+or\s+")
 _WORDS = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|exp|sqrt)(?![A-Za-z]))[A-Za-z]{3,}")
 _HOLE = re.compile(r"([A-Za-z])\s*\\ne(?![A-Za-z])\s*([^,;=<>]+)")
 _INFINITE = ("-\\infty", "\\infty")
+_MATRIX = re.compile(
+    r"(?:[A-Za-z]=)?(?:[(\[]\s*)?\\begin\{(?:[pb]?matrix|smallmatrix|array)\}(?P<columns>\{[lcr|@\s]*\})?"
+    r"(?P<body>.*)\\end\{(?:[pb]?matrix|smallmatrix|array)\}(?:\s*[)\]])?",
+    re.DOTALL,
+)
+
+Rows = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +126,35 @@ def _ray(sign: str, bound: str) -> Span:
 def _end(written: str) -> str:
     end = written.strip()
     return "\\infty" if end == "+\\infty" else end
+
+
+def parse_matrix(text: str) -> Rows | None:
+    """Return the cells of the matrix that a normalised text is, row by row, or None where it is none."""
+    match = _MATRIX.fullmatch(text)
+    if match is None:
+        return _nested_lists(text)
+    if r"\begin" in match["body"]:
+        return None
+    rows = [row.strip() for row in match["body"].split("\\\\")]
+    cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows if row)
+    return cells if cells and len({len(row) for row in cells}) == 1 else None
+
+
+def as_vector(text: str, *, length: int) -> tuple[str, ...] | None:
+    """Return the components of a bracketed list of that length, or None."""
+    items = _items(text)
+    return items if items is not None and len(items) == length else None
+
+
+def _nested_lists(text: str) -> Rows | None:
+    outer = _items(text)
+    rows = [_items(item) for item in outer or () if item[:1] in ("[", "(")]
+    if not outer or len(outer) != len(rows) or len(rows) < 2 or not text.startswith("["):
+        return None
+    cells = tuple(row for row in rows if row is not None)
+    return cells if len(cells) == len(rows) and len({len(row) for row in cells}) == 1 else None
+
+
+def _items(text: str) -> tuple[str, ...] | None:
+    pair = enclosing_delimiters(text)
+    return tuple(split_top_level(text[1:-1])) if pair in (("(", ")"), ("[", "]")) else None

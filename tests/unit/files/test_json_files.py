@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_lines import append_json_lines, cut_torn_line, last_line, read_json_lines
+from lmm_r1.files.json_files import append_json_lines, cut_torn_line, last_line, read_json_lines
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit, kit_of
-from lmm_r1.lmm_kits.llm.refusals import refusal_of
+from lmm_r1.lmm_kits.llm import refusal_of
 
 pytestmark = pytest.mark.unit
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.cli.skipped_rows import MAX_LISTED, SKIPPED_ROWS_CODE, report_skipped
+from lmm_r1.cli.job_progress import MAX_LISTED, SKIPPED_ROWS_CODE, report_skipped
 from lmm_r1.data.files import SkippedRow
 
 pytestmark = pytest.mark.unit

@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.lmm_kits.tiny_tokenizer import train_character_bpe, train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import train_character_bpe, train_tokenizer
 
 pytestmark = pytest.mark.unit
 

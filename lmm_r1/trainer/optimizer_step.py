@@ -1,0 +1,158 @@
+"""An optimizer step as DeepSpeed does not make it: gradients added up as asked for, and none that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from deepspeed.runtime import engine as engine_module
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils import safe_get_full_grad
+
+from lmm_r1.errors import UserError
+
+_WRAPPER_OF = "_do_optimizer_sanity_check"
+LARGEST_NORM = torch.finfo(torch.float).max ** 0.5
+
+
+@contextmanager
+def passes_added_up() -> Iterator[None]:
+    """While it is entered, engines are built with ZeRO's own optimizer at every stage.
+
+    DeepSpeed 0.19.6 takes `grad_accum_dtype` as ZeRO-3 does alone. With fp32 beside weights in half precision, ZeRO-1
+    goes to an optimizer that ends in an assertion on gradients of zero, and whose checkpoints are no ZeRO checkpoints
+    (bf16), or takes every rank's own gradients for the mean over ranks (with offloading, or in fp16); ZeRO-2 adds up in
+    half precision all the same. Here ZeRO's own optimizer does what it was asked for.
+    """
+    engine = engine_module.DeepSpeedEngine
+    choose = getattr(engine, _WRAPPER_OF)
+
+    def choose_zero(self: Any, optimizer: Any) -> Any:
+        chosen = choose(self, optimizer)
+        return engine_module.ZERO_OPTIMIZATION if chosen == engine_module.BFLOAT16 else chosen
+
+    setattr(engine, _WRAPPER_OF, choose_zero)
+    try:
+        yield
+    finally:
+        setattr(engine, _WRAPPER_OF, choose)
+
+
+def add_up_in_accumulation_dtype(optimizer: Any) -> None:
+    """Let an engine's optimizer of ZeRO-1 or 2 add up gradients in its accumulation precision; others do already."""
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.use_separate_grad_accum:
+        return
+    if optimizer.use_grad_accum_attribute:  # ZeRO-1
+        # Upstream reduces a rounded copy over the ranks, and then takes the sum of one rank that it was made from.
+        optimizer.get_gradient_for_reduction = optimizer.get_param_gradient_attribute
+    elif optimizer.cpu_offload:
+        optimizer.async_accumulate_grad_in_cpu_via_gpu = partial(_add_up_in_cpu, optimizer)
+    else:
+        optimizer.get_all_grad_tensors = partial(_gradients, optimizer, optimizer.get_all_grad_tensors)
+
+
+def _gradients(
+    optimizer: DeepSpeedZeroOptimizer,
+    get: Callable[..., list[torch.Tensor]],
+    weights: Sequence[torch.nn.Parameter],
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    """Return a pass's gradients of some weights; those that others are added to are in `dtype`."""
+    gradients = get(weights, dtype)
+    group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is weights)
+    added_to = optimizer.all_grad_tensors.get(group) is None and not optimizer.is_gradient_accumulation_boundary()
+    return [gradient.to(dtype) for gradient in gradients] if added_to else gradients
+
+
+def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter) -> None:
+    """Add a weight's gradient to the sum of the passes before, which waits in CPU memory, and keep the new sum there."""
+    sums, number = optimizer.accumulated_grads_in_cpu, optimizer.get_param_id(weight)
+    gradient = weight.grad
+    assert gradient is not None, "DeepSpeed calls this when the weight has got its gradient"
+    total = gradient.data.to(optimizer.gradient_accumulation_dtype).view(-1)
+    if number not in sums:
+        kept = torch.zeros_like(total, device=optimizer.device)
+        sums[number] = kept.pin_memory() if optimizer.cpu_offload_pin_memory and torch.cuda.is_available() else kept
+    if optimizer.micro_step_id > 0:
+        total = total.add_(sums[number].to(total.device, non_blocking=True))
+    sums[number].copy_(total, non_blocking=True)
+    # What the optimizer reads after the last pass.
+    gradient.data = total.view_as(weight)
+
+
+def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, name: str) -> None:
+    """Raise UserError on every rank, before any weight is changed, where the step at hand has no finite gradients.
+
+    DeepSpeed 0.19.6 does not: with bf16 ZeRO-1 and 2 skip the step without a word, every time; with fp32, and with
+    ZeRO-3, weights become NaN, and the norm of such gradients is logged as 1.
+
+    With fp16, an overflow of the gradients is for DeepSpeed's loss scaling to answer, until it can't lower the scale.
+
+    Args:
+        engine: after the last backward pass of an optimizer step.
+        losses: of this rank's passes.
+        name: whose losses, for the message.
+    """
+    wrong = _wrong_loss(losses)
+    if wrong is not None:
+        raise UserError(f"the {name}'s loss is {wrong}; {_advice(name)}")
+    if _can_scale(engine):
+        return
+    # DeepSpeed gives -1 for what is no number. The optimizer squares gradients in single precision.
+    if not all(0 <= float(norm) <= LARGEST_NORM for norm in _gradient_norms(engine)):
+        raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_advice(name)}")
+
+
+def _wrong_loss(losses: Sequence[torch.Tensor]) -> str | None:
+    """Return what some rank's loss is where it is not finite."""
+    values = torch.stack([loss.detach().float() for loss in losses])
+    flags = torch.stack([values.isnan().any(), values.isinf().any()]).int()
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    is_nan, is_inf = flags.tolist()
+    return "nan" if is_nan else "inf" if is_inf else None
+
+
+def _gradient_norms(engine: DeepSpeedEngine) -> list[torch.Tensor]:
+    """Return the norms of the averaged gradients by groups of parameters, the same on all ranks, as DeepSpeed's step does."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    if stage == 3:
+        return optimizer._get_norm_groups()
+    if stage == 0:
+        trained = [weight for weight in engine.module.parameters() if weight.requires_grad]
+        gradients = [gradient for gradient in map(safe_get_full_grad, trained) if gradient is not None]
+        return [torch.linalg.vector_norm(gradient.float()) for gradient in gradients]
+    if optimizer.cpu_offload:
+        return [
+            optimizer.complete_grad_norm_calculation_for_cpu_offload(part) for part in optimizer.params_in_partition
+        ]
+    return [
+        optimizer.get_grad_norm_direct(optimizer.averaged_gradients[group], part)
+        for group, part in enumerate(optimizer.params_in_partition)
+    ]
+
+
+def _can_scale(engine: DeepSpeedEngine) -> bool:
+    """Say whether DeepSpeed answers an overflow with a lower loss scale."""
+    if not engine.fp16_enabled():
+        return False
+    if engine.zero_optimization_stage() == 0:
+        return True
+    scaler = engine.optimizer.loss_scaler
+    return scaler.dynamic and scaler.cur_scale > scaler.min_scale
+
+
+def _advice(name: str) -> str:
+    where, flag = ("reward, policy_loss and actor_grad_norm", "--actor.")
+    if name == "critic":
+        where, flag = "reward, critic_loss and critic_grad_norm", "--critic."
+    elif name == "model":
+        where, flag = "loss and grad_norm", "--"
+    return (
+        f"the step was not made, and no weight is changed by it. Look at {where} of the steps before in metrics.jsonl; "
+        f"lower {flag}adam.lr, or take another --ds.param_dtype"
+    )
