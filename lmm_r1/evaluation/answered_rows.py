@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import Backend, make_engine

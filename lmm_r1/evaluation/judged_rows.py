@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.sample import Completion
 from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.records.responses import JudgedResponse, Verdict
 from lmm_r1.scoring.response_scores import Judge
