@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import Record, SkippedRow, read_records
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
 
@@ -111,7 +111,7 @@ def _completion(response: Any, location: str, count_tokens: Callable[[str], int]
         raise UserError(f'{location}: a response must be an object with a "text"')
     tokens = response.get("tokens")
     reason = response.get("finish_reason", "stop")
-    if reason not in ("stop", "length"):
+    if reason not in WHOLE:
         raise UserError(f'{location}: the finish_reason {reason!r} is unknown; it is "stop" or "length"')
     return Completion(
         text=response["text"],

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmm_r1.batch.row_log import INDEX, RowLog
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_parser import stored_messages
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring.response_scores import ResponseScorer

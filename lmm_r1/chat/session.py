@@ -12,8 +12,8 @@ from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.conversation import USER, Conversation, SavedConversation
 from lmm_r1.chat.sampling import Sampling
 from lmm_r1.chat.screen import Screen
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 
 Interruption = Callable[[], AbstractContextManager[Callable[[], bool]]]

@@ -1,16 +1,32 @@
-"""One sampled trajectory, from the engine to the packed sequence and the records."""
+"""What engines give: a sampled trajectory, from the engine to the packed sequence and the records; a plain response."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from lmm_r1.data.messages import Row, to_json
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     import torch
+
+FinishReason = Literal["stop", "length", "aborted"]
+"""The model ended it, it reached its limit, or the user stopped it."""
+WHOLE: Final = ("stop", "length")
+"""How a response that is whole has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One response outside of training."""
+
+    text: str
+    """Without the end token."""
+    num_tokens: int
+    """The end token counts."""
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.generation.adapter_merge import split_adapter

@@ -18,19 +18,6 @@ logger = logging.getLogger(__name__)
 CORRECTION = "algo.advantage.is_correction_level"
 
 
-def check_engine(kit: LmmKit, *, model: str) -> None:
-    """Raise UserError where vLLM has no class for the architecture.
-
-    Args:
-        model: the flag and the path, for the message.
-    """
-    if kit.engine_refusal is not None:
-        raise UserError(
-            f"{model}: vLLM cannot generate with this architecture ({kit.engine_refusal}); "
-            "it can be fine-tuned with lmm-r1 train_sft"
-        )
-
-
 def check_turn_end(kit: LmmKit, processor: Any, *, path: str, model: str) -> None:
     """Raise UserError where no token ends a turn of the chat template, so that responses would run on to their limit.
 

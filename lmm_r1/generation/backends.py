@@ -10,6 +10,9 @@ from lmm_r1.generation.engine import Engine, EngineSettings
 from lmm_r1.lmm_kits import LmmKit, kit_of
 
 Backend = Literal["vllm", "transformers"]
+# What can be done with a kit that vLLM does not have.
+FINE_TUNE = "it can be fine-tuned with lmm-r1 train_sft"
+PLAIN_TRANSFORMERS = "generate through plain transformers (--eval_task generate, --backend transformers)"
 
 
 def prepare_process() -> None:
@@ -25,17 +28,15 @@ def prepare_process() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def check_backend(backend: Backend, kit: LmmKit, *, model: str) -> None:
+def check_backend(backend: Backend, kit: LmmKit, *, model: str, instead: str = PLAIN_TRANSFORMERS) -> None:
     """Raise UserError where the backend has no class for the kit's models.
 
     Args:
         model: the flag and the path, for the message.
+        instead: what can be done, for the message.
     """
     if backend == "vllm" and kit.engine_refusal is not None:
-        raise UserError(
-            f"{model}: vLLM cannot generate with this architecture ({kit.engine_refusal}); generate through plain "
-            "transformers (--eval_task generate, --backend transformers)"
-        )
+        raise UserError(f"{model}: vLLM cannot generate with this architecture ({kit.engine_refusal}); {instead}")
 
 
 def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine:

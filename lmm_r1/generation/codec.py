@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
@@ -39,7 +39,7 @@ class PromptCodec:
         """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
         return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
-    def request(self, encoded: EncodedPrompt) -> TokensPrompt:
+    def engine_prompt(self, encoded: EncodedPrompt) -> TokensPrompt:
         """Return the prompt as vLLM takes it, which expands the placeholders itself."""
         # A type alone, but its module takes seconds to load; plain transformers needs none of it.
         from vllm.inputs import TokensPrompt
@@ -95,9 +95,10 @@ class LimitedCodec(PromptCodec):
             )
         return encoded
 
-    def room(self, encoded: EncodedPrompt, *, max_new_tokens: int) -> int:
+    def room(self, encoded: EncodedPrompt, *, max_new_tokens: int | None) -> int:
         """Return how many tokens a response to the prompt may take."""
-        return min(max_new_tokens, self.max_len - len(encoded.token_ids))
+        left = self.max_len - len(encoded.token_ids)
+        return left if max_new_tokens is None else min(max_new_tokens, left)
 
     def stop_token_ids(self, generation_config: Any) -> list[int]:
         """Return the tokenizer's end token and those of the checkpoint's generation config."""

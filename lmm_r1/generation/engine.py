@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+    from vllm.outputs import RequestOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,8 @@ class SamplingSettings:
     n_samples: int
     temperature: float
     top_p: float
-    max_new_tokens: int
+    max_new_tokens: int | None
+    """None: whatever the prompt leaves of the longest sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,29 @@ class Outcome:
     """One sentence with the row's place; None where there are completions."""
     seconds: float = 0.0
     """From the moment the engine got the prompt to its last completion."""
+
+
+class TokenEngine(Protocol):
+    """A vLLM engine as it is used in training and outside of it: `AsyncLLM`, or `InProcessEngine`."""
+
+    def generate(
+        self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield what comes of a request, as its parameters' `output_kind` asks for; leaving early aborts it."""
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every vLLM worker and return their results."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values of earlier prompts."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget the features of images and videos."""
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed images and videos."""
 
 
 class Responder(Protocol):

@@ -14,6 +14,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -32,13 +33,14 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward_deadline_s: float,
         **engine_arguments: Any,
     ) -> None:
+        self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))
         else:
-            self._start_in_process(**engine_arguments)
-            in_thread = self.llm.call
+            self.llm = engine = self._started_in_process(**engine_arguments)
+            in_thread = engine.call
         self.groups = GroupRollout(
             codec=PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]),
             scorer=(
@@ -51,15 +53,18 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         # How many updates its weights have had in this run.
         self.weight_version = 0
 
-    def _start_in_process(
+    def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
-    ) -> None:
+    ) -> InProcessEngine:
+        """Return the engine that `AsyncLLM.from_engine_args` would build, in this process."""
         import vllm
         from packaging import version
+        from vllm.v1.engine.llm_engine import LLMEngine
 
         self._configure_device_env(arguments["distributed_executor_backend"], bundle_indices, num_gpus)
         self._configure_vllm_env(version, vllm, full_determinism)
-        self.llm = InProcessEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+        make_engine = partial(LLMEngine.from_engine_args, vllm.AsyncEngineArgs(**arguments))
+        return InProcessEngine(make_engine, own_thread=True)
 
     async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""

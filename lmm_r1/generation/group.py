@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample, Segment
+from lmm_r1.data.sample import WHOLE, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import SamplingSettings, TokenEngine
+from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring.sources import Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
-# How vLLM says that a response is whole; it also knows abort, error and repetition.
-WHOLE = ("stop", "length")
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
     """How the samples of a group are generated."""
 
-    n_samples: int
-    temperature: float
-    top_p: float
-    max_new_tokens: int | None
-    """None: whatever the prompt leaves of `max_len`."""
+    sampling: SamplingSettings
     max_len: int
+    """Longest prompt and response together, in tokens."""
     logprobs: bool
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
@@ -45,20 +42,6 @@ class SampledGroup:
     """The samples of a group on their way from an engine, with one media object: of a list, Ray copies every item."""
 
     samples: list[Sample]
-
-
-@dataclass(kw_only=True)
-class _Response:
-    """What the engine has given of one response so far."""
-
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def segment(self, *, log_probs: bool) -> Segment:
-        """Return what was generated, with the log-probs where they were asked for."""
-        known = tuple(self.log_probs) if log_probs else None
-        return Segment(kind="generated", token_ids=tuple(self.token_ids), log_probs=known)
 
 
 class GroupRollout:
@@ -77,7 +60,9 @@ class GroupRollout:
         # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
         self.in_thread = in_thread
 
-    async def run(self, engine: Any, row: Row, settings: GroupSettings, *, weight_version: int) -> list[Sample]:
+    async def run(
+        self, engine: TokenEngine, row: Row, settings: GroupSettings, *, weight_version: int
+    ) -> list[Sample]:
         """Return the group's samples, which have one prompt segment in common.
 
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
@@ -89,24 +74,24 @@ class GroupRollout:
         """
         prompt = await self.in_thread(self.codec.encode, row)
         room = settings.max_len - len(prompt.token_ids)
-        if room < (settings.max_new_tokens or 1):
+        wanted = settings.sampling.max_new_tokens
+        if room < (wanted or 1):
             if settings.overlong_prompts == "skip":
                 return []
             raise UserError(
                 f"{row.location}: the prompt takes {len(prompt.token_ids)} tokens, which with "
-                f"--rollout.max_new_tokens {settings.max_new_tokens or 1} is more than --data.max_len "
-                f"{settings.max_len}; raise it, or leave such rows out with --data.overlong_prompts skip"
+                f"--rollout.max_new_tokens {wanted or 1} is more than --data.max_len {settings.max_len}; raise it, or "
+                "leave such rows out with --data.overlong_prompts skip"
             )
-        responses = [_Response() for _ in range(settings.n_samples)]
+        request = Request(self.codec.engine_prompt(prompt), self._parameters(settings, max_tokens=wanted or room))
         # One segment, and one media object, for all samples.
         shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=prompt.media)
         tasks = []
         try:
-            async for response in self._finished(
-                engine, prompt, settings, responses=responses, max_tokens=settings.max_new_tokens or room
-            ):
+            async for response in request.sent_to(engine):
                 if response.finish_reason in WHOLE:
-                    generated = response.segment(log_probs=settings.logprobs)
+                    log_probs = tuple(response.log_probs) if settings.logprobs else None
+                    generated = Segment(kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs)
                     sample = Sample(
                         row=row,
                         segments=(shared, generated),
@@ -115,43 +100,22 @@ class GroupRollout:
                         weight_version=weight_version,
                     )
                     tasks.append(asyncio.create_task(self._scored(sample, prompt)))
-            _check_whole(responses, row)
+            _check_whole(request, row)
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _finished(
-        self,
-        engine: Any,
-        prompt: EncodedPrompt,
-        settings: GroupSettings,
-        *,
-        responses: Sequence[_Response],
-        max_tokens: int,
-    ) -> AsyncIterator[_Response]:
-        """Fill in the responses of a group, and yield each when it has ended, in whatever way."""
-        request = self.codec.request(prompt)
-        parameters = sampling_params(
-            n_samples=settings.n_samples,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
+    def _parameters(self, settings: GroupSettings, *, max_tokens: int) -> SamplingParams:
+        return sampling_params(
+            settings.sampling,
             max_tokens=max_tokens,
             banned_token_ids=self.codec.banned_token_ids,
             end_token_id=self.tokenizer.eos_token_id,
+            output_per="response",
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
         )
-        async for output in engine.generate(request, parameters, request_id=uuid.uuid4().hex):
-            for part in output.outputs:
-                response = responses[part.index]
-                response.token_ids.extend(part.token_ids)
-                if part.logprobs is not None:
-                    pairs = zip(part.token_ids, part.logprobs, strict=True)
-                    response.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
-                if part.finish_reason is not None:
-                    response.finish_reason = part.finish_reason
-                    yield response
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt) -> Sample:
         """Return a sample with its reward; without a scorer a reward model gives it later."""
@@ -173,17 +137,17 @@ class GroupRollout:
         return replace(sample, reward=score)
 
 
-def _check_whole(responses: Sequence[_Response], row: Row) -> None:
+def _check_whole(request: Request, row: Row) -> None:
     """Raise UserError where a response of a group did not end as responses do."""
-    broken = Counter(response.finish_reason for response in responses if response.finish_reason not in WHOLE)
-    if broken:
+    if broken := request.broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
             for reason, count in broken.items()
         )
+        count = len(request.responses)
         raise UserError(
-            f"{row.location}: the engine gave {len(responses) - broken.total()} of {len(responses)} responses whole "
-            f"({ends}), and a group is not learnt from in part; look at the engine's output with --logger.worker_logs"
+            f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
+            "is not learnt from in part; look at the engine's output with --logger.worker_logs"
         )
 
 

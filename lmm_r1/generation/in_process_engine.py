@@ -1,57 +1,56 @@
-"""vLLM's engine inside the rollout actor, for machines without CUDA."""
+"""vLLM's engine inside this process, behind the methods of its engine that has a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+    from vllm.outputs import RequestOutput
 
 
 class InProcessEngine:
-    """An `LLMEngine` behind the methods of vLLM's `AsyncLLM` that rollouts call, driven by one thread.
+    """An `LLMEngine` as a `TokenEngine`, driven by a thread of its own or by the event loop's.
 
     `AsyncLLM` always puts its engine into a process of its own, which imports vLLM once more (10 s on two cores) and
-    exchanges every token through a socket. One thread makes every call, since `LLMEngine` allows no two at a time; it
-    goes on from step to step by itself, since the event loop's work on every token would hold up the next step.
+    exchanges every token through a socket. One thread makes every call, since `LLMEngine` allows no two at a time.
+    A thread of its own goes on from step to step by itself, as the event loop's work would hold up the next step; where
+    nobody else needs the event loop, its thread makes one step at each turn.
 
     Whatever else of PyTorch runs in this process must run in that thread, too: where two threads have each started
     OpenMP's helpers, these outnumber the cores, and GNU's OpenMP puts them to sleep between operations.
     """
 
-    def __init__(self, make_engine: Callable[[], Any]) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self.engine = self._thread.submit(make_engine).result()
-        self._waiting: dict[str, asyncio.Queue[Any]] = {}
+    def __init__(self, make_engine: Callable[[], Any], *, own_thread: bool) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") if own_thread else None
+        self.engine = self._thread.submit(make_engine).result() if self._thread is not None else make_engine()
+        self._waiting: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._stepping: asyncio.Task[None] | None = None
         # Calls that the thread has not finished.
         self._calls = 0
-
-    @classmethod
-    def from_engine_args(cls, arguments: Any) -> InProcessEngine:
-        """Build the engine that `AsyncLLM.from_engine_args` would build."""
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        return cls(partial(LLMEngine.from_engine_args, arguments, enable_multiprocessing=False))
 
     @property
     def output_processor(self) -> Any:
         """What OpenRLHF asks for the number of unfinished requests."""
         return self.engine.output_processor
 
-    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
-        """Yield the request's outputs, those between two finished samples as one; leaving early aborts it.
-
-        A failed step fails every request.
-        """
-        outputs: asyncio.Queue[Any] = asyncio.Queue()
+    async def generate(
+        self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the request's outputs; leaving early aborts it, and a failed step fails every request."""
+        outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._waiting[request_id] = outputs
         finished = False
         try:
             await self.call(self.engine.add_request, request_id, prompt, sampling_params)
             if self._stepping is None or self._stepping.done():
                 self._stepping = asyncio.create_task(self._step_while_busy())
+                # An interrupt by the user is told where it is caught, and not once more by asyncio.
+                self._stepping.add_done_callback(lambda task: task.cancelled() or task.exception())
             while not finished:
                 output = await outputs.get()
                 if isinstance(output, Exception):
@@ -79,33 +78,33 @@ class InProcessEngine:
     async def reset_mm_cache(self) -> None:
         await self.call(self.engine.reset_mm_cache)
 
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function that the engine's thread runs, between two steps."""
+        if self._thread is None:
+            return function(*arguments)
+        self._calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        finally:
+            self._calls -= 1
+
     async def _step_while_busy(self) -> None:
         try:
             while await self.call(self.engine.has_unfinished_requests):
                 for output in await self.call(self._step_until_news):
                     if output.request_id in self._waiting:
                         self._waiting[output.request_id].put_nowait(output)
+                # Without a thread of its own: whoever got an output acts on it before the next step.
+                await asyncio.sleep(0)
         except Exception as error:  # the requests raise it where they are awaited
             for outputs in self._waiting.values():
                 outputs.put_nowait(error)
 
-    def _step_until_news(self) -> list[Any]:
-        """Make steps until a sample is finished or another call waits; return one output per request."""
-        outputs: dict[str, Any] = {}
-        news = False
-        while not news and self._calls == 1 and self.engine.has_unfinished_requests():
-            for output in self.engine.step():
-                news |= output.finished or any(part.finish_reason is not None for part in output.outputs)
-                if output.request_id in outputs:
-                    outputs[output.request_id].add(output, aggregate=True)
-                else:
-                    outputs[output.request_id] = output
-        return list(outputs.values())
-
-    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a function that the engine's thread runs, between two steps."""
-        self._calls += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-        finally:
-            self._calls -= 1
+    def _step_until_news(self) -> list[RequestOutput]:
+        """Make steps until there are outputs or another call waits; in the event loop's thread one step."""
+        outputs: list[RequestOutput] = []
+        while not outputs and self.engine.has_unfinished_requests():
+            outputs = self.engine.step()
+            if self._calls != 1:
+                break
+        return outputs

@@ -22,7 +22,7 @@ from lmm_r1.lmm_kits import Checkpoint
 logger = logging.getLogger(__name__)
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# GPU share of an engine that lives with the models on one GPU.
+# GPU share of an engine, and of a model's worker, where they live on one GPU.
 COLOCATED_SHARE = 0.2
 
 

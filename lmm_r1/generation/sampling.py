@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 
 def sampling_params(
+    sampling: SamplingSettings,
     *,
-    n_samples: int,
-    temperature: float,
-    top_p: float,
     max_tokens: int,
     banned_token_ids: Sequence[int],
     end_token_id: int,
+    output_per: Literal["token", "response", "prompt"],
     logprobs: bool = False,
     ignore_eos: bool = False,
-    streamed: bool = True,
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
     Args:
+        max_tokens: longest response to this prompt.
+        output_per: what the engine gives at once: every token, each response when it ends (and its first token before),
+            or all responses when the last has ended.
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
-        streamed: tokens come as they are sampled, so that each response can be scored when it ends; else with the last.
     """
     return SamplingParams(
-        n=n_samples,
-        temperature=temperature,
-        top_p=top_p,
+        n=sampling.n_samples,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
         max_tokens=max_tokens,
         # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
         # Beside those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
@@ -43,5 +45,6 @@ def sampling_params(
         # The sampled token's alone, and no top ones beside it.
         logprobs=0 if logprobs else None,
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),
-        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
+        stream_interval=max_tokens if output_per == "response" else None,
     )

@@ -14,8 +14,8 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import cpu
-from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import aclosing, closing
+from typing import Literal
 
-from vllm import LLM, SamplingParams
+from vllm import LLM
 
-from lmm_r1.data.completion import Completion, FinishReason
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import merged_checkpoint
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.generation.engine_arguments import engine_arguments
+from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 
 # Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
 RESPONSES_AT_ONCE = 256
-
-
-@dataclass(kw_only=True)
-class _Request:
-    index: int
-    row: Row
-    began: float = field(default_factory=time.perf_counter)
 
 
 class VllmEngine:
@@ -49,32 +46,26 @@ class VllmEngine:
                 gpu_memory_utilization=settings.gpu_memory_utilization,
             )
             # Whoever asks for responses says how far they are.
-            self.llm = LLM(**arguments, seed=settings.seed, use_tqdm_on_load=False)
-        self.engine = self.llm.llm_engine
-        self._requests = 0
+            arguments |= {"seed": settings.seed, "use_tqdm_on_load": False}
+            self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
+        self._loop = asyncio.new_event_loop()
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end."""
-        parameters = self._parameters(sampling, streamed=False)
-        at_once = max(2, RESPONSES_AT_ONCE // sampling.n_samples)
         source = iter(rows)
-        running: dict[str, _Request] = {}
-        try:
-            while True:
-                while len(running) < at_once and (item := next(source, None)) is not None:
-                    request = _Request(index=item[0], row=item[1])
-                    try:
-                        running[self._submit(request.row, parameters)] = request
-                    except UserError as error:
-                        yield Outcome(index=request.index, row=request.row, reason=str(error))
-                if not running:
-                    return
-                for output in self.engine.step():
-                    if output.finished:
-                        yield self._outcome(running.pop(output.request_id), output)
-        finally:
-            if running:
-                self.engine.abort_request(list(running))
+        ended: deque[Outcome] = deque()
+
+        async def work() -> None:
+            # Begins the next row where the last one ended, so that the engine's next step has it already.
+            for index, row in source:
+                ended.append(await self._outcome(index, row, sampling))
+
+        at_once = max(2, RESPONSES_AT_ONCE // sampling.n_samples)
+        workers = [self._loop.create_task(work()) for _ in range(at_once)]
+        with closing(self._turns(workers)) as turns:
+            for _ in turns:
+                while ended:
+                    yield ended.popleft()
 
     def stream(
         self,
@@ -85,57 +76,88 @@ class VllmEngine:
         should_stop: Callable[[], bool],
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
+        request = self._request(row, sampling, output_per="token")
         text = TextStream(self.codec.tokenizer)
-        token_ids: list[int] = []
-        finish_reason: FinishReason = "aborted"
-        name = self._submit(row, self._parameters(sampling, streamed=True))
-        while self.engine.has_unfinished_requests():
-            if should_stop():
-                self.engine.abort_request([name])
-            for output in self.engine.step():
-                part = output.outputs[0]
-                token_ids.extend(part.token_ids)
-                finish_reason = part.finish_reason if part.finish_reason in ("stop", "length") else finish_reason
-                ended = finish_reason == "stop"
-                if piece := text.add(part.token_ids[:-1] if ended else part.token_ids):
-                    on_text(piece)
+
+        async def hand_on() -> None:
+            read = 0
+            async with aclosing(request.sent_to(self.engine)) as responses:
+                async for response in responses:
+                    written = response.token_ids[read : -1 if response.finish_reason == "stop" else None]
+                    read += len(written)
+                    if piece := text.add(written):
+                        on_text(piece)
+
+        with closing(self._turns([self._loop.create_task(hand_on())])) as turns:
+            for _ in turns:
+                if should_stop():
+                    break
         if piece := text.rest():
             on_text(piece)
-        return self.codec.completion(token_ids, finish_reason)
+        return self._completion(request.responses[0])
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self.engine.engine_core.shutdown()
-        del self.engine, self.llm
+        self._end(asyncio.all_tasks(self._loop))
+        self._loop.close()
+        self.engine.engine.engine_core.shutdown()
+        del self.engine
         gc.collect()
 
-    def _submit(self, row: Row, parameters: SamplingParams) -> str:
-        """Return the name of the new request."""
-        prompt = self.codec.request(self.codec.encode(row))
-        self._requests += 1
-        name = str(self._requests)
-        self.engine.add_request(name, prompt, parameters)
-        return name
+    async def _outcome(self, index: int, row: Row, sampling: SamplingSettings) -> Outcome:
+        began = time.perf_counter()
+        try:
+            request = self._request(row, sampling, output_per="prompt")
+        except UserError as error:
+            return Outcome(index=index, row=row, reason=str(error))
+        async for _ in request.sent_to(self.engine):
+            pass
+        if request.broken:
+            reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
+            return Outcome(index=index, row=row, reason=reason)
+        completions = tuple(map(self._completion, request.responses))
+        return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
 
-    def _parameters(self, sampling: SamplingSettings, *, streamed: bool) -> SamplingParams:
-        return sampling_params(
-            n_samples=sampling.n_samples,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
+    def _request(self, row: Row, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]) -> Request:
+        encoded = self.codec.encode(row)
+        parameters = sampling_params(
+            sampling,
+            max_tokens=self.codec.room(encoded, max_new_tokens=sampling.max_new_tokens),
             banned_token_ids=self.codec.banned_token_ids,
             end_token_id=self.codec.tokenizer.eos_token_id,
-            streamed=streamed,
+            output_per=output_per,
         )
+        return Request(self.codec.engine_prompt(encoded), parameters)
 
-    def _outcome(self, request: _Request, output: Any) -> Outcome:
-        broken = [part.finish_reason for part in output.outputs if part.finish_reason not in ("stop", "length")]
-        if broken:
-            reason = f"{request.row.location}: vLLM broke a response off ({broken[0]})"
-            return Outcome(index=request.index, row=request.row, reason=reason)
-        return Outcome(
-            index=request.index,
-            row=request.row,
-            completions=tuple(self.codec.completion(part.token_ids, part.finish_reason) for part in output.outputs),
-            seconds=time.perf_counter() - request.began,
-        )
+    def _completion(self, response: Response) -> Completion:
+        end = response.finish_reason
+        return self.codec.completion(response.token_ids, end if end in WHOLE else "aborted")
+
+    def _turns(self, tasks: Collection[asyncio.Task[None]]) -> Generator[None, None, None]:
+        """Yield after each turn of the event loop, in which the engine makes a step, until the tasks have ended.
+
+        Raises what a task raises; leaving early ends them all, and aborts their requests.
+        """
+        try:
+            while not all(task.done() for task in tasks):
+                self._turn()
+                yield
+                for task in tasks:
+                    if task.done():
+                        task.result()
+        finally:
+            self._end(tasks)
+
+    def _turn(self) -> None:
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """Cancel what has not ended, and see it through."""
+        for task in tasks:
+            task.cancel()
+        while not all(task.done() for task in tasks):
+            self._turn()
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # of several that failed one is told

@@ -21,6 +21,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run_folder import RunFolder
@@ -398,10 +399,12 @@ def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience
 def group_settings(config: PPOConfig) -> GroupSettings:
     """Return how the groups of a run are generated."""
     return GroupSettings(
-        n_samples=config.rollout.n_samples_per_prompt,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        max_new_tokens=config.rollout.max_new_tokens,
+        sampling=SamplingSettings(
+            n_samples=config.rollout.n_samples_per_prompt,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            max_new_tokens=config.rollout.max_new_tokens,
+        ),
         max_len=config.data.max_len,
         logprobs=True,
         ignore_eos=config.rollout.ignore_eos,

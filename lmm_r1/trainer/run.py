@@ -20,8 +20,9 @@ from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
-from lmm_r1.generation.agreement import check_engine, check_turn_end, disagrees, with_correction
-from lmm_r1.generation.run_engines import create_engines, settle_engines, without_sleep
+from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
+from lmm_r1.generation.backends import FINE_TUNE, check_backend
+from lmm_r1.generation.run_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
@@ -40,9 +41,6 @@ from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
 from remote_rm.client import RewardUnavailable
 
-# GPU share of a model worker that lives with others on one GPU.
-COLOCATED_SHARE = 0.2
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Workers:
@@ -60,7 +58,7 @@ def train(config: PPOConfig) -> None:
     path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     kit = policy.kit
-    check_engine(kit, model=f"--actor.model_name_or_path {path}")
+    check_backend("vllm", kit, model=f"--actor.model_name_or_path {path}", instead=FINE_TUNE)
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)

@@ -110,7 +110,8 @@ class KitSamplesGenerator:
     def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[Sample]]:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
-        settings = replace(self.settings, temperature=temperature, n_samples=n_samples, logprobs=False)
+        sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
+        settings = replace(self.settings, sampling=sampling, logprobs=False)
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
@@ -126,11 +127,11 @@ class KitSamplesGenerator:
         refs = []
         for row in rows:
             count, index = heapq.heappop(load)
-            heapq.heappush(load, (count + settings.n_samples, index))
+            heapq.heappush(load, (count + settings.sampling.n_samples, index))
             refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
         with told_by_workers():
             groups = [group.samples for group in ray.get(refs)]
-        assert all(len(group) in (0, settings.n_samples) for group in groups), "engines give whole groups"
+        assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
 
 

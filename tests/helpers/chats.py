@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.sampling import Sampling
 from lmm_r1.chat.session import Session
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 

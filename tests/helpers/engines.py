@@ -73,6 +73,7 @@ def sampled(
     """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
     from vllm.inputs import TokensPrompt
 
+    from lmm_r1.generation.engine import SamplingSettings
     from lmm_r1.generation.sampling import sampling_params
 
     requests = []
@@ -84,15 +85,13 @@ def sampled(
         requests.append(request)
     # A rollout's own parameters, but that every sample is as long as it may be.
     parameters = sampling_params(
-        n_samples=n,
-        temperature=temperature,
-        top_p=top_p,
+        SamplingSettings(n_samples=n, temperature=temperature, top_p=top_p, max_new_tokens=max_tokens),
         max_tokens=max_tokens,
         banned_token_ids=banned,
         end_token_id=0,
         logprobs=True,
         ignore_eos=True,
-        streamed=False,
+        output_per="prompt",
     )
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):

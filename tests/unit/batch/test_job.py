@@ -6,8 +6,8 @@ import pytest
 
 from lmm_r1.batch.job import in_order, record_of, run_job
 from lmm_r1.batch.row_log import RowLog
-from lmm_r1.data.completion import Completion
 from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
 from remote_rm.verifier import Score

@@ -8,8 +8,7 @@ from helpers.tiny_models import altered
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.errors import UserError
-from lmm_r1.generation.agreement import CORRECTION, check_engine, with_correction
+from lmm_r1.generation.agreement import CORRECTION, with_correction
 from lmm_r1.lmm_kits import get_kit
 
 pytestmark = pytest.mark.unit
@@ -21,12 +20,6 @@ TEXT, IMAGE = row(message("user", "1+1?")), row(message("user", picture(8, 8), "
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "has_cuda", lambda: False)
-
-
-def test_a_kit_without_an_engine_is_refused_with_its_reason_and_what_it_can_do():
-    check_engine(KIT, model="--actor.model_name_or_path m")
-    with pytest.raises(UserError, match=r"--actor.model_name_or_path m: .*no class.*train_sft"):
-        check_engine(altered(KIT, engine_refusal="it has no class for it"), model="--actor.model_name_or_path m")
 
 
 def test_image_rows_of_a_kit_that_disagrees_are_corrected_per_token_with_one_warning(caplog):

@@ -15,6 +15,7 @@ from PIL import Image
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
@@ -24,10 +25,7 @@ from remote_rm.verifier import Score
 pytestmark = pytest.mark.unit
 
 SETTINGS = GroupSettings(
-    n_samples=2,
-    temperature=0.7,
-    top_p=0.9,
-    max_new_tokens=4,
+    sampling=SamplingSettings(n_samples=2, temperature=0.7, top_p=0.9, max_new_tokens=4),
     max_len=32,
     logprobs=True,
     ignore_eos=False,
@@ -50,7 +48,7 @@ class StreamingEngine:
         self.pieces = pieces
         self.requests: list[tuple[Any, Any]] = []
 
-    async def generate(self, request: Any, parameters: Any, *, request_id: str) -> AsyncIterator[SimpleNamespace]:
+    async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
         self.requests.append((request, parameters))
         for piece in self.pieces:
             if isinstance(piece, asyncio.Event):
@@ -232,7 +230,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_or_skipped_and_never_cut():
 
 
 def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
-    settings = replace(SETTINGS, max_new_tokens=None, max_len=20)
+    settings = replace(SETTINGS, sampling=replace(SETTINGS.sampling, max_new_tokens=None), max_len=20)
     assert run(settings=settings)[1].requests[0][1].max_tokens == 12
     with pytest.raises(UserError, match="--data.max_len 8"):
         run(settings=replace(settings, max_len=8))

@@ -5,72 +5,29 @@ import threading
 from functools import partial
 
 import pytest
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from helpers.counting_engine import CountingEngine
 
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.sampling import sampling_params
 
 pytestmark = pytest.mark.unit
 
-
-def piece(request_id: str, token: int, *, index: int = 0, finished: bool, ends: bool) -> RequestOutput:
-    """One token of one sample of a request, as the engine streams it."""
-    completion = CompletionOutput(
-        index=index,
-        text="",
-        token_ids=[token],
-        cumulative_logprob=None,
-        logprobs=[{token: Logprob(-float(token))}],
-        finish_reason="length" if ends else None,
-    )
-    return RequestOutput(request_id, None, None, None, [completion], finished)
+in_own_thread = partial(InProcessEngine, own_thread=True)
+both = pytest.mark.parametrize("own_thread", [True, False])
 
 
-class CountingEngine:
-    """Counts up to what each sample of a prompt says, one number per step, and notes who called it."""
-
-    def __init__(self, *, fails_at_step=None):
-        self.left, self.aborted = {}, []
-        self.threads, self.steps, self.fails_at_step = {threading.get_ident()}, 0, fails_at_step
-
-    def add_request(self, request_id, prompt, params):
-        self.threads.add(threading.get_ident())
-        if min(prompt) < 1:
-            raise ValueError(f"prompt {prompt}")
-        self.left[request_id] = {index: list(range(1, count + 1)) for index, count in enumerate(prompt)}
-
-    def has_unfinished_requests(self):
-        self.threads.add(threading.get_ident())
-        return bool(self.left)
-
-    def step(self):
-        self.threads.add(threading.get_ident())
-        self.steps += 1
-        if self.steps == self.fails_at_step:
-            self.left.clear()
-            raise RuntimeError("out of memory")
-        outputs = []
-        for request_id, samples in list(self.left.items()):
-            for index, numbers in list(samples.items()):
-                token = numbers.pop(0)
-                if not numbers:
-                    del samples[index]
-                outputs.append(piece(request_id, token, index=index, finished=not samples, ends=not numbers))
-            if not samples:
-                del self.left[request_id]
-        return outputs
-
-    def abort_request(self, request_ids):
-        self.threads.add(threading.get_ident())
-        self.aborted += request_ids
-        for request_id in request_ids:
-            self.left.pop(request_id, None)
+def asked(n, *, output_per="response"):
+    """Parameters of a request with n samples."""
+    sampling = SamplingSettings(n_samples=n, temperature=1.0, top_p=1.0, max_new_tokens=None)
+    return sampling_params(sampling, max_tokens=1_000_000, banned_token_ids=(), end_token_id=0, output_per=output_per)
 
 
-async def outputs_of(engine, request_id, *prompt):
+async def outputs_of(engine, request_id, *prompt, output_per="response"):
     """What comes of each sample, and the log-probs with it, each time that anything comes."""
     came = []
-    async for output in engine.generate(prompt, None, request_id=request_id):
+    parameters = asked(len(prompt), output_per=output_per)
+    async for output in engine.generate(prompt, parameters, request_id=request_id):
         for part in output.outputs:
             assert [-float(token) for token in part.token_ids] == [
                 logprobs[token].logprob for token, logprobs in zip(part.token_ids, part.logprobs, strict=True)
@@ -79,36 +36,46 @@ async def outputs_of(engine, request_id, *prompt):
     return came
 
 
-def test_requests_run_together_in_one_thread_and_outputs_come_when_a_sample_ends():
+@both
+def test_requests_run_together_in_one_thread_and_outputs_come_when_a_sample_ends(own_thread):
     counting = CountingEngine()
 
     async def run():
-        engine = InProcessEngine(lambda: counting)
+        engine = InProcessEngine(lambda: counting, own_thread=own_thread)
         return await asyncio.gather(outputs_of(engine, "a", 3), outputs_of(engine, "b", 1), outputs_of(engine, "c", 5))
 
     a, b, c = asyncio.run(run())
     assert [sum((one[0] for one in came), []) for came in (a, b, c)] == [[1, 2, 3], [1], [1, 2, 3, 4, 5]]
     assert len(b) == 1
-    # The first two steps may each have been interrupted by a request that was waiting.
-    assert len(c) <= 5
-    assert c[-1] == {0: [4, 5]}, "after the end of the request with three steps"
+    assert c == [{0: [1]}, {0: [2, 3, 4, 5]}]
     assert counting.steps < 9, "the requests were not batched"
-    assert len(counting.threads) == 2
+    assert len(counting.threads) == 1 + own_thread
     assert counting.aborted == []
 
 
-def test_a_sample_of_a_group_comes_as_soon_as_it_ends_and_the_others_with_what_they_have():
+@both
+def test_a_sample_of_a_group_comes_as_soon_as_it_ends_and_the_others_go_on(own_thread):
     async def run():
-        return await outputs_of(InProcessEngine(CountingEngine), "a", 2, 4, 2)
+        return await outputs_of(InProcessEngine(CountingEngine, own_thread=own_thread), "a", 2, 4, 2)
 
-    assert asyncio.run(run()) == [{0: [1, 2], 1: [1, 2], 2: [1, 2]}, {1: [3, 4]}]
+    assert asyncio.run(run()) == [{0: [1]}, {1: [1]}, {2: [1]}, {0: [2]}, {2: [2]}, {1: [2, 3, 4]}]
+
+
+@both
+def test_outputs_come_per_token_where_the_request_asks_for_it_and_all_at_the_end_where_not(own_thread):
+    async def run(output_per):
+        engine = InProcessEngine(CountingEngine, own_thread=own_thread)
+        return await outputs_of(engine, "a", 3, 2, output_per=output_per)
+
+    assert asyncio.run(run("token")) == [{0: [1]}, {1: [1]}, {0: [2]}, {1: [2]}, {0: [3]}]
+    assert asyncio.run(run("prompt")) == [{0: [1, 2, 3], 1: [1, 2]}]
 
 
 def test_a_call_waits_for_one_step_and_not_for_the_end_of_a_sample():
     counting = CountingEngine()
 
     async def run():
-        engine = InProcessEngine(lambda: counting)
+        engine = in_own_thread(lambda: counting)
         request = asyncio.create_task(outputs_of(engine, "a", 100_000))
         while not counting.steps:
             await asyncio.sleep(0.001)
@@ -124,15 +91,16 @@ def test_a_call_waits_for_one_step_and_not_for_the_end_of_a_sample():
 
 def test_a_later_request_starts_the_steps_again():
     async def run():
-        engine = InProcessEngine(CountingEngine)
+        engine = in_own_thread(CountingEngine)
         return await outputs_of(engine, "a", 2), await outputs_of(engine, "b", 1)
 
-    assert asyncio.run(run()) == ([{0: [1, 2]}], [{0: [1]}])
+    assert asyncio.run(run()) == ([{0: [1]}, {0: [2]}], [{0: [1]}])
 
 
-def test_a_failed_step_fails_every_request_with_its_error():
+@both
+def test_a_failed_step_fails_every_request_with_its_error(own_thread):
     async def run():
-        engine = InProcessEngine(partial(CountingEngine, fails_at_step=3))
+        engine = InProcessEngine(partial(CountingEngine, fails_at_step=3), own_thread=own_thread)
         tasks = [outputs_of(engine, name, 10) for name in ("a", "b")]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -141,7 +109,7 @@ def test_a_failed_step_fails_every_request_with_its_error():
 
 def test_a_refused_request_leaves_the_others_alone():
     async def run():
-        engine = InProcessEngine(CountingEngine)
+        engine = in_own_thread(CountingEngine)
         return await asyncio.gather(outputs_of(engine, "a", 2), outputs_of(engine, "b", 0), return_exceptions=True)
 
     good, refused = asyncio.run(run())
@@ -149,13 +117,14 @@ def test_a_refused_request_leaves_the_others_alone():
     assert isinstance(refused, ValueError)
 
 
-def test_leaving_a_request_early_aborts_it():
+@both
+def test_leaving_a_request_early_aborts_it(own_thread):
     counting = CountingEngine()
 
     async def run():
-        engine = InProcessEngine(lambda: counting)
-        outputs = engine.generate((1, 1000), None, request_id="a")
-        assert [part.index for part in (await anext(outputs)).outputs] == [0, 1]
+        engine = InProcessEngine(lambda: counting, own_thread=own_thread)
+        outputs = engine.generate((1, 1000), asked(2), request_id="a")
+        assert [(await anext(outputs)).outputs[0].index for _ in range(2)] == [0, 1]
         await outputs.aclose()
 
     asyncio.run(run())

@@ -1,6 +1,7 @@
 import pytest
 from vllm.sampling_params import RequestOutputKind
 
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
@@ -9,12 +10,11 @@ pytestmark = pytest.mark.unit
 
 def test_a_group_is_streamed_with_banned_tokens_and_without_text():
     parameters = sampling_params(
-        n_samples=3,
-        temperature=0.5,
-        top_p=0.9,
+        SamplingSettings(n_samples=3, temperature=0.5, top_p=0.9, max_new_tokens=None),
         max_tokens=7,
         banned_token_ids=(4, 9),
         end_token_id=5,
+        output_per="response",
         logprobs=True,
         ignore_eos=False,
     )
@@ -24,18 +24,18 @@ def test_a_group_is_streamed_with_banned_tokens_and_without_text():
     assert parameters.min_tokens == 0
     assert parameters.stop_token_ids == [5]
     assert parameters.logit_bias == {4: BAN_BIAS, 9: BAN_BIAS}
-    assert parameters.output_kind is RequestOutputKind.DELTA
+    # An output when a response begins, and one when it ends.
+    assert (parameters.output_kind, parameters.stream_interval) == (RequestOutputKind.DELTA, 7)
     assert parameters.detokenize is False
 
 
 def test_log_probs_are_returned_only_where_asked_for():
     parameters = sampling_params(
-        n_samples=1,
-        temperature=1.0,
-        top_p=1.0,
+        SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=1),
         max_tokens=1,
         banned_token_ids=(),
         end_token_id=5,
+        output_per="response",
         logprobs=False,
         ignore_eos=False,
     )
@@ -44,12 +44,11 @@ def test_log_probs_are_returned_only_where_asked_for():
 
 def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
     parameters = sampling_params(
-        n_samples=1,
-        temperature=1.0,
-        top_p=1.0,
+        SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=7),
         max_tokens=7,
         banned_token_ids=(),
         end_token_id=5,
+        output_per="response",
         logprobs=False,
         ignore_eos=True,
     )
@@ -62,10 +61,25 @@ def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
 
 def test_outside_of_training_responses_come_whole_and_without_log_probs():
     parameters = sampling_params(
-        n_samples=2, temperature=0.5, top_p=1.0, max_tokens=7, banned_token_ids=(4,), end_token_id=5, streamed=False
+        SamplingSettings(n_samples=2, temperature=0.5, top_p=1.0, max_new_tokens=9),
+        max_tokens=7,
+        banned_token_ids=(4,),
+        end_token_id=5,
+        output_per="prompt",
     )
     assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
     assert (parameters.n, parameters.temperature, parameters.max_tokens, parameters.logprobs) == (2, 0.5, 7, None)
     assert parameters.stop_token_ids == [5]
     assert parameters.logit_bias == {4: BAN_BIAS}
     assert parameters.seed is None
+
+
+def test_for_a_chat_every_token_comes_by_itself():
+    parameters = sampling_params(
+        SamplingSettings(n_samples=1, temperature=0.5, top_p=1.0, max_new_tokens=7),
+        max_tokens=7,
+        banned_token_ids=(),
+        end_token_id=5,
+        output_per="token",
+    )
+    assert (parameters.output_kind, parameters.stream_interval) == (RequestOutputKind.DELTA, None)

@@ -15,6 +15,7 @@ from ray.exceptions import RayTaskError
 from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.mismatch import ROWS_WITH
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
@@ -25,10 +26,7 @@ from remote_rm.verifier import Score
 pytestmark = pytest.mark.unit
 
 SETTINGS = GroupSettings(
-    n_samples=2,
-    temperature=1.0,
-    top_p=1.0,
-    max_new_tokens=4,
+    sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=4),
     max_len=16,
     logprobs=False,
     ignore_eos=False,

@@ -4,6 +4,7 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.ppo_trainer import group_settings, optimizer_steps, total_steps
 
@@ -42,10 +43,7 @@ def test_groups_are_generated_as_the_flags_say():
         data__overlong_prompts="skip",
     )
     expected = GroupSettings(
-        n_samples=8,
-        temperature=0.7,
-        top_p=0.9,
-        max_new_tokens=64,
+        sampling=SamplingSettings(n_samples=8, temperature=0.7, top_p=0.9, max_new_tokens=64),
         max_len=512,
         logprobs=True,
         ignore_eos=False,
