@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli.arguments import parse, prepare_training, user_errors
 from lmm_r1.config import PPOConfig, resolve
 
 PROG = "lmm-r1 train_ppo_ray"
@@ -14,16 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse(PPOConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
         config = resolve(config)
-        from lmm_r1 import cpu
-        from lmm_r1.lmm_kits.registry import kit_name_of
-        from lmm_r1.records.trackers import check_trackers
-
-        check_trackers(config.logger)
-        # Asked before the training stack is loaded, which takes longer than telling.
-        assert config.actor.model_name_or_path is not None, "resolve requires it"
-        kit_name_of(config.actor.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
-
-        cpu.prepare_process()
+        prepare_training(config, model=config.actor.model_name_or_path)
         from lmm_r1.trainer.run import train
 
         train(config)
