@@ -27,7 +27,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
         "contracts/test_kit_packing.py",
-        "contracts/test_kit_row_shares.py",
+        "contracts/test_kit_sequence_shares.py",
         "contracts/test_kit_runs.py",
         "contracts/test_kit_training.py",
         "contracts/test_kit_values.py",

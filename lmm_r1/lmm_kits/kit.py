@@ -222,14 +222,14 @@ class LmmKit(ABC):
         return model.model
 
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
-        """Return the module that runs the language model's layers, whose inputs are cut where ranks share a row.
+        """Return the module that runs the language model's layers, whose inputs are cut where ranks share a sequence.
 
         By default the one beside a vision tower, which gets embeddings with the images merged in.
         """
         return model.model.language_model
 
     def cut_inputs(self, language_model: PreTrainedModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
-        """Return a language model's inputs for some of a row's T tokens, images merged in.
+        """Return a language model's inputs for some of a sequence's T tokens, images merged in.
 
         By default those that get ids (1, T) or merged embeddings (1, T, H), and positions.
         """

@@ -167,7 +167,7 @@ OTHERS = {
     "by tokens": ((TOGETHER, "--train.dynamic_batch_enable"), {"steps": 6, "train__max_tokens_per_gpu": 150}),
     "ZeRO-3": ((TOGETHER,), {"steps": 4, "ds__zero_stage": 3}),
     "two workers": ((), {"steps": 6, "actor__num_gpus_per_node": 2}),
-    "two workers with a share of each row": (
+    "two workers with a share of each sequence": (
         (),
         {"steps": 6, "actor__num_gpus_per_node": 2, "ref__num_gpus_per_node": 2, "ds__ulysses_size": 2},
     ),

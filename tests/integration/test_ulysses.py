@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.shared_rows import run_ranks
+from helpers.shared_sequences import run_ranks
 from helpers.tiny_models import CORPUS
 from transformers import Phi3Config, Phi3ForCausalLM
 

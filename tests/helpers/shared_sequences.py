@@ -1,4 +1,4 @@
-"""Ranks that share rows, as processes of their own: each runs every case with and without the others, and compares."""
+"""Ranks that share packed sequences, as processes: each runs every case with and without the others, and compares."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run_ranks(count: int, job: dict[str, Any], *, folder: Path, timeout_s: float
     for rank in range(count):
         with (folder / f"rank{rank}.log").open("w") as log:
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, "-m", "helpers.shared_rows", str(folder)]
+            command = [sys.executable, "-m", "helpers.shared_sequences", str(folder)]
             ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     try:
         _wait(ranks, folder=folder, timeout_s=timeout_s)
