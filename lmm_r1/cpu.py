@@ -29,6 +29,9 @@ _ENVIRONMENT = {
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
 }
+# What a run's driver found out, for its workers: Ray starts them before it assigns GPUs, and who asks CUDA then has all
+# of the machine's for good.
+BACKEND = "LMM_R1_BACKEND"
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
 
@@ -72,7 +75,9 @@ def _loads(library: Path) -> bool:
 
 
 def has_cuda() -> bool:
-    """Say whether a GPU can be used by this process."""
+    """Say whether the models of this process are on a GPU; in a run's workers CUDA is not asked."""
+    if BACKEND in os.environ:
+        return os.environ[BACKEND] == "cuda"
     import torch
 
     return torch.cuda.is_available()
@@ -80,13 +85,14 @@ def has_cuda() -> bool:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables that Ray's workers need before they import anything."""
-    return {} if has_cuda() else {**_ENVIRONMENT}
+    return {BACKEND: "cuda"} if has_cuda() else {**_ENVIRONMENT, BACKEND: "cpu"}
 
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
-    for name, value in worker_environment().items():
-        os.environ.setdefault(name, value)
+    if not has_cuda():
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel that nothing here uses.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     prepare_worker()
@@ -94,10 +100,10 @@ def prepare_process() -> None:
 
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
+    if has_cuda():
+        return
     import torch
 
-    if torch.cuda.is_available():
-        return
     stand_ins: dict[str, Callable[..., object]] = {
         "current_device": lambda: _CpuDevice("cpu"),
         "set_device": lambda device: None,
@@ -123,9 +129,7 @@ def zero_settings() -> dict[str, Any]:
 
 def prepare_training() -> None:
     """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
-    import torch
-
-    if torch.cuda.is_available():
+    if has_cuda():
         return
     import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
     from torch.distributed.device_mesh import init_device_mesh

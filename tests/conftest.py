@@ -56,6 +56,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_value_model_errors.py",
         "integration/test_value_models.py",
         "integration/test_video_rows.py",
+        "integration/test_worker_devices.py",
         "integration/test_zero_log_probs.py",
     ]
 # Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.

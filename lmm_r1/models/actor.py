@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
+from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import Targets
-from lmm_r1.models.packed.sequence_parallel import running
+from lmm_r1.models.packed.sequence_parallel import bare, running
 
 
 class KitActor(KitModule, Actor):
@@ -55,6 +56,8 @@ class KitActor(KitModule, Actor):
             banned = self.kit.banned_token_ids(self.model_config, self.kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
         self.routers: Routers | None = None
+        # Whether it scales or caps what its output layer gives; known once it has run.
+        self.changes_logits = False
 
     def balance_experts(self) -> None:
         """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""
@@ -77,9 +80,8 @@ class KitActor(KitModule, Actor):
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
         `media` holds one entry per row of `sequences` (B, T). Where samples are packed, the prompt's media of one group's
-        rows are one object, and the output's logits are those of the tokens asked for. The ranks of
-        `ring_attn_group` get the same batch and share its tokens: the log-probs are all of them on every rank, the
-        output's logits those of the rank's own tokens.
+        rows are one object. The ranks of `ring_attn_group` get the same batch and share its tokens: the log-probs are all
+        of them on every rank. The output has logits only where no log-probs are asked for.
         """
         assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
         routers = self.routers if return_output else None
@@ -119,7 +121,7 @@ class KitActor(KitModule, Actor):
         counted[rows:] = 0
         with self._balanced(routers, counted) as add_loss:
             output = add_loss(self.model(**inputs, use_cache=False))
-        output["logits"] = self._sampled_from(output["logits"][:rows, :width])
+        output["logits"] = self._sampler(sequences.device)(output["logits"][:rows, :width])
         return output
 
     def _run_padded(
@@ -132,10 +134,18 @@ class KitActor(KitModule, Actor):
         routers: Routers | None,
     ) -> tuple[torch.Tensor, Any]:
         """Return the log-probs of all next tokens (B, T - 1) and the output, with their entropy where asked for."""
-        output = self._run(sequences, attention_mask, media, routers=routers)
+        rows, width = sequences.shape
+        inputs = self._padded_inputs(sequences, attention_mask, media)
+        target_ids = torch.zeros_like(inputs["input_ids"])
+        target_ids[:rows, : width - 1] = sequences[:, 1:]
+        counted = inputs["attention_mask"].clone()
+        counted[rows:] = 0
+        log_probs, entropy, output = self._predictions(
+            inputs, target_ids, entropy=return_entropy, balanced=partial(self._balanced, routers, counted)
+        )
         if return_entropy:
-            output.entropy = compute_entropy(output["logits"])[:, :-1]
-        return log_probs_from_logits(output["logits"], torch.roll(sequences, shifts=-1, dims=1))[:, :-1], output
+            output.entropy = entropy[:rows, : width - 1]
+        return log_probs[:rows, : width - 1], output
 
     def _run_packed(
         self,
@@ -148,21 +158,44 @@ class KitActor(KitModule, Actor):
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over a packed sequence: logits are computed for the targets only, all others get 0."""
+        """As `_run_padded`, over a packed sequence: only for the targets, all others get 0."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         counted = torch.ones_like(share.sequence.token_ids[0])
         counted[len(counted) - share.sequence.filler :] = 0
-        with (
-            running(share, model=self.model, kit=self.kit),
-            self._balanced(routers, counted[share.tokens]) as add_loss,
-        ):
-            output = add_loss(self.model(**inputs, use_cache=False, logits_to_keep=share.sources))
-        logits = self._sampled_from(output["logits"])  # (1, k, V)
-        output["logits"] = logits
+        arguments = {**inputs, "logits_to_keep": share.sources}
+        balanced = partial(self._balanced, routers, counted[share.tokens])
+        with running(share, model=self.model, kit=self.kit):
+            log_probs, entropy, output = self._predictions(
+                arguments, share.target_ids[None], entropy=return_entropy, balanced=balanced
+            )
         if return_entropy:
-            output.entropy = share.sequence.scatter(share.gather(compute_entropy(logits)[0]), like=targets.wanted)
-        log_probs = share.gather(log_probs_from_logits(logits, share.target_ids[None])[0])  # (K,)
-        return share.sequence.scatter(log_probs, like=targets.wanted), output
+            output.entropy = share.sequence.scatter(share.gather(entropy[0]), like=targets.wanted)
+        return share.sequence.scatter(share.gather(log_probs[0]), like=targets.wanted), output
+
+    def _predictions(
+        self, arguments: Mapping[str, Any], target_ids: torch.Tensor, *, entropy: bool, balanced: Callable[[], Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Run the model; return log-probs of target tokens, the distributions' entropies (0 without `entropy`), the output.
+
+        Args:
+            target_ids: (B, K), of the tokens for which the model computes logits.
+            balanced: makes the context of a run, see `_balanced`.
+        """
+        sampler = self._sampler(target_ids.device)
+        layer = bare(self.model).get_output_embeddings()
+        if type(layer) is torch.nn.Linear and not self.changes_logits:
+            outcomes = TokenOutcomes(targets=target_ids, sampler=sampler, entropy=entropy)
+            with token_outcomes(layer, outcomes), balanced() as add_loss:
+                output = add_loss(self.model(**arguments, use_cache=False))
+            found = outcomes.of(output["logits"])
+            if found is not None:
+                return *found, output
+            self.changes_logits = True
+        with balanced() as add_loss:
+            output = add_loss(self.model(**arguments, use_cache=False))
+        logits = sampler(output["logits"])
+        log_probs = log_probs_from_logits(logits, target_ids)
+        return log_probs, compute_entropy(logits) if entropy else torch.zeros_like(log_probs), output
 
     @contextmanager
     def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:
@@ -178,12 +211,8 @@ class KitActor(KitModule, Actor):
 
             yield add_loss
 
-    def _sampled_from(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., V) of the distribution that the rollout sampled from, in single precision."""
-        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        if len(self.banned_token_ids):
-            logits = ban(logits, self.banned_token_ids)
-        return logits if self.temperature == 1.0 else logits / self.temperature
+    def _sampler(self, device: torch.device) -> Sampler:
+        return Sampler(temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device))
 
 
 def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | None) -> Targets:
@@ -200,10 +229,3 @@ def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | Non
     responses = torch.zeros_like(wanted)
     responses[:, wanted.shape[1] - width :] = action_mask.bool()
     return Targets(wanted=wanted & responses, shared=True)
-
-
-def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
-    """Return logits (..., V) with the bias that the engine adds to banned tokens (K,)."""
-    bias = torch.zeros(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-    bias[banned_token_ids.to(logits.device)] = BAN_BIAS
-    return logits + bias

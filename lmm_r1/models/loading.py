@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
+from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
@@ -201,7 +202,7 @@ def resolve_attention(name: str, *, kit: LmmKit) -> str:
         import flash_attn_2_cuda  # noqa: F401  # the compiled part; the stand-in in compat/ has none
     except ImportError:
         return "sdpa"
-    return "flash_attention_2" if torch.cuda.is_available() else "sdpa"
+    return "flash_attention_2" if cpu.has_cuda() else "sdpa"
 
 
 def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:

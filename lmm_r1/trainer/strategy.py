@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException, assert_no_cuda_mismatch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.cpp_extension import is_ninja_available
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
@@ -25,6 +30,8 @@ from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 from lmm_r1.trainer.optimizer_step import add_up_in_accumulation_dtype, check_finite, passes_added_up
+
+logger = logging.getLogger(__name__)
 
 
 class KitStrategy(CheckpointStrategy):
@@ -45,9 +52,9 @@ class KitStrategy(CheckpointStrategy):
         set_ring_attn_group(group)
 
     def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
-        if optim_dict is not None and optim_dict["type"] == "AdamW" and not cpu.has_cuda():
-            # DeepSpeed's fused Adam for CPUs is compiled on first use; PyTorch's needs no compiler.
-            optim_dict = {**optim_dict, "params": {**optim_dict["params"], "torch_adam": True}}
+        if optim_dict is not None and optim_dict["type"] == "AdamW":
+            own = torch_adam(offload=self.args.ds.adam_offload)
+            optim_dict = {**optim_dict, "params": {**optim_dict["params"], **own}}
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
         return {**config, "zero_optimization": {**config["zero_optimization"], **cpu.zero_settings()}}
 
@@ -183,3 +190,38 @@ def default_to_one_process() -> None:
     }
     if "RANK" not in os.environ:
         os.environ.update(defaults)
+
+
+def torch_adam(*, offload: bool) -> dict[str, bool]:
+    """Return what makes DeepSpeed take PyTorch's AdamW where its own, which is compiled on first use, can't be built.
+
+    Args:
+        offload: whether the optimizer is on the CPU.
+    """
+    if not cpu.has_cuda():
+        return {"torch_adam": True}
+    reason = why_not_built("cpu_adam" if offload else "fused_adam")
+    if reason is None:
+        return {}
+    if not offload:
+        return {"torch_adam": True, "fused": True}
+    if dist.get_rank() == 0:
+        logger.warning(
+            "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s); PyTorch's takes its place, which is "
+            "slower",
+            reason,
+        )
+    return {"torch_adam": True}
+
+
+def why_not_built(operator: str) -> str | None:
+    """Return why DeepSpeed cannot compile one of its operators on this machine; None where it can, or has."""
+    if installed_ops.get(operator):
+        return None
+    try:
+        # What it accepts in spite of a difference it says by printing.
+        with redirect_stdout(io.StringIO()):
+            assert_no_cuda_mismatch(operator)
+    except (MissingCUDAException, CUDAMismatchException) as error:
+        return " ".join(str(error).split())
+    return None if is_ninja_available() else "ninja is not installed"

@@ -45,7 +45,7 @@ def test_with_cuda_nothing_is_touched(monkeypatch):
     cpu.prepare_process()
     cpu.prepare_training()
     assert {name: getattr(torch.cuda, name) for name in CUDA_CALLS} == before
-    assert cpu.worker_environment() == {}
+    assert cpu.worker_environment() == {cpu.BACKEND: "cuda"}
 
 
 @pytest.mark.usefixtures("without_cuda")
@@ -54,7 +54,7 @@ def test_workers_get_an_environment_of_their_own():
     assert environment["DS_ACCELERATOR"] == "cpu"
     assert all(isinstance(value, str) for value in environment.values())
     environment.clear()
-    assert cpu.worker_environment() != {}
+    assert cpu.worker_environment()[cpu.BACKEND] == "cpu"
 
 
 @pytest.mark.usefixtures("without_cuda")
@@ -63,7 +63,21 @@ def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setattr(os, "environ", environment)
     cpu.prepare_process()
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
-    assert environment.keys() == cpu.worker_environment().keys()
+    # What is found out here is for workers: this process can ask again.
+    assert environment.keys() == cpu.worker_environment().keys() - {cpu.BACKEND}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_worker_takes_the_drivers_word_and_does_not_ask_cuda(monkeypatch, backend):
+    for name in CUDA_CALLS:
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asking initialises CUDA"))
+    monkeypatch.setenv(cpu.BACKEND, backend)
+    before = torch.cuda.current_device
+    cpu.prepare_worker()
+    assert cpu.has_cuda() == (backend == "cuda")
+    assert (torch.cuda.current_device is before) == (backend == "cuda")
+    assert cpu.worker_environment()[cpu.BACKEND] == backend
 
 
 def test_torchvision_can_be_imported():

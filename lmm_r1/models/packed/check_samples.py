@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
+from lmm_r1 import cpu
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.kit_module import KitModule
@@ -79,7 +80,7 @@ def longest_that_fits(model: KitModule, *, tokens: int) -> int:
 
 def _free_memory() -> int:
     """Return the bytes that this process may still take of its GPU, or its share of the machine's memory."""
-    if torch.cuda.is_available():
+    if cpu.has_cuda():
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return torch.cuda.mem_get_info()[0] + cached
     return psutil.virtual_memory().available // (dist.get_world_size() if dist.is_initialized() else 1)

@@ -92,7 +92,7 @@ def running(share: SequenceShare, *, model: torch.nn.Module, kit: LmmKit) -> Ite
     with ExitStack() as stack:
         stack.enter_context(packed_as(share.sequence.layout, group=share.group))
         if share.group is not None:
-            stack.callback(_cut_inputs(kit.language_model_of(_bare(model)), kit, share).remove)
+            stack.callback(_cut_inputs(kit.language_model_of(bare(model)), kit, share).remove)
         yield
 
 
@@ -114,11 +114,11 @@ def check_heads(config: PretrainedConfig, *, size: int, model: str) -> None:
 def check_not_shared(model: torch.nn.Module, *, group: dist.ProcessGroup | None) -> None:
     """Raise UserError where ranks should share the sequences of a model that runs on padded batches."""
     if group is not None:
-        why = packing_refusal(_bare(model)) or "the samples are not packed"
+        why = packing_refusal(bare(model)) or "the samples are not packed"
         raise UserError(f"--ds.ulysses_size {group_size(group)} splits packed sequences only: {why}; leave it out")
 
 
-def _bare(model: torch.nn.Module) -> PreTrainedModel:
+def bare(model: torch.nn.Module) -> PreTrainedModel:
     """Return the model inside of DeepSpeed's engine."""
     return model.module if isinstance(model, DeepSpeedEngine) else model
 

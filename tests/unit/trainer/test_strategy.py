@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from deepspeed.ops.op_builder import builder
 
-from lmm_r1 import dotted
+from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.trainer import strategy
 from lmm_r1.trainer.strategy import make_strategy, split_groups
 
 pytestmark = pytest.mark.unit
@@ -27,8 +29,8 @@ def test_a_group_of_members_only_leaves_no_empty_group():
 
 def test_in_rl_deepspeed_knows_of_no_number_of_passes():
     config = dotted.replace(PPOConfig(), {"train.batch_size": 12, "train.micro_batch_size": 8})
-    strategy = make_strategy(to_openrlhf_args(config))
-    trained, held = strategy.get_ds_train_config(), strategy.get_ds_eval_config()
+    made = make_strategy(to_openrlhf_args(config))
+    trained, held = made.get_ds_train_config(), made.get_ds_eval_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["gradient_accumulation_steps"]) == (1, 1)
     # On its number of processes, whatever that is, DeepSpeed finds a whole number of passes.
     assert (held["train_micro_batch_size_per_gpu"], held["train_batch_size"]) == (1, 12)
@@ -38,3 +40,60 @@ def test_in_supervised_training_deepspeed_counts_passes():
     config = dotted.replace(SFTConfig(), {"train.batch_size": 12, "train.micro_batch_size": 4})
     trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["train_batch_size"]) == (4, 12)
+
+
+ADAM = {"type": "AdamW", "params": {"lr": 1e-6}}
+CANNOT = "CUDA_HOME does not exist, unable to compile CUDA op(s)"
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "reason", "offload", "added"),
+    [
+        (False, None, False, {"torch_adam": True}),
+        (False, None, True, {"torch_adam": True}),
+        (True, None, False, {}),
+        (True, None, True, {}),
+        (True, CANNOT, False, {"torch_adam": True, "fused": True}),
+        (True, CANNOT, True, {"torch_adam": True}),
+    ],
+)
+def test_without_a_compiler_adam_is_pytorchs(monkeypatch, caplog, has_cuda, reason, offload, added):
+    config = dotted.replace(SFTConfig(), {"train.batch_size": 1, "train.micro_batch_size": 1})
+    config = dotted.replace(config, {"ds.adam_offload": offload})
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    asked = []
+    monkeypatch.setattr(strategy, "why_not_built", lambda operator: asked.append(operator) or reason)
+    monkeypatch.setattr(strategy.dist, "get_rank", lambda: 0)
+    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config(ADAM)
+    assert trained["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-6, **added}}
+    assert ADAM == {"type": "AdamW", "params": {"lr": 1e-6}}
+    assert asked == (["cpu_adam" if offload else "fused_adam"] if has_cuda else [])
+    said = [record.getMessage() for record in caplog.records if record.name == strategy.__name__]
+    slower = (
+        f"--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here ({CANNOT}); PyTorch's takes its place, "
+    )
+    assert said == ([f"{slower}which is slower"] if reason and offload else [])
+
+
+def test_deepspeed_can_build_what_it_has_a_compiler_for(monkeypatch, capsys):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(strategy, "is_ninja_available", lambda: True)
+    installed = {"version": (12, 6)}
+    monkeypatch.setattr(builder, "installed_cuda_version", lambda name="": installed["version"])
+    assert strategy.why_not_built("fused_adam") is None, "of one major version"
+    assert capsys.readouterr().out == ""
+    installed["version"] = (13, 0)
+    assert "Installed CUDA version 13.0 does not match the version torch was compiled with 12.8" in (
+        strategy.why_not_built("fused_adam") or ""
+    )
+    monkeypatch.setitem(strategy.installed_ops, "fused_adam", True)
+    assert strategy.why_not_built("fused_adam") is None, "compiled already"
+    assert strategy.why_not_built("cpu_adam") is not None
+    installed["version"] = (12, 8)
+    monkeypatch.setattr(strategy, "is_ninja_available", lambda: False)
+    assert strategy.why_not_built("cpu_adam") == "ninja is not installed"
+
+
+def test_without_a_cuda_toolkit_it_can_build_nothing(monkeypatch):
+    monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
+    assert strategy.why_not_built("fused_adam") == CANNOT

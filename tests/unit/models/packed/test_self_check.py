@@ -264,7 +264,7 @@ def test_a_first_forward_that_differs_from_its_repetition_is_told(actor, caplog)
         forwards.append(output)
         return output + 4e-4 * torch.linspace(0, 1, output.shape[-1]) if len(forwards) == 1 else output
 
-    actor.model.lm_head.register_forward_hook(hook)
+    actor.model.model.norm.register_forward_hook(hook)
     check_packing(actor)
     (record,) = caplog.records
     assert "the first forward is off by" in record.getMessage()

@@ -1,0 +1,130 @@
+"""Log-probs and entropies without logits, against what autograd makes of all logits at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers.packed_batches import ShapeLog
+
+from lmm_r1.models import output_layer
+from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
+
+pytestmark = pytest.mark.unit
+
+TOKENS, HIDDEN, VOCABULARY = 23, 5, 41
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    values: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+
+
+def results(
+    run: Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor], *, bias: bool, dtype: torch.dtype
+) -> Results:
+    """Values (2, K) of a random layer and hidden states, and the gradients of their weighted sum."""
+    generator = torch.Generator().manual_seed(4)
+    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.double)  # noqa: E731
+    layer = torch.nn.Linear(HIDDEN, VOCABULARY, bias=bias, dtype=dtype)
+    hidden = random(1, TOKENS, HIDDEN).to(dtype).requires_grad_()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(random(*weight.shape))
+    values = run(layer, hidden)
+    (values * random(2, TOKENS)).sum().backward()
+    gradients = {name: weight.grad for name, weight in layer.named_parameters()}
+    return Results(values=values.detach(), gradients={"hidden": hidden.grad, **gradients})
+
+
+TARGETS = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def from_logits(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
+    def run(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        table = sampler(layer(hidden)).log_softmax(-1)
+        log_probs = table.gather(-1, TARGETS[..., None])[..., 0]
+        entropies = -(table.exp() * table).sum(-1) if entropy else torch.zeros_like(log_probs)
+        return torch.cat([log_probs, entropies])
+
+    return run
+
+
+def from_hidden(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
+    def run(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        outcomes = TokenOutcomes(targets=TARGETS, sampler=sampler, entropy=entropy)
+        with token_outcomes(layer, outcomes):
+            found = outcomes.of(layer(hidden))
+        assert found is not None
+        return torch.cat(found)
+
+    return run
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 23, 100])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("banned", [[], [3, 40]])
+@pytest.mark.parametrize(("temperature", "entropy"), [(1.0, True), (0.7, True), (2.5, False)])
+def test_values_and_gradients_are_those_of_the_logits(monkeypatch, chunk, bias, banned, temperature, entropy):
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", chunk * 4 * VOCABULARY)
+    sampler = Sampler(temperature=temperature, banned_token_ids=torch.tensor(banned, dtype=torch.long))
+    expected, found = (
+        results(way(sampler, entropy=entropy), bias=bias, dtype=torch.double) for way in (from_logits, from_hidden)
+    )
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-12)
+    assert found.gradients.keys() == expected.gradients.keys() == {"hidden", "weight", *(["bias"] if bias else [])}
+    for name, gradient in found.gradients.items():
+        torch.testing.assert_close(gradient, expected.gradients[name], rtol=0, atol=1e-12, msg=name)
+
+
+def test_half_precision_rounds_the_logits_alone(monkeypatch):
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", 5 * 4 * VOCABULARY)
+    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    expected, found = (
+        results(way(sampler, entropy=True), bias=False, dtype=torch.bfloat16) for way in (from_logits, from_hidden)
+    )
+    assert found.values.dtype is torch.float32
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=2e-6)
+    for name, gradient in found.gradients.items():
+        assert gradient.dtype is torch.bfloat16
+        torch.testing.assert_close(gradient, expected.gradients[name], rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "hidden"])
+def test_what_is_frozen_gets_no_gradient(frozen):
+    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    layer = torch.nn.Linear(HIDDEN, VOCABULARY)
+    layer.requires_grad_(frozen != "weight")
+    hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=frozen != "hidden")
+    from_hidden(sampler, entropy=True)(layer, hidden).sum().backward()
+    assert (layer.weight.grad is None, hidden.grad is None) == (frozen == "weight", frozen == "hidden")
+
+
+def test_no_tensor_of_all_tokens_and_the_vocabulary_is_made(monkeypatch):
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", 4 * 4 * VOCABULARY)
+    sampler = Sampler(temperature=0.7, banned_token_ids=torch.tensor([2]))
+    sizes = {}
+    for way in (from_logits, from_hidden):
+        with ShapeLog() as log:
+            results(way(sampler, entropy=True), bias=True, dtype=torch.float)
+        sizes[way] = max(torch.Size(shape).numel() for shape in log.shapes)
+    assert sizes[from_logits] == TOKENS * VOCABULARY
+    # A chunk's logits, or the layer's weight.
+    assert sizes[from_hidden] == max(4 * VOCABULARY, HIDDEN * VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda logits: logits * 2, lambda logits: logits.mul_(2), lambda logits: logits[:1, 1:]]
+)
+def test_what_a_model_makes_of_its_logits_is_noticed(change: Callable[[torch.Tensor], Any]):
+    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    outcomes = TokenOutcomes(targets=TARGETS, sampler=sampler, entropy=False)
+    layer, hidden = torch.nn.Linear(HIDDEN, VOCABULARY), torch.randn(1, TOKENS, HIDDEN)
+    with torch.no_grad(), token_outcomes(layer, outcomes):
+        given = layer(hidden)
+    assert outcomes.of(given.detach()) is not None
+    with torch.no_grad():
+        assert outcomes.of(change(given)) is None
+    assert layer(hidden).shape == (1, TOKENS, VOCABULARY), "the layer is itself again"
