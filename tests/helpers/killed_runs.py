@@ -1,5 +1,6 @@
 """Commands that are killed, with every process they have started, at a chosen moment, and then repeated as they were."""
 
+import fnmatch
 import os
 import random
 import signal
@@ -59,7 +60,8 @@ class KillableCommand:
                 while process.poll() is None and not killed:
                     assert time.monotonic() < deadline, f"neither ended nor killed in time:\n{log.read_text()[-3000:]}"
                     killed = kill is not None and kill()
-                    time.sleep(0 if killed else 0.0005)
+                    # What a moment looks for may be there for milliseconds.
+                    time.sleep(0 if killed else 0.1 if kill is None else 0.0005)
             finally:
                 # In the one that ended by itself, too, nothing may be left that writes.
                 _kill_all(process, mark)
@@ -93,8 +95,16 @@ def at_random(longest: float, *, seed: int) -> Moment:
 
 def appears(folder: Path, pattern: str) -> Moment:
     """When something of this name comes into the folder; what was there before does not count."""
-    before = set(folder.glob(pattern))
-    return lambda: bool(set(folder.glob(pattern)) - before)
+    before = _names(folder, pattern)
+    return lambda: not _names(folder, pattern) <= before
+
+
+def _names(folder: Path, pattern: str) -> set[str]:
+    """Return what a folder holds by a pattern; asked thousands of times, which `Path.glob` would keep a core busy with."""
+    try:
+        return set(fnmatch.filter(os.listdir(folder), pattern))
+    except FileNotFoundError:
+        return set()
 
 
 def vanishes(path: Path) -> Moment:

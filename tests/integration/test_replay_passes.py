@@ -75,11 +75,11 @@ class Engine:
     def get_num_unfinished_requests(self) -> int:
         return 0
 
-    def generate_group(self, row: Row, settings: object) -> SampledGroup:
+    def generate_group(self, row: Row, settings: SimpleNamespace) -> SampledGroup:
         media = {"pixel_values": torch.zeros(2, 3)}
         prompt = Segment(kind="prompt", token_ids=(1, 2), media=media)
         sample = Sample(row=row, segments=(prompt,), response="", finish_reason="stop", weight_version=0)
-        return SampledGroup(samples=[replace(sample) for _ in range(settings.n_samples)])
+        return SampledGroup(samples=[replace(sample) for _ in range(settings.sampling.n_samples)])
 
 
 @pytest.fixture
@@ -123,7 +123,9 @@ def test_media_of_a_group_are_one_object_in_the_passes_of_a_rollouts_models():
 
 @pytest.mark.usefixtures("cluster")
 def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
-    generator = KitSamplesGenerator(SimpleNamespace(), [Engine.remote()], SimpleNamespace(n_samples=3))
+    generator = KitSamplesGenerator(
+        SimpleNamespace(), [Engine.remote()], SimpleNamespace(sampling=SimpleNamespace(n_samples=3))
+    )
     rows = [row(message("user", "?"), answer=answer) for answer in ("1", "2")]
     groups = generator.generate(rows, generator.settings)
     assert numbered([[sample.media[0].tensors for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]

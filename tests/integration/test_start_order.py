@@ -135,7 +135,9 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
     args = to_openrlhf_args(config)
 
     def two_steps(workers: run._Workers) -> None:
-        generator = KitSamplesGenerator(args, workers.engines, SimpleNamespace(n_samples=2, max_len=2))
+        generator = KitSamplesGenerator(
+            args, workers.engines, SimpleNamespace(sampling=SimpleNamespace(n_samples=2), max_len=2)
+        )
         # What upstream's trainer does between two rollouts.
         trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
         question = row(message("user", "1+1?"))
