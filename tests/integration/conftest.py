@@ -6,16 +6,19 @@ import pytest
 
 # By file; an empty tuple stands for all of its tests, else for those whose name holds one of the words.
 FULL_RUN: dict[str, tuple[str, ...]] = {
-    "test_batch_inference.py": ("killed_ten_times", "an_adapter_is_merged_in"),
+    "test_batch_inference.py": ("killed_ten_times", "an_adapter_is_merged_in", "two_engines"),
     "test_checkpoints.py": ("can_be_gone_on_from[1-", "can_be_gone_on_from[2-", "save_all_shards[2]"),
     "test_critic_runs.py": (),
     "test_killed_runs.py": (),
     "test_packed_training.py": (),
     "test_reward_fuzz.py": (),
+    "test_rl_prompts.py": ("over_the_budget",),
     "test_training_benchmarks.py": (),
     "test_two_processes_save.py": ("[ZeRO-2]", "[LoRA", "[experts", "saved[2]"),
     "test_two_ranks.py": (),
-    "test_video_rows.py": ("[qwen3_vl]",),
+    "test_ulysses.py": ("four_ranks",),
+    "test_video_rows.py": ("rolled_out_and_evaluated",),
+    "test_worker_devices.py": ("told_nothing",),
 }
 
 

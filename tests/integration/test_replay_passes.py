@@ -82,7 +82,7 @@ class Engine:
         return SampledGroup(samples=[replace(sample) for _ in range(settings.sampling.n_samples)])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     # Workers can't import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
