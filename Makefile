@@ -50,7 +50,9 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/reward_server.py
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/rl_step.py
+	$(VENV)/bin/python benchmarks/output_layer.py
 	$(VENV)/bin/python benchmarks/report_page.py
+	$(VENV)/bin/python benchmarks/plan.py
 	$(VENV)/bin/python benchmarks/zero_gap.py
 	$(VENV)/bin/python benchmarks/killed_runs.py
 

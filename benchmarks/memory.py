@@ -11,14 +11,28 @@ from typing import Any
 
 def peak_bytes(call: Callable[[], Any]) -> int:
     """Return by how much the process's memory grows at most while a call runs."""
-    gc.collect()
-    # What the allocator holds back would hide what the call takes.
-    ctypes.CDLL(None).malloc_trim(0)
-    # Sets the peak that the system remembers to what is in use now.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    forget_peak()
+    before = resident_bytes()
     call()
-    return _status("VmHWM") - before
+    return resident_peak() - before
+
+
+def forget_peak() -> None:
+    """Set the peak that the system remembers to what is in use now."""
+    gc.collect()
+    # What the allocator holds back would hide what a call takes.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_bytes() -> int:
+    """Return the memory that the process has now."""
+    return _status("VmRSS")
+
+
+def resident_peak() -> int:
+    """Return the most that it had since `forget_peak`."""
+    return _status("VmHWM")
 
 
 def _status(name: str) -> int:

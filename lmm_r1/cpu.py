@@ -4,6 +4,7 @@ PyTorch calls `prepare` at the end of `import torch` (entry point group `torch.b
 when a worker starts, and the training strategy calls `prepare_training` before it sets up its process group.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import logging
@@ -11,6 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lmm_r1.errors import UserError
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
 _ENVIRONMENT = {
@@ -32,6 +35,14 @@ _ENVIRONMENT = {
 # What a run's driver found out, for its workers: Ray starts them before it assigns GPUs, and who asks CUDA then has all
 # of the machine's for good.
 BACKEND = "LMM_R1_BACKEND"
+# The values of `BACKEND`; compat/install.sh calls the first one `gpu`.
+_BACKENDS = {"cuda": True, "gpu": True, "cpu": False}
+# In the driver of a run that joins a Ray cluster, whether the workers' models are on GPUs; None: as in this process.
+_workers_have_cuda: bool | None = None
+# glibc keeps what is freed between blocks that are not, of a training's tensors half as much again. Blocks from this size
+# on, in bytes, are the system's, which has them back at once.
+MAPPED_FROM = 2**17
+_M_MMAP_THRESHOLD = -3
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
 
@@ -75,12 +86,28 @@ def _loads(library: Path) -> bool:
 
 
 def has_cuda() -> bool:
-    """Say whether the models of this process are on a GPU; in a run's workers CUDA is not asked."""
+    """Say whether the models of this process, or in a run's driver those of its workers, are on GPUs.
+
+    In a run's workers CUDA is not asked. Raises UserError for a value of LMM_R1_BACKEND that is none.
+    """
+    return own_cuda() if _workers_have_cuda is None else _workers_have_cuda
+
+
+def own_cuda() -> bool:
+    """Say whether this process itself is to use a GPU, whatever the workers of its run have."""
     if BACKEND in os.environ:
-        return os.environ[BACKEND] == "cuda"
+        if os.environ[BACKEND] not in _BACKENDS:
+            raise UserError(f"{BACKEND}={os.environ[BACKEND]} must be cuda or cpu; unset it to let the machine say")
+        return _BACKENDS[os.environ[BACKEND]]
     import torch
 
     return torch.cuda.is_available()
+
+
+def follow_workers(on_gpus: bool | None) -> None:
+    """Let `has_cuda` tell of a run's workers on other machines than this driver's; None forgets them."""
+    global _workers_have_cuda
+    _workers_have_cuda = on_gpus
 
 
 def worker_environment() -> dict[str, str]:
@@ -90,7 +117,7 @@ def worker_environment() -> dict[str, str]:
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
-    if not has_cuda():
+    if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel that nothing here uses.
@@ -100,7 +127,7 @@ def prepare_process() -> None:
 
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
-    if has_cuda():
+    if own_cuda():
         return
     import torch
 
@@ -112,6 +139,16 @@ def prepare_worker() -> None:
     }
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
+
+
+def return_memory() -> None:
+    """Let this process give the memory of tensors back to the system when they are done with, for a tenth of the speed."""
+    if has_cuda():
+        return
+    libc = ctypes.CDLL(None)
+    # Of glibc; other libraries of C give memory back as they see fit.
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM)
 
 
 def zero_settings() -> dict[str, Any]:
@@ -129,7 +166,7 @@ def zero_settings() -> dict[str, Any]:
 
 def prepare_training() -> None:
     """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
-    if has_cuda():
+    if own_cuda():
         return
     import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
     from torch.distributed.device_mesh import init_device_mesh

@@ -30,7 +30,7 @@ BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transforme
 # What may differ between two sessions of one job: it changes no response.
 NOT_KEPT = (
     *("output", "overwrite", "engines", "batch_rows", "judges", "gpu_memory_utilization", "tensor_parallel_size"),
-    *("select", "selected", "min_reward", "max_per_prompt", "min_margin"),
+    *("enforce_eager", "select", "selected", "min_reward", "max_per_prompt", "min_margin"),
 )
 Progress = Callable[..., AbstractContextManager[Callable[[JobTotals], None]]]
 """(what, *, total, done) -> what is told how far the job is."""
@@ -107,6 +107,7 @@ def _generate(
         batch_rows=config.batch_rows,
         tensor_parallel_size=config.tensor_parallel_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
     )

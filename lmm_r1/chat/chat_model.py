@@ -94,6 +94,7 @@ def load_model(config: ChatConfig) -> ChatModel:
         batch_rows=1,
         tensor_parallel_size=config.tensor_parallel_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
     )

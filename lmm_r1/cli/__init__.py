@@ -9,6 +9,7 @@ from lmm_r1.dotted import nearest
 COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
+    "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, or a composition of them",
     "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
     "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmm_r1.config.checks import check_sampling
+from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -83,6 +83,8 @@ class BatchConfig:
     """Normalize rewards by the statistics in the reward model's config."""
     gpu_memory_utilization: float = 0.85
     """Share of a GPU's memory for vLLM; leave room where a reward model runs beside it."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the models; auto takes that of the weights."""
     judges: int = 2
@@ -100,6 +102,8 @@ def check(config: BatchConfig) -> None:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
     check_sampling(temperature=config.temperature, top_p=config.top_p)
+    uses_vllm = config.eval_task == "generate_vllm"
+    check_eager(config.enforce_eager, backend=f"--eval_task {config.eval_task}", uses_vllm=uses_vllm)
     if config.eval_task != "rm" and config.n_samples > 1 and config.temperature == 0:
         raise UserError(
             f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"

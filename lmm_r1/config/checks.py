@@ -27,6 +27,7 @@ def check_ppo(config: PPOConfig) -> None:
     _check_ppo_ulysses(config)
     _check_batches(config)
     _check_kl(config)
+    _check_restarts(config)
     _check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
     _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
@@ -63,6 +64,16 @@ def check_sampling(*, temperature: float | None, top_p: float) -> None:
         raise UserError(f"--temperature {temperature}: must be 0 or more")
     if not 0 < top_p <= 1:
         raise UserError(f"--top_p {top_p}: must be above 0 and at most 1")
+
+
+def check_eager(enforce_eager: bool, *, backend: str, uses_vllm: bool) -> None:
+    """Raise UserError where vLLM's CUDA graphs are switched off for something else than vLLM.
+
+    Args:
+        backend: the flag and its value that choose what runs, for the message.
+    """
+    if enforce_eager and not uses_vllm:
+        raise UserError(f"--enforce_eager switches vLLM's CUDA graphs off, and {backend} has none; leave it out")
 
 
 def check_mismatch_limit(config: PPOConfig) -> None:
@@ -108,6 +119,16 @@ def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:
         raise UserError(
             f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
             "routers; leave one out"
+        )
+
+
+def _check_restarts(config: PPOConfig) -> None:
+    ckpt = config.ckpt
+    if ckpt.max_restarts < 0:
+        raise UserError(f"--ckpt.max_restarts {ckpt.max_restarts} must be 0 or more")
+    if ckpt.max_restarts and ckpt.disable_ds:
+        raise UserError(
+            f"--ckpt.max_restarts {ckpt.max_restarts}: with --ckpt.disable_ds no step is saved to go on from; leave one out"
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmm_r1.config.checks import check_sampling
+from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
@@ -70,6 +70,8 @@ class EvaluateConfig:
     """GPUs over which the model is split."""
     gpu_memory_utilization: float = 0.85
     """Share of a GPU's memory for the engine."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     seed: int = 0
     """Seed of the sampling."""
     trust_remote_code: bool = False
@@ -101,6 +103,7 @@ def check(config: EvaluateConfig) -> None:
         )
     if config.output is not None and responses_path(config.output).is_dir():
         raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
+    check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     if len(set(config.verifiers)) < len(config.verifiers):
         raise UserError(f"--verifiers {' '.join(config.verifiers)}: one of them is given twice; give each once")
     _check_numbers(config)

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.sft import SFTConfig
 
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
@@ -52,6 +52,7 @@ _FREE = (
     "train.colocate_critic_reward",
     "train.dynamic_batch_enable",
     "train.max_tokens_per_gpu",
+    "train.memory_check",
     "train.micro_batch_size",
     "train.shared_prefix_enable",
     "train.trust_remote_code",
@@ -76,6 +77,9 @@ def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
     # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
     args.ds.ring_attn_size = config.ds.ulysses_size
     args.ckpt.path = str(checkpoint_folder(config))
+    if isinstance(config, PPOConfig) and config.train.max_tokens_per_gpu is None:
+        # Of a run these are planned before.
+        args.train.max_tokens_per_gpu = MOST_PASS_TOKENS
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         args.reward.remote_url = config.reward.remote_url.split(",")
     return args

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmm_r1.config.checks import check_eager
 from lmm_r1.errors import UserError
 
 LONGEST_CONVERSATION = 8192
@@ -44,6 +45,8 @@ class ChatConfig:
     """GPUs over which vLLM splits the model."""
     gpu_memory_utilization: float = 0.85
     """Share of a GPU's memory for vLLM."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     seed: int = 0
     """Seed of the sampling."""
     trust_remote_code: bool = False
@@ -59,5 +62,6 @@ def check(config: ChatConfig) -> None:
     for name in NOT_NEGATIVE:
         if getattr(config, name) < 0:
             raise UserError(f"--{name} {getattr(config, name)}: must be 0 or more")
+    check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")

@@ -16,6 +16,9 @@ from lmm_r1.config.shared import (
     WandbConfig,
 )
 
+MOST_PASS_TOKENS = 16192
+"""Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
+
 EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
 ]
@@ -195,8 +198,8 @@ class PPOTrainConfig(TrainConfig):
     """Critic and reward model share the same GPUs."""
     dynamic_batch_enable: bool = False
     """Fill batches by tokens instead of by samples; turns ds.packing_samples on."""
-    max_tokens_per_gpu: int = 16192
-    """Tokens in one training pass with dynamic batches or shared prefixes."""
+    max_tokens_per_gpu: int | None = None
+    """Tokens in one training pass with dynamic batches or shared prefixes; None is what fits, 16192 at most."""
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
@@ -245,6 +248,8 @@ class PPODeepSpeedConfig(DeepSpeedConfig):
 class PPOCheckpointConfig(CheckpointConfig):
     max_mem: float = float("inf")
     """GiB that all checkpoints may take."""
+    max_restarts: int = 0
+    """How many times a run that loses a worker, an engine or a machine goes on by itself from its last saved step."""
     best_metric_key: str = ""
     """Evaluation metric by which the best checkpoint is kept; empty takes the first pass@1, none keeps no best."""
 

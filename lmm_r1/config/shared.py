@@ -218,3 +218,5 @@ class TrainConfig:
     """Trade speed for results that repeat bit by bit."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint."""
+    memory_check: Literal["refuse", "warn", "off"] = "refuse"
+    """What becomes of a run that is predicted not to fit: refused, or begun with a warning; off predicts nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -10,6 +11,7 @@ from lmm_r1.data.messages import Row, to_json
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
+    import ray
     import torch
 
 FinishReason = Literal["stop", "length", "aborted"]
@@ -30,6 +32,18 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MediaRef:
+    """Media tensors that stay where the engine has put them: all of them that passes through the driver."""
+
+    key: str
+    """Samples that have it in common are shown the same media; no other media of a run have it."""
+    stored: ray.ObjectRef
+    """Stands for them in Ray's object store, which frees them when no process holds it any more."""
+    nbytes: int
+    """How much of the store they take."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Segment:
     """Consecutive tokens of a sample that come from one side."""
 
@@ -39,8 +53,8 @@ class Segment:
     """Images and videos are expanded to their full runs of placeholder tokens, as training sees them."""
     log_probs: tuple[float, ...] | None = None
     """The engine's, of each generated token; None where it was not asked for them."""
-    media: dict[str, torch.Tensor] | None = field(default=None, compare=False)
-    """The tensors for the training forward of the segment's images and videos; one object per group for a prompt's."""
+    media: MediaRef | None = field(default=None, compare=False)
+    """The tensors for the training forward of the segment's images and videos, put once per group for a prompt's."""
 
     def __post_init__(self) -> None:
         if self.log_probs is not None:
@@ -48,17 +62,39 @@ class Segment:
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedMedia:
-    """The media tensors of one segment."""
+@dataclass(frozen=True)
+class PlacedRef:
+    """Where the media of one segment stand in a sample, and where they are to be had."""
 
     start: int
     """The segment's first token in its sample, padding not counted: 0 for the prompt."""
+    ref: MediaRef
+
+    @property
+    def key(self) -> Hashable:
+        return self.ref.key
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedMedia:
+    """The media tensors of one segment, in the process of a model."""
+
+    start: int
+    """As that of a `PlacedRef`."""
     tensors: dict[str, torch.Tensor]
+    ref_key: str | None = None
+    """The key of the `MediaRef` that they came by; None for tensors that this process made itself."""
+
+    @property
+    def key(self) -> Hashable:
+        """Samples that have it in common are shown the same media."""
+        return id(self.tensors) if self.ref_key is None else self.ref_key
 
 
 SampleMedia: TypeAlias = "dict[str, torch.Tensor] | tuple[PlacedMedia, ...] | None"
-"""All media of a sample on its way to a model; tensors alone are the prompt's, None stands for text."""
+"""All media of a sample as a model takes them; tensors alone are the prompt's, None stands for text."""
+SentMedia: TypeAlias = "tuple[PlacedRef, ...] | None"
+"""All media of a sample on their way to a model; None stands for text."""
 
 
 def placed(media: SampleMedia) -> tuple[PlacedMedia, ...]:
@@ -68,9 +104,10 @@ def placed(media: SampleMedia) -> tuple[PlacedMedia, ...]:
     return () if media is None else (PlacedMedia(0, media),)
 
 
-def media_before(media: SampleMedia, end: int) -> tuple[int, ...]:
-    """Return which media stand before a token of a sample, as identities: samples of a group have those in common."""
-    return tuple(id(item.tensors) for item in placed(media) if item.start < end)
+def media_before(media: SampleMedia | SentMedia, end: int) -> tuple[Hashable, ...]:
+    """Return the keys of the media that stand before a token of a sample: samples of a group have those in common."""
+    items = media if isinstance(media, tuple) else placed(media)
+    return tuple(item.key for item in items if item.start < end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +162,11 @@ class Sample:
         )
 
     @property
-    def media(self) -> tuple[PlacedMedia, ...]:
+    def media(self) -> tuple[PlacedRef, ...]:
         """The media of the segments that have some, in the order in which the model reads them."""
         starts = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
         places = zip(starts, self.segments, strict=False)
-        return tuple(PlacedMedia(start, segment.media) for start, segment in places if segment.media is not None)
+        return tuple(PlacedRef(start, segment.media) for start, segment in places if segment.media is not None)
 
     @property
     def generated_tokens(self) -> int:

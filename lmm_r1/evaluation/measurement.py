@@ -137,6 +137,7 @@ def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSe
         batch_rows=config.batch_rows,
         tensor_parallel_size=config.tensor_parallel_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
     )

@@ -32,6 +32,8 @@ class EngineSettings:
     """Rows in one batch of the transformers engine; vLLM makes its own."""
     tensor_parallel_size: int
     gpu_memory_utilization: float
+    enforce_eager: bool
+    """Run vLLM without CUDA graphs."""
     seed: int
     trust_remote_code: bool
 

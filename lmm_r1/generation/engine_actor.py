@@ -13,6 +13,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
+from lmm_r1.generation import media_store
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
@@ -49,6 +50,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
                 else None
             ),
             in_thread=in_thread,
+            store=media_store.put,
         )
         # How many updates its weights have had in this run.
         self.weight_version = 0

@@ -25,7 +25,7 @@ def engine_arguments(
     max_videos: int,
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
-    enforce_eager: bool = False,
+    enforce_eager: bool,
 ) -> dict[str, Any]:
     """Return arguments of vLLM's `EngineArgs` and `LLM`.
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import WHOLE, Sample, Segment
+from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.scoring.sources import Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -35,11 +35,13 @@ class GroupSettings:
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
     overlong_prompts: Literal["error", "skip"]
+    media: bool
+    """Whether samples bring their media along, which nothing but training needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledGroup:
-    """The samples of a group on their way from an engine, with one media object: of a list, Ray copies every item."""
+    """The samples of a group on their way from an engine, with one prompt: of a list, Ray copies every item."""
 
     samples: list[Sample]
 
@@ -53,12 +55,15 @@ class GroupRollout:
         codec: PromptCodec,
         scorer: Scorer | None,
         in_thread: Callable[..., Awaitable[Any]],
+        store: Callable[[Media], MediaRef],
     ) -> None:
         self.codec = codec
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
         # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
         self.in_thread = in_thread
+        # Takes media to where the models' workers find them.
+        self.store = store
 
     async def run(
         self, engine: TokenEngine, row: Row, settings: GroupSettings, *, weight_version: int
@@ -84,8 +89,11 @@ class GroupRollout:
                 "leave such rows out with --data.overlong_prompts skip"
             )
         request = Request(self.codec.engine_prompt(prompt), self._parameters(settings, max_tokens=wanted or room))
-        # One segment, and one media object, for all samples.
-        shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=prompt.media)
+        media = await self.in_thread(self.store, prompt.media) if settings.media and prompt.media else None
+        # Pixel values are large, and the engine has images of its own.
+        prompt = replace(prompt, media=None)
+        # One segment for all samples.
+        shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media)
         tasks = []
         try:
             async for response in request.sent_to(engine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from lmm_r1 import cpu
+from lmm_r1.cluster import nodes
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.backends import Backend, make_engine, prepare_process
@@ -37,6 +37,7 @@ class RayEngines:
     """An engine that hands shares of its rows to several others."""
 
     def __init__(self, backend: Backend, path: str, settings: EngineSettings, *, count: int) -> None:
+        nodes.follow_cluster()
         _start_ray(count=count)
         actor = ray.remote(_EngineActor)
         gpus = settings.tensor_parallel_size if cpu.has_cuda() else 0
@@ -81,8 +82,6 @@ class RayEngines:
 
 
 def _start_ray(*, count: int) -> None:
-    # Otherwise Ray warns that it will leave this alone in future.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     cores = os.cpu_count() or 1
     environment = {
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -93,10 +92,9 @@ def _start_ray(*, count: int) -> None:
     arguments: dict[str, Any] = {
         "runtime_env": {"env_vars": environment, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"},
         "log_to_driver": False,
-        "logging_level": logging.WARNING,
     }
-    if "RAY_ADDRESS" not in os.environ:
+    if not nodes.joins():
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
             arguments["num_cpus"] = max(cores, count)
-    ray.init(**arguments)
+    nodes.connect(**arguments)

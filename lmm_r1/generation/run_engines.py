@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.utils import get_bundle_indices
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.cluster.placement import Reservation, reserve
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine_actor import RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
@@ -26,31 +24,29 @@ ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLOCATED_SHARE = 0.2
 
 
-def create_engines(config: PPOConfig, *, shared: PlacementGroup | None, max_images: int, max_videos: int) -> list[Any]:
+def create_engines(config: PPOConfig, *, shared: Reservation | None, max_images: int, max_videos: int) -> list[Any]:
     """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
     tensor_parallel = config.vllm.tensor_parallel_size
-    group = shared
-    if group is None:
-        bundles = [{"GPU": 1, "CPU": 1} for _ in range(config.vllm.num_engines * tensor_parallel)]
-        group = placement_group(bundles, strategy="PACK")
-        ray.get(group.ready())
+    gpus = shared or reserve(config.vllm.num_engines * tensor_parallel, together=engine_groups(config))
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
     engines = []
     for index in range(config.vllm.num_engines):
-        indices = get_bundle_indices(group, index, tensor_parallel) if tensor_parallel > 1 else None
-        placement = PlacementGroupSchedulingStrategy(
-            placement_group=group,
-            placement_group_capture_child_tasks=True,
-            placement_group_bundle_index=indices[0] if indices else index,
-        )
+        first = index * tensor_parallel
+        bundles = list(gpus.bundles[first : first + tensor_parallel]) if tensor_parallel > 1 else None
+        placement = gpus.place(first, placement_group_capture_child_tasks=True)
         options = {"num_cpus": actor_share, "num_gpus": actor_share, "scheduling_strategy": placement}
         engines.append(
-            RolloutActor.options(**options).remote(**arguments, bundle_indices=indices, seed=config.train.seed + index)
+            RolloutActor.options(**options).remote(**arguments, bundle_indices=bundles, seed=config.train.seed + index)
         )
     return engines
+
+
+def engine_groups(config: PPOConfig) -> dict[str, int]:
+    """Return by flag how many consecutive GPUs of the engines should be on one node."""
+    return {"--vllm.tensor_parallel_size": config.vllm.tensor_parallel_size}
 
 
 def without_sleep(config: PPOConfig) -> PPOConfig:

@@ -44,6 +44,7 @@ class VllmEngine:
                 max_videos=settings.max_videos,
                 tensor_parallel_size=settings.tensor_parallel_size,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
+                enforce_eager=settings.enforce_eager,
             )
             # Whoever asks for responses says how far they are.
             arguments |= {"seed": settings.seed, "use_tqdm_on_load": False}

@@ -8,6 +8,8 @@ from itertools import accumulate
 
 import torch
 
+# So much is held beside the model, gathered and as a buffer, and sent in one call to each engine.
+BUCKET_BYTES = 512 * 2**20
 # Every weight begins at a multiple of it, so that it can be read as numbers of any type.
 ALIGNMENT = 256
 

@@ -129,10 +129,19 @@ class LmmKit(ABC):
 
         The text config's setting is the one that counts: a cache would also switch off the detection of packed sequences.
         """
-        model = self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
+        return self.adapt(
+            self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
+        )
+
+    def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Return a model that was loaded, or built of its config alone, as training takes it: its cache is off."""
         model.config.use_cache = False
         model.config.get_text_config().use_cache = False
         return model
+
+    def model_class_of(self, config: Config) -> type[PreTrainedModel]:
+        """Return the class that `load_model` makes of a checkpoint with this config."""
+        return self.model_class
 
     def load_processor(self, path: str, *, trust_remote_code: bool) -> Processor:
         """Load what turns messages into ids and media tensors.
@@ -220,6 +229,13 @@ class LmmKit(ABC):
     def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""
         return model.model
+
+    def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel | None:
+        """Return the vision tower whose patches attend within windows or within images of one sequence; None without one.
+
+        Its attention takes one with "flash" in its name for one that gets all windows at once, with their borders.
+        """
+        return None
 
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return the module that runs the language model's layers, whose inputs are cut where ranks share a sequence.

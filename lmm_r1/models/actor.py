@@ -80,7 +80,7 @@ class KitActor(KitModule, Actor):
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
         `media` holds one entry per row of `sequences` (B, T). Where samples are packed, the prompt's media of one group's
-        rows are one object. The ranks of `ring_attn_group` get the same batch and share its tokens: the log-probs are all
+        rows have one key. The ranks of `ring_attn_group` get the same batch and share its tokens: the log-probs are all
         of them on every rank. The output has logits only where no log-probs are asked for.
         """
         assert attention_mask is not None, "OpenRLHF's workers and ours all give it"

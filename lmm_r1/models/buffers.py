@@ -59,11 +59,39 @@ def plain_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> B
     They are made as transformers makes them there: the model is built without memory for its weights; what the
     checkpoint holds is read from it, and the rest initialized. No HfDeepSpeedConfig may be alive.
     """
-    build = type(model)
+    plain = _without_memory(type(model), model.config, dtype=dtype)
+    _make_buffers(plain, _stored_buffers(plain, path=path, dtype=dtype))
+    return dict(plain.named_buffers())
+
+
+def empty_model(
+    build: type[PreTrainedModel], config: Any, *, dtype: torch.dtype, attn_implementation: str, **settings: Any
+) -> PreTrainedModel:
+    """Return a model of a config alone: its weights take no memory (meta device), its buffers are real.
+
+    Args:
+        settings: further ones of `from_pretrained` that a config keeps.
+    """
+    config = copy.deepcopy(config)
+    config._attn_implementation = attn_implementation
+    if "experts_implementation" in settings:
+        config._experts_implementation = settings.pop("experts_implementation")
+    assert not settings, f"unknown {', '.join(settings)}"
+    model = _without_memory(build, config, dtype=dtype)
+    _make_buffers(model, {})
+    model.tie_weights()
+    return model
+
+
+def _without_memory(build: type[PreTrainedModel], config: Any, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model as transformers builds it before it reads weights, all of it on the meta device."""
     context = build.get_init_context(dtype, is_quantized=False, _is_ds_init_called=False, allow_all_kernels=None)
     with ContextManagers(context):
-        plain = build(copy.deepcopy(model.config))
-    stored = _stored_buffers(plain, path=path, dtype=dtype)
+        return build(copy.deepcopy(config))
+
+
+def _make_buffers(plain: PreTrainedModel, stored: Buffers) -> None:
+    """Give a model without memory its buffers: those stored in its checkpoint, and the rest initialized."""
     for name, buffer in list(plain.named_buffers()):
         module, _, own_name = name.rpartition(".")
         value = stored.get(name, torch.empty_like(buffer, device="cpu"))
@@ -74,7 +102,6 @@ def plain_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> B
         weight._is_hf_initialized = True
     with torch.random.fork_rng(devices=()):
         plain.initialize_weights()
-    return dict(plain.named_buffers())
 
 
 def _stored_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> Buffers:

@@ -10,7 +10,6 @@ from typing import Any
 import deepspeed
 import torch
 from openrlhf.models.utils import set_z3_leaf_modules
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
@@ -18,12 +17,23 @@ from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
-from lmm_r1.models.buffers import Buffers, check_buffers, plain_buffers, take_stored, weights_alone_cast
+from lmm_r1.models.buffers import (
+    Buffers,
+    check_buffers,
+    empty_model,
+    plain_buffers,
+    take_stored,
+    weights_alone_cast,
+)
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
+from lmm_r1.models.patches import multiply_patches
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
+from lmm_r1.models.vision_windows import join_windows
 
 logger = logging.getLogger(__name__)
 
+# Up to so many, speed is worth more than the memory that the C library holds back.
+FEW_PARAMETERS = 10_000_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -42,6 +52,8 @@ class LoadSettings:
     trust_remote_code: bool
     max_len: int | None
     """Tokens of the longest sample; None only for models whose rotary embedding does not depend on it."""
+    empty: bool = False
+    """Build the model of the checkpoint's config alone, with weights on the meta device: to plan with."""
 
     @classmethod
     def of(
@@ -60,6 +72,7 @@ class LoadSettings:
         ds_config: dict | None = None,
         trust_remote_code: bool = False,
         max_len: int | None = None,
+        empty: bool = False,
         **unused: Any,
     ) -> LoadSettings:
         """Return what the arguments of OpenRLHF's models say, which it hands on one by one."""
@@ -74,6 +87,7 @@ class LoadSettings:
             ds_config=ds_config,
             trust_remote_code=trust_remote_code,
             max_len=max_len,
+            empty=empty,
         )
 
 
@@ -98,23 +112,12 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
     kit = checkpoint.kit
     check_rope(checkpoint.config, model=path)
-    # While this object lives, transformers loads straight into ZeRO-3 shards.
-    loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
-    experts = settings.experts_implementation
-    dtype = DTYPES[settings.param_dtype]
-    with weights_alone_cast():
-        model = checkpoint.load_model(
-            dtype=dtype,
-            attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
-            **({} if experts is None else {"experts_implementation": experts}),
-        )
-    del loading
-    buffers = plain_buffers(model, path=path, dtype=dtype)
-    if is_sharded(settings.ds_config):
-        take_stored(model, buffers)
-    check_buffers(model, buffers, when="loaded")
+    model, buffers = _built(checkpoint, settings) if settings.empty else _loaded(checkpoint, settings)
+    if not settings.empty and _parameters(model) > FEW_PARAMETERS:
+        cpu.return_memory()
     settle_rope(model, max_len=settings.max_len)
     multiply_patches(model)
+    join_windows(model, kit)
     packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
@@ -133,6 +136,45 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         trains_vision=trains_vision,
         plain_buffers=buffers,
     )
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    """Return how many parameters a model has, of which ZeRO-3 leaves a part here."""
+    return sum(weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel() for weight in model.parameters())
+
+
+def _built(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedModel, Buffers]:
+    """Return a checkpoint's model without its weights, and no buffers to compare with."""
+    kit, experts = checkpoint.kit, settings.experts_implementation
+    model = empty_model(
+        kit.model_class_of(checkpoint.config),
+        checkpoint.config,
+        dtype=DTYPES[settings.param_dtype],
+        attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
+        **({} if experts is None else {"experts_implementation": experts}),
+    )
+    return kit.adapt(model), {}
+
+
+def _loaded(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedModel, Buffers]:
+    """Return a checkpoint's model with its weights, and what its buffers must stay."""
+    path, kit = checkpoint.path, checkpoint.kit
+    # While this object lives, transformers loads straight into ZeRO-3 shards.
+    loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
+    experts = settings.experts_implementation
+    dtype = DTYPES[settings.param_dtype]
+    with weights_alone_cast():
+        model = checkpoint.load_model(
+            dtype=dtype,
+            attn_implementation=resolve_attention(settings.attn_implementation, kit=kit),
+            **({} if experts is None else {"experts_implementation": experts}),
+        )
+    del loading
+    buffers = plain_buffers(model, path=path, dtype=dtype)
+    if is_sharded(settings.ds_config):
+        take_stored(model, buffers)
+    check_buffers(model, buffers, when="loaded")
+    return model, buffers
 
 
 def lora_settings(
@@ -212,21 +254,3 @@ def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:
         raise UserError("--actor.freeze_visual_encoder: this model has no vision tower to freeze")
     for name in names:
         model.get_parameter(name).requires_grad_(False)
-
-
-class _PatchProduct(torch.nn.Conv3d):
-    """A convolution that takes its kernel's size as a whole; five times as fast on a CPU as PyTorch's own."""
-
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        if tuple(patches.shape[2:]) != self.kernel_size:
-            return super().forward(patches)
-        products = linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-        return products[:, :, None, None, None]
-
-
-def multiply_patches(model: torch.nn.Module) -> None:
-    """Let a model's three-dimensional convolutions multiply patches of their kernel's size; weights keep their names."""
-    for module in model.modules():
-        plain = type(module) is torch.nn.Conv3d and module.groups == 1
-        if plain and module.padding == (0, 0, 0) and module.dilation == (1, 1, 1):
-            module.__class__ = _PatchProduct

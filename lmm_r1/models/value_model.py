@@ -47,15 +47,18 @@ class KitValueModel(KitModule, torch.nn.Module):
         assert not load_in_4bit, "refused by config.resolve"
         super().__init__()
         settings |= {"param_dtype": param_dtype, "ds_config": ds_config}
-        loaded = load_model(model_name_or_path, LoadSettings.of(**settings))
+        own = LoadSettings.of(**settings)
+        loaded = load_model(model_name_or_path, own)
         drop_output_layer(loaded.model)
         self.model = loaded.model
         self._note(loaded)
         # In the checkpoint; here it is `head`, whatever names that may take.
         self.head_name = head_name(self.model_config, default=value_head_prefix)
-        weight = stored_weight(
-            model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
-        )
+        weight = None
+        if not own.empty:
+            weight = stored_weight(
+                model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
+            )
         self.head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
         self.normalize_reward = normalize_reward
         # OpenRLHF writes them into the config of the reward models that it trains.

@@ -15,6 +15,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
     JsonLine,
+    append_json_lines,
     count_field,
     cut_torn_line,
     number_field,
@@ -27,8 +28,9 @@ from lmm_r1.records.metrics import METRICS_FILE, STEP, append_metrics, last_seco
 from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, append_rollout
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 
-# What a step adds to.
-_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE)
+RESTARTS_FILE = "restarts.jsonl"
+# What a run adds to.
+_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE, RESTARTS_FILE)
 STAGE_FILE = "stage.json"
 SETTINGS_FILE = "run_config.yaml"
 
@@ -54,7 +56,7 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, text=settings_yaml)
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
-        for file in (METRICS_FILE, ROLLOUTS_FILE):
+        for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
 
@@ -110,6 +112,19 @@ class RunFolder:
         The prompt's images are kept once each under images/.
         """
         return append_rollout(self.path, response, messages=messages, location=location)
+
+    def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
+        """Append a restart, which a resumed run keeps.
+
+        Args:
+            number: of this command's restarts, from 1 up.
+            step: the last that was made; None where none was begun.
+            saved: the step that the run goes on from; 0 where it starts anew.
+            lost: what was lost.
+        """
+        now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
+        record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
+        append_json_lines(self.path / RESTARTS_FILE, [record])
 
     def finish(self, *, steps: int) -> None:
         """Mark the stage as finished; nothing of it is written after this."""

@@ -5,8 +5,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from PIL import Image
 
 from lmm_r1.tasks.task import Modality, Split, TaskRow, split_of
@@ -17,6 +19,7 @@ BOARD = 122
 CHALK = 255
 SCAN_PX = 8
 _MOST_INK = 16.0
+_SCANS = Path(__file__).with_name("digits.csv.gz")
 Question = Literal["sum", "sort"]
 QUESTIONS: tuple[Question, ...] = ("sum", "sort")
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -24,12 +27,15 @@ DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "e
 
 @functools.lru_cache(maxsize=1)
 def _bundled() -> tuple[tuple[int, Image.Image], ...]:
-    """(digit, scan) for every scan in scikit-learn's order; scans are grey, chalk on a board."""
-    from sklearn.datasets import load_digits
+    """(digit, scan) for every scan in the file's order; scans are grey, chalk on a board.
 
-    bundle = load_digits()
-    pixels = (BOARD + (CHALK - BOARD) * bundle.images / _MOST_INK).round().astype("uint8")  # (1797, 8, 8)
-    return tuple((int(digit), Image.fromarray(scan)) for digit, scan in zip(bundle.target, pixels, strict=True))
+    The test set of Alpaydin and Kaynak's *Optical Recognition of Handwritten Digits* (UCI Machine Learning Repository,
+    CC BY 4.0), as scikit-learn has it. With that library installed, transformers imports it in every process.
+    """
+    table = np.loadtxt(_SCANS, delimiter=",")  # (1797, 65): 64 pixels of 0 to 16, then the digit
+    ink = table[:, :-1].reshape(-1, SCAN_PX, SCAN_PX)
+    pixels = (BOARD + (CHALK - BOARD) * ink / _MOST_INK).round().astype(np.uint8)
+    return tuple((int(digit), Image.fromarray(scan)) for digit, scan in zip(table[:, -1], pixels, strict=True))
 
 
 @functools.lru_cache(maxsize=2)
@@ -43,7 +49,7 @@ def scan_indices(split: Split) -> tuple[tuple[int, ...], ...]:
 
 
 def scan(index: int) -> Image.Image:
-    """The scan at `index` of scikit-learn's bundle: 8x8 pixels, grey, chalk on a board."""
+    """The scan at `index` of the file: 8x8 pixels, grey, chalk on a board."""
     return _bundled()[index][1]
 
 

@@ -22,6 +22,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
+from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.sample import media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
@@ -295,7 +296,9 @@ def data_parallel_size(group: RayActorGroup) -> int:
 def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
     """Return what one pass may hold by `--rollout.*` or `--train.*`; tokens count per group of GPUs that share a pass."""
     by_tokens = config.train.dynamic_batch_enable
-    tokens = config.train.max_tokens_per_gpu if settings.max_tokens_per_gpu is None else settings.max_tokens_per_gpu
+    most = config.train.max_tokens_per_gpu
+    given = MOST_PASS_TOKENS if most is None else most
+    tokens = given if settings.max_tokens_per_gpu is None else settings.max_tokens_per_gpu
     gpus = config.ds.tensor_parallel_size * config.ds.ulysses_size
     return PassLimits(
         samples=None if by_tokens else settings.micro_batch_size,

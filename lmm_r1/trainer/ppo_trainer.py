@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from rich.console import Console
 
 from lmm_r1 import cpu
+from lmm_r1.checkpoints.folder import step_of
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
@@ -37,6 +39,8 @@ from lmm_r1.trainer.strategy import KitStrategy
 logger = logging.getLogger(__name__)
 
 NEVER = float("inf")
+# An idle worker answers at once.
+_ANSWER_S = 120.0
 
 
 class KitPPOTrainer(BasePPOTrainer):
@@ -116,6 +120,8 @@ class KitPPOTrainer(BasePPOTrainer):
                     break
                 with self.stops.held():
                     states = self._learn(rollout, began=began, generated=time.perf_counter())
+                # Its media go with it, before those of the next step come.
+                del rollout
                 if self.eval_rows and self.step % self.args.eval.steps == 0:
                     self.save_best_checkpoint(self._evaluate(self.step), self.step, dict(states))
             except (Exception, KeyboardInterrupt):
@@ -151,7 +157,7 @@ class KitPPOTrainer(BasePPOTrainer):
         text = self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True)
         example = [text, experiences[0].info["reward"][0].item()]
         passes = self.experience_maker.update_passes(experiences, step=global_step)
-        self._hand_out(passes.steps)
+        self._hand_out(passes.steps, step=global_step)
         handed_out = time.perf_counter()
         self._computed_tokens()
         with told_by_workers(before=f"step {global_step + 1}: "):
@@ -174,9 +180,17 @@ class KitPPOTrainer(BasePPOTrainer):
         metrics = {**status, **tokens, **mismatch, **timing, **rollout_stats}
         return {**metrics, "generated_samples": example}, global_step + 1
 
-    def _hand_out(self, steps: Sequence[list[Experience]]) -> None:
-        """Give every worker of the policy and of the critic its passes, one optimizer step after the other."""
-        groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+    def _trains_policy(self, step: int) -> bool:
+        """Say whether the policy is trained in a step, counted from 0: the critic may learn alone before."""
+        return step > self.args.critic.freezing_steps
+
+    def _hand_out(self, steps: Sequence[list[Experience]], *, step: int) -> None:
+        """Give every worker that is to be trained its passes, one optimizer step after the other.
+
+        A policy that is not trained gets none: its workers would keep them, and train on them in a later step.
+        """
+        policy = self.actor_model_group if self._trains_policy(step) else None
+        groups = [group for group in (policy, self.critic_model_group) if group is not None]
         ray.get(
             [
                 ref
@@ -201,13 +215,16 @@ class KitPPOTrainer(BasePPOTrainer):
         return sum(counts[:: self.actor_model_group.duplicate_actors])
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
-        """Update critic and policy; where there is no CUDA one after the other: together they share the cores badly."""
-        if cpu.has_cuda() or self.critic_model_group is None or self.args.ds.enable_sleep:
+        """Update critic and policy: one after the other where they share GPUs or cores, else at the same time.
+
+        Each gives back, when it is done, the memory that PyTorch holds for it; two at a time would both need theirs.
+        """
+        if self.critic_model_group is None or self.args.ds.enable_sleep or not shares_device_with_critic(self.config):
             return super().ppo_train(global_steps)
         status: dict[str, Any] = {}
         for result in ray.get(self.critic_model_group.async_run_method(method_name="fit")):
             status.update(result)
-        if global_steps > self.args.critic.freezing_steps:
+        if self._trains_policy(global_steps):
             for result in ray.get(
                 self.actor_model_group.async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)
             ):
@@ -219,8 +236,7 @@ class KitPPOTrainer(BasePPOTrainer):
         # A universal checkpoint has a file of its own that names it.
         if not self.config.ckpt.load_enable or self.config.ds.use_universal_ckpt:
             return
-        names = ["_actor"] if self.critic_model_group is None else ["_actor", "_critic"]
-        point = resume_point([checkpoint_folder(self.config) / name for name in names])
+        point = resume_point(model_folders(self.config))
         warn_of_passed_over(point)
         # The workers get both with the strategy.
         self.strategy.resume_tag = point.tag
@@ -314,7 +330,9 @@ class KitPPOTrainer(BasePPOTrainer):
     def _updates(self) -> list[int]:
         """Return how many updates the weights of policy and critic have had, as every worker counts them."""
         groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
-        return ray.get([ref for group in groups for ref in group.async_run_method(method_name="updates_made")])
+        refs = [ref for group in groups for ref in group.async_run_method(method_name="updates_made")]
+        # Those that wait for one that is lost answer nobody; it is asked between steps, when all others are idle.
+        return ray.get(refs, timeout=_ANSWER_S)
 
     def progress(self) -> Progress:
         """Return how far the run has come, and what of it is on disk."""
@@ -342,6 +360,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "truncated_rate": fmean(sample.truncated for sample in samples),
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
+            "media_bytes": rollout.media_bytes,
         }
         self.folder.metrics(step, metrics)
         shown_rollouts = self._record_rollouts(step, groups)
@@ -389,6 +408,11 @@ class KitPPOTrainer(BasePPOTrainer):
         return logs
 
 
+def shares_device_with_critic(config: PPOConfig) -> bool:
+    """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
+    return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
+
+
 def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:
     """Write the rewards of a step's experiences, which a reward model may have given, into the rollout's samples."""
     for experience in experiences:
@@ -409,7 +433,20 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         logprobs=True,
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
+        media=True,
     )
+
+
+def model_folders(config: PPOConfig) -> list[Path]:
+    """Return the folders of the checkpoints of each model that is trained."""
+    names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
+    return [checkpoint_folder(config) / name for name in names]
+
+
+def saved_step(config: PPOConfig) -> int:
+    """Return the step that a run would go on from now; 0 where nothing is saved."""
+    tag = resume_point(model_folders(config)).tag
+    return 0 if tag is None else step_of(tag)
 
 
 def total_steps(config: PPOConfig, *, num_rows: int) -> int:

@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
-from ray.util.placement_group import PlacementGroup, placement_group
 from rich.console import Console
 
-from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1 import cpu, dotted
+from lmm_r1.cluster import nodes
+from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
+from lmm_r1.cluster.shared_paths import check_shared
+from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
 from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
-from lmm_r1.generation.run_engines import COLOCATED_SHARE, create_engines, settle_engines, without_sleep
+from lmm_r1.generation.run_engines import (
+    COLOCATED_SHARE,
+    create_engines,
+    engine_groups,
+    settle_engines,
+    without_sleep,
+)
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken
 from lmm_r1.lmm_kits.weight_files import check_weights
@@ -30,12 +39,15 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
+from lmm_r1.planning.run_plan import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps
-from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
+from lmm_r1.trainer.restarts import Restarts
+from lmm_r1.trainer.run_files import shared_paths
+from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
@@ -51,6 +63,24 @@ class _Workers:
     reference: RayActorGroup | None
     critic: RayActorGroup | None
     reward: RayActorGroup | None
+
+    @property
+    def handles(self) -> list[Any]:
+        """All of them, one by one."""
+        groups = [group for group in (self.actor, self.reference, self.critic, self.reward) if group is not None]
+        return [*self.engines, *(handle for group in groups for handle in group._actor_handlers)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """What each session of a run starts from."""
+
+    config: PPOConfig
+    policy: Checkpoint
+    rows: list[Row]
+    eval_rows: list[Row]
+    max_images: int
+    folder: RunFolder
 
 
 def train(config: PPOConfig) -> None:
@@ -81,43 +111,46 @@ def train(config: PPOConfig) -> None:
         model=f"--actor.model_name_or_path {path}",
     )
     tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
+    # What follows is about the workers, wherever they are.
+    nodes.follow_cluster()
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
+    config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
-    trackers = open_trackers(config, folder=folder.path, resumed=resumed)
-    with StopRequests() as stops, told_ends(stops, folder=folder.path), trackers:
-        _train(
-            config,
-            policy=policy,
-            rows=rows,
-            eval_rows=eval_rows,
-            max_images=max_images,
-            folder=folder,
-            stops=stops,
-            trackers=trackers,
+    stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
+    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+        restarts = Restarts(
+            limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )
+        restarts.run(lambda: _session(stage, restarts, resumed=resumed))
 
 
-def _train(
-    config: PPOConfig,
-    *,
-    policy: Checkpoint,
-    rows: list[Row],
-    eval_rows: list[Row],
-    max_images: int,
-    folder: RunFolder,
-    stops: StopRequests,
-    trackers: Trackers,
-) -> None:
+def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
+    """Train from the newest checkpoint to the end.
+
+    Args:
+        resumed: whether there was one when the command started.
+    """
+    if restarts.made:
+        stage = replace(stage, config=dotted.replace(stage.config, {"ckpt.load_enable": True}))
+        resumed = has_checkpoints(checkpoint_folder(stage.config))
+    with open_trackers(stage.config, folder=stage.folder.path, resumed=resumed) as trackers:
+        _train(stage, restarts, trackers)
+
+
+def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
+    config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     # Ray has taken SIGTERM for itself.
     stops.listen()
-    max_videos = max(len(videos_of(row.messages)) for row in rows + eval_rows)
-    workers = _start_workers(config, max_images=max_images, max_videos=max_videos)
+    check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
+    max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
+    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos)
+    restarts.watch(workers.handles)
     strategy = make_strategy(to_openrlhf_args(config))
     trainer = KitPPOTrainer(
         config,
@@ -127,13 +160,13 @@ def _train(
         reward_group=workers.reward,
         reference_group=workers.reference,
         engines=workers.engines,
-        tokenizer=policy.tokenizer,
+        tokenizer=stage.policy.tokenizer,
         prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
-        eval_rows=eval_rows,
+        eval_rows=stage.eval_rows,
         folder=folder,
         stops=stops,
         trackers=trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(policy.kit) else frozenset(),
+        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy.kit) else frozenset(),
     )
     _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
     done = trainer.fit()
@@ -288,8 +321,6 @@ def _start_ray(config: PPOConfig) -> None:
         # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
-    # Otherwise Ray warns that it will leave this alone in future.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
     arguments: dict[str, Any] = {
         "runtime_env": {
@@ -297,13 +328,12 @@ def _start_ray(config: PPOConfig) -> None:
             "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker",
         },
         "log_to_driver": config.logger.worker_logs,
-        "logging_level": logging.WARNING,
     }
-    if "RAY_ADDRESS" not in os.environ:
+    if not nodes.joins():
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
             arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
-    ray.init(**arguments)
+    nodes.connect(**arguments)
 
 
 def _gpus(config: PPOConfig) -> int:
@@ -325,24 +355,27 @@ def _size(group: Any) -> int:
     return group.num_nodes * group.num_gpus_per_node
 
 
-def _shared_gpus(config: PPOConfig) -> PlacementGroup | None:
+def _shared_gpus(config: PPOConfig) -> Reservation | None:
     if not (config.train.colocate_all or config.train.colocate_actor_ref):
         return None
-    return _reserve(_size(config.actor))
+    together = _model_groups(config) | (engine_groups(config) if config.train.colocate_all else {})
+    return reserve(_size(config.actor), together=together)
 
 
-def _reserve(gpus: int) -> PlacementGroup:
-    group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
-    ray.get(group.ready())
-    return group
+def _model_groups(config: PPOConfig) -> dict[str, int]:
+    """Return by flag how many consecutive ranks of a model should be on one node."""
+    ds = config.ds
+    return {
+        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
+        "--ds.ulysses_size": ds.ulysses_size,
+        "--ds.zpg": ds.zpg,
+    }
 
 
-def _value_groups(
-    config: PPOConfig, shared: PlacementGroup | None
-) -> tuple[RayActorGroup | None, RayActorGroup | None]:
+def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
     """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
     if config.train.colocate_critic_reward:
-        shared = _reserve(_size(config.critic))
+        shared = reserve(_size(config.critic), together=_model_groups(config))
     critic, reward = (
         _group(config, worker, group, shared) if group.model_name_or_path else None
         for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
@@ -350,12 +383,12 @@ def _value_groups(
     return critic, reward
 
 
-def _group(config: PPOConfig, worker: Any, size: Any, shared: PlacementGroup | None) -> RayActorGroup:
-    return RayActorGroup(
+def _group(config: PPOConfig, worker: Any, size: Any, shared: Reservation | None) -> RayActorGroup:
+    return NodeSortedGroup(
         size.num_nodes,
         size.num_gpus_per_node,
         worker,
-        pg=shared,
+        pg=shared or reserve(_size(size), together=_model_groups(config)),
         num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
         duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
     )

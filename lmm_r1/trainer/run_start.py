@@ -50,7 +50,7 @@ def check_start(config: PPOConfig | SFTConfig, fingerprint: Fingerprint) -> None
         _check_models(config, deleted=_left_by_a_run(output, checkpoints))
         return
     RunFolder.check_unfinished(output)
-    if not _has_checkpoints(checkpoints):
+    if not has_checkpoints(checkpoints):
         return
     check_same_run(fingerprint, checkpoints)
     if not config.ckpt.load_enable:
@@ -71,7 +71,7 @@ def open_run(config: PPOConfig | SFTConfig, fingerprint: Fingerprint, *, folder:
     if config.ckpt.overwrite:
         for path in _left_by_a_run(folder.path, checkpoints):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    resumes = _has_checkpoints(checkpoints)
+    resumes = has_checkpoints(checkpoints)
     if not resumes:
         # Steps of a session that was ended before its first checkpoint are made again.
         folder.clear_records()
@@ -82,7 +82,8 @@ def open_run(config: PPOConfig | SFTConfig, fingerprint: Fingerprint, *, folder:
     return resumes
 
 
-def _has_checkpoints(folder: Path) -> bool:
+def has_checkpoints(folder: Path) -> bool:
+    """Say whether there is something in a folder of checkpoints to go on from."""
     return any(path.is_dir() for path in _held(folder))
 
 

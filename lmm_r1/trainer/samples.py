@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample, SampleMedia
+from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
@@ -40,6 +40,12 @@ class Rollout:
     def locations(self) -> list[str]:
         """Where the prompt of each experience stands."""
         return [sample.row.location for group in self.groups for sample in group]
+
+    @property
+    def media_bytes(self) -> int:
+        """How much of Ray's object store the media of all groups take."""
+        refs = {item.ref.key: item.ref for group in self.groups for sample in group for item in sample.media}
+        return sum(ref.nbytes for ref in refs.values())
 
     def rewarded(self) -> list[list[Sample]]:
         """Return the groups, with the rewards of the experiences where a reward model gave them."""
@@ -111,13 +117,13 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False)
+        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False)
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
 
     def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
-        """Return one group per row, in row order; by the one media object of its samples, passes know a group.
+        """Return one group per row, in row order; by its prompt and the key of its media, passes know a group.
 
         Raises UserError when a reward cannot be had or a row is wrong; the run cannot go on without it.
         """
@@ -155,7 +161,7 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
         prompts=[sample.prompt],
         labels=[sample.label],
         images=[None],
-        mm_train_inputs=[_media_of(sample)],
+        mm_train_inputs=[sample.media or None],
         rewards=None if reward is None else torch.tensor([reward.reward]),
         scores=None if reward is None else torch.tensor([reward.score]),
         response_length=torch.tensor([sample.generated_tokens]),
@@ -163,14 +169,6 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
         total_length=torch.tensor([float(len(token_ids))]),
         info=info | modality_info(modality_of(sample.row)),
     )
-
-
-def _media_of(sample: Sample) -> SampleMedia:
-    """Return a sample's media in OpenRLHF's form where it has one: the tensors of the prompt."""
-    media = sample.media
-    if any(item.start > 0 for item in media):
-        return media
-    return media[0].tensors if media else None
 
 
 def _rewarded(sample: Sample, experience: Experience) -> Sample:

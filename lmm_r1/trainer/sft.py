@@ -28,6 +28,7 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
+from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
@@ -67,6 +68,7 @@ def train(config: SFTConfig) -> None:
     check_start(config, fingerprint)
     default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    _check_plan(config, rows)
     tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         _train(
@@ -131,6 +133,14 @@ def _check_processes(config: SFTConfig, *, count: int) -> None:
     size = config.ds.ulysses_size
     if count % size:
         raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
+
+
+def _check_plan(config: SFTConfig, rows: list[Row]) -> None:
+    """Raise UserError, on every rank, for a run that cannot fit; rank 0 says what it will take."""
+    processes = int(os.environ["WORLD_SIZE"])
+    console = Console(highlight=False, quiet=os.environ["RANK"] != "0")
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    check_sft_plan(config, console=console, processes=processes, per_machine=per_machine, rows=rows)
 
 
 def _load_rows(config: SFTConfig) -> list[Row]:

@@ -21,13 +21,10 @@ from peft.tuners.lora import LoraLayer
 from torch.multiprocessing.reductions import reduce_tensor
 
 from lmm_r1.checkpoints.stored_weights import StoredWeights, as_stored, stored_weights
-from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, slots_of, weights_in
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
 from lmm_r1.trainer.strategy import whole_state_dict
-
-# So much is held beside the model, gathered and as a buffer, and sent in one call to each engine.
-BUCKET_BYTES = 512 * 2**20
 
 Weights = dict[str, torch.nn.Parameter]
 

@@ -17,7 +17,8 @@ from openrlhf.trainer.ray.launcher import ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 
 from lmm_r1 import cpu, openrlhf_seams
-from lmm_r1.data.sample import SampleMedia
+from lmm_r1.data.sample import SampleMedia, SentMedia
+from lmm_r1.generation import media_store
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.self_check import check_packing
@@ -33,20 +34,23 @@ def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitSt
 
 @dataclass(frozen=True, kw_only=True)
 class PassMedia:
-    """The media of a pass over samples, which reach a worker as they are: of lists, Ray copies the dicts one by one."""
+    """The media of a pass over samples, which reach a worker as one object: of lists, Ray pickles every item by itself."""
 
-    rows: list[SampleMedia]
-    """One entry per sample; the prompt's of one group's samples are one object."""
+    rows: Sequence[SentMedia]
+    """One entry per sample."""
 
 
 def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
-    """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes."""
+    """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes.
+
+    What came by reference is fetched from Ray's object store: the tensors of a group once, for all of its rows.
+    """
     if isinstance(mm_train_inputs_list, PassMedia):
-        return {"media": mm_train_inputs_list.rows}
-    rows: list[SampleMedia] = []
+        return {"media": media_store.fetched(mm_train_inputs_list.rows)}
+    rows: list[SentMedia | SampleMedia] = []
     for item in mm_train_inputs_list:
         rows.extend(item if isinstance(item, list) else [item])
-    return {"media": rows}
+    return {"media": media_store.fetched(rows)}
 
 
 def install_seams(args: SimpleNamespace) -> None:

@@ -28,6 +28,7 @@ SETTINGS = EngineSettings(
     batch_rows=3,
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,
+    enforce_eager=False,
     seed=0,
     trust_remote_code=False,
 )

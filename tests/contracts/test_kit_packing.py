@@ -379,7 +379,8 @@ def test_no_mask_and_no_other_tensor_is_as_wide_and_as_high_as_the_sequence(load
     assert layout.length > max(layout.lengths) + 10
     assert not [shape for shape in log.shapes if shape.count(layout.length) > 1]
     sizes = {(segment.length, layout.prefix_length(segment) + segment.length) for segment in layout.segments}
-    assert {tuple(mask.shape) for mask in layout._masks.values()} <= sizes
+    masks = [made for (kind, *_), made in layout._made.items() if kind == "mask"]
+    assert {tuple(mask.shape) for mask in masks} <= sizes
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)

@@ -258,6 +258,7 @@ def ray_on_cpus() -> Iterator[Any]:
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.full
 def test_every_kit_encodes_and_runs_in_a_ray_worker(tiny_checkpoint, ray_on_cpus):
     cases = [(get_kit(name), tiny_checkpoint(name), IMAGE if name in IMAGE_KITS else TEXT) for name in KITS]
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture, row
 from helpers.tiny_models import encode, make_actor, pad
+from PIL import Image
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -22,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 
 from lmm_r1.data.messages import ImagePart, Message, images_of
 from lmm_r1.errors import UserError
+from lmm_r1.generation.compact_media import compact
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze
@@ -230,6 +232,26 @@ def test_kit_and_prompt_survive_pickling(load, name, case):
     assert copy.images == encoded.images
     for key, value in (encoded.media or {}).items():
         assert torch.equal(copy.media[key], value)
+
+
+# Bytes for each value of a noisy picture that every processor must cut up, scale or leave as it is. Phi-3.5-vision scales
+# the whole picture once more behind the normalisation: what comes of that are values of no table.
+BYTES_PER_VALUE = dict.fromkeys(IMAGE_KITS, 1) | {"phi3_v": 4}
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_media_travel_in_few_bytes_and_arrive_bit_by_bit(load, name):
+    loaded = load(name)
+    noise = torch.randint(0, 256, (168, 224, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    media = encode(loaded.kit, loaded.processor, [message("user", Image.fromarray(noise.numpy()), "?")]).media
+    packed = compact(media)
+    for key, value in packed.expand().items():
+        assert value.dtype == media[key].dtype
+        assert value.numpy().tobytes() == media[key].contiguous().numpy().tobytes(), key
+    pixels = media["pixel_values"] if "pixel_values" in media else media["image_pixel_values"]
+    name_of_pixels = next(key for key in media if media[key] is pixels)
+    tables = 3 * 1024
+    assert packed.tensors[name_of_pixels].nbytes <= BYTES_PER_VALUE[name] * pixels.numel() + tables
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
@@ -17,15 +18,13 @@ from lmm_r1.config.evaluate import EvaluateConfig
 
 pytestmark = pytest.mark.contract
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
-STAGES = SCRIPTS / "lmm_r1"
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
 # The demo makes its model and its rows before anything is printed, so it has no dry run.
 DRY_RUNNABLE = [path for path in LAUNCHED if path.name != "demo.sh"]
 EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
-TRAINING_CONFIGS = sorted(set(SCRIPTS.rglob("*.yaml")) - set(EVALUATION_CONFIGS))
-TRAINERS = {"lmm_r1.cli.train_ppo_ray": PPOConfig, "lmm_r1.cli.train_sft": SFTConfig}
+MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
+TRAINING_CONFIGS = sorted(set(SCRIPTS.rglob("*.yaml")) - set(EVALUATION_CONFIGS) - set(MEMORY_CONFIGS))
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
@@ -34,24 +33,6 @@ DEMO = STAGES / "configs" / "demo"
 
 def relative(path: Path) -> str:
     return str(path.relative_to(SCRIPTS))
-
-
-def printed_commands(script: Path, *flags: str, folder: Path, **variables: str) -> list[list[str]]:
-    """Run a script with DRY_RUN=1 in an empty folder and return the commands it prints, argument by argument."""
-    environment = {"PATH": os.environ["PATH"], "DRY_RUN": "1", "PYTHON": sys.executable} | variables
-    done = subprocess.run(
-        ["bash", str(script), *flags], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(folder.iterdir()) == []
-    return [block.split("\n") for block in done.stdout.strip().split("\n\n")]
-
-
-def trainer_config(command: list[str]) -> PPOConfig | SFTConfig:
-    """Return the resolved settings of a printed training command."""
-    (module,) = (argument for argument in command if argument in TRAINERS)
-    argv = command[command.index(module) + 1 :]
-    return resolve(parse(TRAINERS[module], argv, prog=module, description=""))
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS, ids=relative)
@@ -169,6 +150,21 @@ def test_the_curriculum_skips_a_finished_stage_and_uses_its_model(tmp_path):
 def test_the_curriculum_starts_the_cold_start_on_several_gpus_with_a_launcher(tmp_path):
     commands = printed_commands(STAGES / "run_curriculum.sh", folder=tmp_path, SFT_DATA="s.jsonl", NUM_GPUS="4")
     assert commands[0][1:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
+
+
+def test_the_cold_start_takes_all_gpus_of_the_machine(tmp_path):
+    folder, tools = tmp_path / "empty", tmp_path / "tools"
+    folder.mkdir()
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text('#!/bin/sh\nfor gpu in 0 1 2; do echo "GPU $gpu"; done\n', encoding="utf-8")
+    (tools / "nvidia-smi").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    arguments = {"folder": folder, "SFT_DATA": "s.jsonl", "PATH": path}
+    assert printed_commands(STAGES / "run_curriculum.sh", **arguments)[0][4:6] == ["--nproc-per-node", "3"]
+    seen = printed_commands(STAGES / "run_curriculum.sh", **arguments, CUDA_VISIBLE_DEVICES="0,2")
+    assert seen[0][4:6] == ["--nproc-per-node", "2"]
+    alone = printed_commands(STAGES / "run_curriculum.sh", **arguments, CUDA_VISIBLE_DEVICES="")
+    assert alone[0][1:3] == ["-m", "lmm_r1.cli.train_sft"]
 
 
 @pytest.mark.parametrize("path", TRAINING_CONFIGS, ids=relative)

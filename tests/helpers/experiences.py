@@ -6,18 +6,18 @@ import torch
 from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from lmm_r1.lmm_kits import Media
+from lmm_r1.data.sample import MediaRef
 from lmm_r1.trainer.samples import experience_of
 
 
 def sample(
-    prompt: Sequence[int], response: Sequence[int], *, media: Media | None = None, reward: float = 0.0
+    prompt: Sequence[int], response: Sequence[int], *, media: MediaRef | None = None, reward: float = 0.0
 ) -> Experience:
     """One sample, of which the response is learnt."""
     return experience_of(generated_sample(prompt, response, media=media, reward=reward), max_len=10_000)
 
 
-def group(prompt: Sequence[int], lengths: Sequence[int], *, media: Media | None = None) -> list[Experience]:
+def group(prompt: Sequence[int], lengths: Sequence[int], *, media: MediaRef | None = None) -> list[Experience]:
     """Samples of one prompt with responses of these lengths, each of a token of its own."""
     return [sample(prompt, [50 + place] * length, media=media) for place, length in enumerate(lengths)]
 

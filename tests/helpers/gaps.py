@@ -31,7 +31,7 @@ def experiences(
     groups = []
     for row, prompt, group, given in zip(rows, prompts, samples, media or [p.media for p in prompts], strict=True):
         made = [
-            unrewarded(generated_sample(prompt.token_ids, token_ids, of=row, media=given, log_probs=log_probs))
+            unrewarded(generated_sample(prompt.token_ids, token_ids, of=row, log_probs=log_probs))
             for token_ids, log_probs in group
         ]
         experience = Experience.concat_experiences([experience_of(one, max_len=10**6) for one in made], 0)
@@ -40,7 +40,7 @@ def experiences(
                 experience.sequences,
                 experience.action_mask,
                 attention_mask=experience.attention_mask,
-                media=experience.mm_train_inputs,
+                media=[given] * len(group),
             )
         groups.append(experience)
     return groups

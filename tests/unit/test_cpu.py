@@ -1,11 +1,14 @@
 """What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
 
+import ctypes
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lmm_r1 import cpu
+from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -27,6 +30,22 @@ def test_the_current_device_serves_as_a_device_and_behind_cuda():
     assert torch.zeros(1).to(device).device == torch.device("cpu")
     assert torch.zeros(1, device=device).device == torch.device("cpu")
     assert torch.device(f"cuda:{device}") == torch.device("cuda:0")
+
+
+def test_memory_is_given_back_where_there_is_no_gpu(monkeypatch):
+    asked = []
+    library = SimpleNamespace(mallopt=lambda name, value: asked.append((name, value)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setenv(cpu.BACKEND, "cuda")
+    cpu.return_memory()
+    assert asked == []
+    monkeypatch.setenv(cpu.BACKEND, "cpu")
+    cpu.return_memory()
+    # M_MMAP_THRESHOLD of malloc.h: 128 KiB.
+    assert asked == [(-3, 131_072)]
+    # Another C library than glibc.
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    cpu.return_memory()
 
 
 @pytest.mark.usefixtures("without_cuda")
@@ -78,6 +97,50 @@ def test_a_worker_takes_the_drivers_word_and_does_not_ask_cuda(monkeypatch, back
     assert cpu.has_cuda() == (backend == "cuda")
     assert (torch.cuda.current_device is before) == (backend == "cuda")
     assert cpu.worker_environment()[cpu.BACKEND] == backend
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_a_driver_follows_its_workers_in_what_they_do_and_not_in_what_it_does_itself(monkeypatch):
+    monkeypatch.delenv(cpu.BACKEND, raising=False)
+    try:
+        cpu.follow_workers(True)
+        assert (cpu.has_cuda(), cpu.own_cuda()) == (True, False)
+        assert cpu.worker_environment() == {cpu.BACKEND: "cuda"}
+        environment: dict[str, str] = {}
+        monkeypatch.setattr(os, "environ", environment)
+        before = torch.cuda.current_device
+        cpu.prepare_process()
+        assert environment["DS_ACCELERATOR"] == "cpu"
+        assert torch.cuda.current_device is not before
+    finally:
+        cpu.follow_workers(None)
+    assert not cpu.has_cuda()
+
+
+def test_a_driver_with_cuda_has_workers_without(monkeypatch):
+    monkeypatch.delenv(cpu.BACKEND, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    try:
+        cpu.follow_workers(False)
+        assert (cpu.has_cuda(), cpu.own_cuda()) == (False, True)
+        assert cpu.worker_environment()[cpu.BACKEND] == "cpu"
+        before = torch.cuda.current_device
+        cpu.prepare_worker()
+        assert torch.cuda.current_device is before
+    finally:
+        cpu.follow_workers(None)
+
+
+@pytest.mark.parametrize(("value", "has_cuda"), [("cuda", True), ("gpu", True), ("cpu", False)])
+def test_the_user_names_the_backend_as_the_installation_does(monkeypatch, value, has_cuda):
+    monkeypatch.setenv(cpu.BACKEND, value)
+    assert cpu.has_cuda() is has_cuda
+
+
+def test_a_backend_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv(cpu.BACKEND, "rocm")
+    with pytest.raises(UserError, match="^LMM_R1_BACKEND=rocm must be cuda or cpu"):
+        cpu.has_cuda()
 
 
 def test_torchvision_can_be_imported():

@@ -9,6 +9,8 @@
 SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=examples/scripts/lmm_r1/reward_service.sh
 source "$SCRIPTS/reward_service.sh"
+# shellcheck source=examples/scripts/lmm_r1/gpus.sh
+source "$SCRIPTS/gpus.sh"
 
 stop_children() {
   local pid
@@ -50,6 +52,7 @@ rl_stage() {
     --actor.num_gpus_per_node "$NUM_GPUS" --critic.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS"
     --vllm.num_engines "$NUM_GPUS"
   )
-  stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" \
+  fit_to_memory rl
+  stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" "${FITTING[@]}" \
     "${inputs[@]}" "${outputs[@]}" "${gpus[@]}" "${@:2}"
 }

@@ -1,20 +1,23 @@
 # shellcheck shell=bash
 # Sourced by common.sh: a reward service of the script's own, on a free port, until the script ends.
 #   REWARD_URL     /get_reward of a service that is already running; empty: one is started here
+#   REWARD_HOST    address of this machine that it listens on; other nodes of a run do not reach the default
 #   REWARD_WAIT_S  seconds that it may take to start
 : "${REWARD_URL:=}"
+: "${REWARD_HOST:=127.0.0.1}"
 : "${REWARD_WAIT_S:=120}"
 REWARD_FOLDER=
 
 start_reward_service() {
   if [[ -z $REWARD_URL && $DRY_RUN == 1 ]]; then
-    REWARD_URL=http://127.0.0.1:PORT/get_reward
+    REWARD_URL=http://$REWARD_HOST:PORT/get_reward
   fi
   [[ -z $REWARD_URL ]] || return 0
   REWARD_FOLDER=$(mktemp -d)
-  "$PYTHON" -m remote_rm.math_verifier --port 0 --port-file "$REWARD_FOLDER/port" >"$REWARD_FOLDER/log" 2>&1 &
+  "$PYTHON" -m remote_rm.math_verifier --host "$REWARD_HOST" --port 0 --port-file "$REWARD_FOLDER/port" \
+    >"$REWARD_FOLDER/log" 2>&1 &
   local deadline=$((SECONDS + REWARD_WAIT_S))
-  until [[ -s $REWARD_FOLDER/port ]] && answers "http://127.0.0.1:$(<"$REWARD_FOLDER/port")/health"; do
+  until [[ -s $REWARD_FOLDER/port ]] && answers "http://$REWARD_HOST:$(<"$REWARD_FOLDER/port")/health"; do
     if ! kill -0 "$!" 2>/dev/null || ((SECONDS > deadline)); then
       echo "the reward service did not start:" >&2
       cat "$REWARD_FOLDER/log" >&2
@@ -22,7 +25,7 @@ start_reward_service() {
     fi
     sleep 0.2
   done
-  REWARD_URL="http://127.0.0.1:$(<"$REWARD_FOLDER/port")/get_reward"
+  REWARD_URL="http://$REWARD_HOST:$(<"$REWARD_FOLDER/port")/get_reward"
 }
 
 answers() {

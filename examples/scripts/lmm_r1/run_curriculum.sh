@@ -26,12 +26,15 @@ checkpoints=("base=$MODEL")
 
 if [[ -n $SFT_DATA ]]; then
   launcher=("$PYTHON")
-  ((${NUM_GPUS:-1} == 1)) || launcher+=(-m torch.distributed.run --standalone --nproc-per-node "$NUM_GPUS")
+  # One process for each GPU.
+  processes=${NUM_GPUS:-$(gpus_here)}
+  ((processes <= 1)) || launcher+=(-m torch.distributed.run --standalone --nproc-per-node "$processes")
   inputs=(--model.model_name_or_path "$MODEL" --data.dataset "$SFT_DATA")
   OUTPUT=$ROOT/cold_start
   outputs=(--ckpt.output_dir "$OUTPUT" --logger.stage_name cold_start)
-  stage "$OUTPUT" "${launcher[@]}" -m lmm_r1.cli.train_sft --config "$SFT_CONFIG" "${inputs[@]}" "${outputs[@]}" \
-    --train.seed "$SEED"
+  fit_to_memory sft
+  stage "$OUTPUT" "${launcher[@]}" -m lmm_r1.cli.train_sft --config "$SFT_CONFIG" "${FITTING[@]}" \
+    "${inputs[@]}" "${outputs[@]}" --train.seed "$SEED"
   MODEL=$OUTPUT
   checkpoints=("cold_start=$MODEL")
 fi

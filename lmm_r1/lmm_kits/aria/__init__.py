@@ -49,9 +49,13 @@ class AriaKit(LmmKit):
                 f"--ds.experts_implementation {experts}: transformers computes this architecture's experts one after the "
                 "other only; leave the flag out"
             )
-        model = super().load_model(
+        return super().load_model(
             path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
         )
+
+    def adapt(self, model: AriaForConditionalGeneration) -> AriaForConditionalGeneration:
+        """Turn the cache off, and make the patch positions of the vision tower exact in any dtype."""
+        super().adapt(model)
         # Transformers rounds the patches' places (0 to 1) to the pixels' dtype before it looks them up: in bf16, 34 of
         # the 70 rows and as many columns of a released model's image get their neighbour's position.
         embeddings = model.model.vision_tower.embeddings

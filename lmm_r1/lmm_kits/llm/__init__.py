@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -51,11 +52,21 @@ class LanguageModelKit(LmmKit):
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
         """Load the model with its generation cache off."""
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
+        return self.adapt(
+            AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                **kwargs,
+            )
         )
-        model.config.use_cache = False
-        return model
+
+    def model_class_of(self, config: PretrainedConfig) -> type[PreTrainedModel]:
+        """Return transformers' class; raises UserError for an architecture whose code comes with the checkpoint."""
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise UserError(f"{config.name_or_path}: transformers has no class for {config.model_type}")
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
     def load_processor(self, path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
         """Load the tokenizer; raises UserError when the folder has none or it has no chat template."""

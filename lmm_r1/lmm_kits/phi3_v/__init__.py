@@ -76,8 +76,7 @@ class Phi3VKit(LmmKit):
                 f"{path}: {len(missing)} weights are not in this checkpoint, {missing[0]} among them; copy the original "
                 "model's weight files into it"
             )
-        model.config.use_cache = False
-        return model
+        return self.adapt(model)
 
     def load_processor(self, path: str, *, trust_remote_code: bool) -> Phi3VProcessor:
         """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking.

@@ -55,20 +55,24 @@ class Phi4MultimodalKit(LmmKit):
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> Phi4MultimodalForCausalLM:
-        """Load the model with its cache off, bidirectional attention in its towers, and its dead weights frozen.
-
-        Weights are dead where no loss of ours reaches them: the audio tower, and of the vision tower its pooling head
-        and the layers behind the one whose output is taken (`feature_layer`, the last but one in the release).
-        """
+        """Load the model as `adapt` says; an adapter beside it is not loaded, which a warning says."""
         if (Path(path) / VISION_ADAPTER_FOLDER).is_dir():
             logger.warning(
                 "%s: the adapter in %s/ is not loaded; convert Microsoft's original checkpoint to have it in the weights",
                 path,
                 VISION_ADAPTER_FOLDER,
             )
-        model = super().load_model(
+        return super().load_model(
             path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
         )
+
+    def adapt(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalForCausalLM:
+        """Turn the cache off, make attention in the towers bidirectional, and freeze dead weights.
+
+        Weights are dead where no loss of ours reaches them: the audio tower, and of the vision tower its pooling head
+        and the layers behind the one whose output is taken (`feature_layer`, the last but one in the release).
+        """
+        super().adapt(model)
         towers.attend_bidirectionally(model)
         dead = towers.dead_prefixes(model.config)
         for name, weight in model.named_parameters():

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from lmm_r1.data.messages import Message, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import Video
@@ -147,6 +147,9 @@ class QwenVlKit(LmmKit):
             "pixel_values": torch.cat([patches[place] for place in order.tolist()]),
             "image_grid_thw": grids[order],
         }
+
+    def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel:
+        return model.model.visual
 
     def filler_media(self, config: PretrainedConfig) -> tuple[list[int], Media]:
         """Return the smallest legal image sample: one merged patch of zeros between its two markers."""

@@ -20,8 +20,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lmm_r1.models.packed.block_attention import attend_in_blocks, fits_block_kernel
 from lmm_r1.models.packed.cpu_attention import attend_on_cpu, fits_cpu_kernel
 from lmm_r1.models.packed.layout import PackedLayout
+from lmm_r1.models.packed.prefix_keys import repeat_prefixes
+from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 # No "flash" in it: transformers would look for a kernel of that name.
 PACKED_ATTENTION = "lmm_packed"
@@ -123,8 +126,10 @@ def _attention(
     layout, group = attention_mask.layout, attention_mask.group
     if group is not None:
         query, key, value = tokens_for_heads(query, key, value, group=group)
-    if _takes_varlen(query, layout, dropout=dropout):
+    if _takes_varlen(query, value, layout, window=window, dropout=dropout):
         output = _in_one_call(query, key, value, layout, window=window, scaling=scaling)
+    elif fits_block_kernel(query, key, dropout=dropout):
+        output = attend_in_blocks(query, key, value, layout, window=window, scaling=scaling)
     else:
         output = _by_segment(query, key, value, layout, window=window, scaling=scaling, dropout=dropout)
     return (output if group is None else heads_for_tokens(output, group=group)), None
@@ -143,18 +148,16 @@ def _by_segment(
     """Attend segment by segment; masks are as large as a segment and its prefix, and are shared by all layers."""
     if fits_cpu_kernel(query, value, layout, window=window, dropout=dropout):
         return attend_on_cpu(query, key, value, layout, window=window, scaling=scaling)
+    varlen = layout.varlen(device=query.device)
     # Slices would each send back a gradient of the whole sequence's length.
-    queries, keys, values = (tensor.split(layout.lengths, dim=2) for tensor in (query, key, value))
+    queries = query.split(layout.lengths, dim=2)
+    keys, values = (repeat_prefixes(tensor, varlen, dim=2).split(layout.key_lengths, dim=2) for tensor in (key, value))
     outputs = []
-    for index, segment in enumerate(layout.segments):
-        own_keys, own_values = keys[index], values[index]
-        if segment.prefix is not None:
-            own_keys = torch.cat([keys[segment.prefix], own_keys], dim=2)
-            own_values = torch.cat([values[segment.prefix], own_values], dim=2)
+    for index, (own_queries, own_keys, own_values) in enumerate(zip(queries, keys, values, strict=True)):
         plain = layout.is_plain(index, window=window)
         outputs.append(
             scaled_dot_product_attention(
-                queries[index],
+                own_queries,
                 own_keys,
                 own_values,
                 attn_mask=None if plain else layout.mask(index, window=window, device=query.device),
@@ -167,9 +170,14 @@ def _by_segment(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
-def _takes_varlen(query: torch.Tensor, layout: PackedLayout, *, dropout: float) -> bool:
-    """Whether the GPU's varlen kernels take the sequence: half precision, causal, no dropout."""
-    return query.is_cuda and query.dtype != torch.float32 and not any(layout.has_block) and not dropout
+def _takes_varlen(
+    query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
+) -> bool:
+    """Whether the GPU's kernel for sequences of varying length takes this: causal, half precision, no dropout."""
+    if not query.is_cuda or any(layout.has_block) or dropout:
+        return False
+    kernel = varlen_kernel()
+    return kernel is not None and kernel.takes(query, value, window=window)
 
 
 def _in_one_call(
@@ -182,31 +190,11 @@ def _in_one_call(
     scaling: float | None,
 ) -> torch.Tensor:
     """Attend over all segments in one call of the GPU's kernel for sequences of varying length."""
-    varlen = layout.varlen(device=query.device)
+    kernel, varlen = varlen_kernel(), layout.varlen(device=query.device)
+    assert kernel is not None, "asked before"
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D), (T, K, D)
-    if varlen.key_index is not None:
-        keys, values = keys.index_select(0, varlen.key_index), values.index_select(0, varlen.key_index)
-    ends = (varlen.query_ends, varlen.key_ends, varlen.longest_query, varlen.longest_key)
-    sizes = (-1 if window is None else window - 1, 0)
-    kernel = _flash_attn_kernel()
-    if kernel is not None:
-        output = kernel(queries, keys, values, *ends, softmax_scale=scaling, causal=True, window_size=sizes)
-    else:
-        from torch.nn.attention.varlen import varlen_attn
-
-        grouped = queries.shape[1] != keys.shape[1]
-        output = varlen_attn(queries, keys, values, *ends, scale=scaling, window_size=sizes, enable_gqa=grouped)
-    return output[None]
-
-
-def _flash_attn_kernel() -> Any | None:
-    """Return flash-attn's kernel where it is compiled; the stand-in in compat/ has none."""
-    try:
-        import flash_attn_2_cuda  # noqa: F401
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return None
-    return flash_attn_varlen_func
+    keys, values = (repeat_prefixes(tensor, varlen, dim=0) for tensor in (keys, values))
+    return kernel.attend(queries, keys, values, varlen, causal=True, window=window, scaling=scaling)[None]
 
 
 def tokens_for_heads(

@@ -7,7 +7,7 @@ which is exact. PyTorch's kernel takes the merged values in the backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from lmm_r1.models.packed.layout import PackedLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-# Up to this many queries, the backward kernel is two to six times as fast in single precision as in bfloat16.
+# Up to this many queries, the backward kernel is two to six times as fast in single precision as in bfloat16, in which
+# it also rounds the sums for keys and values with each of its blocks of queries.
 _SHORT = 384
 
 
@@ -107,7 +108,9 @@ class _CpuAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
-        for_query, for_key, for_value = (torch.empty_like(tensor) for tensor in (query, key, value))
+        # What a token gets as part of its segment and of a prefix is summed in single precision.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = [torch.empty_like(tensor, dtype=wide) for tensor in (query, key, value)]
 
         def gradients(call: _Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             dtype = torch.float32 if _is_short(call) and query.dtype.itemsize == 2 else query.dtype
@@ -117,19 +120,29 @@ class _CpuAttention(torch.autograd.Function):
             bias = None if call.bias is None else call.bias.to(dtype)
             return _backward(*given, 0.0, call.is_causal, attn_mask=bias, scale=ctx.scaling)
 
-        for call in ctx.own:
-            places = for_query[:, :, call.queries], for_key[:, :, call.keys], for_value[:, :, call.keys]
-            for place, part in zip(places, gradients(call), strict=True):
-                place.copy_(part)
-        for call in ctx.shared:
-            places = for_query[:, :, call.queries], for_key[:, :, call.keys], for_value[:, :, call.keys]
-            for place, part in zip(places, gradients(call), strict=True):
-                place.add_(part)
+        shared = [piece for whole in ctx.shared for piece in _pieces(whole, query.dtype)]
+        for call in (*ctx.own, *shared):
+            places = (call.queries, call.keys, call.keys)
+            for total, place, part in zip(sums, places, gradients(call), strict=True):
+                if call.keys == call.queries:
+                    total[:, :, place] = part
+                else:
+                    total[:, :, place] += part
+        for_query, for_key, for_value = (total.to(query.dtype) for total in sums)
         return for_query, for_key, for_value, None, None, None
 
 
 def _is_short(call: _Call) -> bool:
     return call.queries.stop - call.queries.start <= _SHORT
+
+
+def _pieces(call: _Call, dtype: torch.dtype) -> Iterator[_Call]:
+    """Yield a call on a prefix in pieces whose gradients are computed in single precision."""
+    if dtype.itemsize != 2:
+        yield call
+        return
+    for start in range(call.queries.start, call.queries.stop, _SHORT):
+        yield replace(call, queries=slice(start, min(start + _SHORT, call.queries.stop)))
 
 
 def _merge(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import Any, TypeVar
 
 import torch
+
+from lmm_r1.models.packed.varlen_kernel import Stretches
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +39,7 @@ class PackedLayout:
 
     segments: tuple[Segment, ...]
     block_ids: torch.Tensor | None = None
-    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
-    _varlen: dict[tuple, VarlenLayout] = field(default_factory=dict, repr=False)
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @property
     def length(self) -> int:
@@ -51,6 +55,11 @@ class PackedLayout:
         if self.block_ids is None:
             return (False,) * len(self.segments)
         return tuple(bool((part >= 0).any()) for part in self.block_ids.split(self.lengths))
+
+    @cached_property
+    def key_lengths(self) -> tuple[int, ...]:
+        """How many keys each segment attends to, those of its prefix among them."""
+        return tuple(self.prefix_length(segment) + segment.length for segment in self.segments)
 
     def prefix_length(self, segment: Segment) -> int:
         return 0 if segment.prefix is None else self.segments[segment.prefix].length
@@ -74,6 +83,16 @@ class PackedLayout:
         """Whether the window keeps a token from some of a prefix that it attends to without it."""
         return any(segment.prefix is not None and self._is_cut(segment, window) for segment in self.segments)
 
+    def cuts(self, *, window: int | None) -> bool:
+        """Whether the window keeps a token from any that it attends to without it."""
+        return any(self._is_cut(segment, window) for segment in self.segments)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returns, made once for all layers under this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def mask(self, index: int, *, window: int | None, device: torch.device) -> torch.Tensor:
         """Return which keys each token of a segment attends to, (L, P + L): those of its prefix first, then its own.
 
@@ -83,17 +102,14 @@ class PackedLayout:
         segment = self.segments[index]
         window = window if self._is_cut(segment, window) else None
         blocks = index if self.has_block[index] else None
-        key = (segment.length, self.prefix_length(segment), window, blocks, device)
-        if key not in self._masks:
-            self._masks[key] = self._make_mask(segment, window=window, has_block=blocks is not None, device=device)
-        return self._masks[key]
+        key = ("mask", segment.length, self.prefix_length(segment), window, blocks, device)
+        return self.once(
+            key, lambda: self._make_mask(segment, window=window, has_block=blocks is not None, device=device)
+        )
 
     def varlen(self, *, device: torch.device) -> VarlenLayout:
         """Return the layout as varlen kernels take it."""
-        key = (device,)
-        if key not in self._varlen:
-            self._varlen[key] = VarlenLayout.of(self, device=device)
-        return self._varlen[key]
+        return self.once(("varlen", device), lambda: VarlenLayout.of(self, device=device))
 
     def _is_cut(self, segment: Segment, window: int | None) -> bool:
         return window is not None and self.prefix_length(segment) + segment.length > window
@@ -114,33 +130,54 @@ class PackedLayout:
         return mask
 
 
-@dataclass(frozen=True, kw_only=True)
-class VarlenLayout:
-    """A packed sequence as varlen kernels take it; the causal mask ends at the last key of each segment."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RepeatedPrefix:
+    """A prefix that stands among the keys of every segment behind it as well as among its own."""
 
-    query_ends: torch.Tensor
-    """Where the queries of each segment end, from 0 on, (S + 1,), int32."""
-    key_ends: torch.Tensor
-    """Where its keys end, (S + 1,), int32."""
-    key_index: torch.Tensor | None
-    """The T tokens in the order of all segments' keys, prefixes repeated; None where no segment has a prefix."""
-    longest_query: int
-    longest_key: int
+    start: int
+    """Where it stands in the packed sequence."""
+    copies: torch.Tensor
+    """The places of each copy of its P tokens among all segments' keys, its own first, (copies, P)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VarlenLayout(Stretches):
+    """A packed sequence of T tokens as varlen kernels take it, and its K keys, prefixes repeated."""
+
+    key_index: torch.Tensor
+    """The token of each of the K keys, (K,)."""
+    own_keys: torch.Tensor
+    """Which of the K keys is each token's own, (T,)."""
+    prefixes: tuple[RepeatedPrefix, ...]
+    """Those with segments behind them; none where every token has one key."""
 
     @classmethod
     def of(cls, layout: PackedLayout, *, device: torch.device) -> VarlenLayout:
         places = [torch.arange(segment.start, segment.end) for segment in layout.segments]
-        keys = [
-            own if segment.prefix is None else torch.cat([places[segment.prefix], own])
-            for segment, own in zip(layout.segments, places, strict=True)
-        ]
-        shared = any(segment.prefix is not None for segment in layout.segments)
+        tokens = torch.cat(
+            [
+                own if segment.prefix is None else torch.cat([places[segment.prefix], own])
+                for segment, own in zip(layout.segments, places, strict=True)
+            ]
+        )
+        keys = torch.arange(len(tokens)).split(layout.key_lengths)
+        own_keys = [key[layout.prefix_length(segment) :] for segment, key in zip(layout.segments, keys, strict=True)]
+        copies: dict[int, list[torch.Tensor]] = {}
+        for segment, key in zip(layout.segments, keys, strict=True):
+            if segment.prefix is not None:
+                seen = copies.setdefault(segment.prefix, [own_keys[segment.prefix]])
+                seen.append(key[: layout.prefix_length(segment)])
         return cls(
             query_ends=_ends(layout.lengths, device=device),
-            key_ends=_ends([len(index) for index in keys], device=device),
-            key_index=torch.cat(keys).to(device) if shared else None,
+            key_ends=_ends(layout.key_lengths, device=device),
+            key_index=tokens.to(device),
+            own_keys=torch.cat(own_keys).to(device),
+            prefixes=tuple(
+                RepeatedPrefix(start=layout.segments[prefix].start, copies=torch.stack(seen).to(device))
+                for prefix, seen in copies.items()
+            ),
             longest_query=max(layout.lengths),
-            longest_key=max(map(len, keys)),
+            longest_key=max(layout.key_lengths),
         )
 
 

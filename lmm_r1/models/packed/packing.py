@@ -77,7 +77,7 @@ def pack_batch(
 ) -> PackedSequence:
     """Return a padded batch (B, T) as one packed sequence.
 
-    Rows of the batch with the same prompt and the same object as its media share both where `share_prefix` is set; each
+    Rows of the batch with the same prompt and media of the same key share both where `share_prefix` is set; each
     has the media behind its prompt to itself.
 
     Args:

@@ -73,11 +73,4 @@ SEAMS: tuple[Seam, ...] = (
         reason="which GPU a worker is on, whatever its number there",
         signature="",
     ),
-    Seam(
-        upstream="openrlhf.trainer.ray.utils:get_bundle_indices",
-        how="used",
-        ours="lmm_r1.generation.run_engines:create_engines",
-        reason="engines over several GPUs are placed as OpenRLHF places them",
-        signature="placement_group index length",
-    ),
 )

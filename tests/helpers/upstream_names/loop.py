@@ -24,7 +24,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.ppo_train",
         how="subclassed",
         ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.ppo_train",
-        reason="without CUDA critic and policy are updated one after the other",
+        reason="critic and policy are updated one after the other where they share GPUs, or have none",
         signature="self global_steps",
     ),
     Seam(

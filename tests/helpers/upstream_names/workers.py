@@ -119,13 +119,20 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ray.launcher:RayActorGroup",
-        how="used",
-        ours="lmm_r1.trainer.run:train",
-        reason="placing and calling the model workers",
+        how="subclassed",
+        ours="lmm_r1.cluster.placement:NodeSortedGroup",
+        reason="calling the model workers, of which consecutive ranks are on one node",
         signature=(
             "self num_nodes num_gpus_per_node ray_actor_type pg num_gpus_per_actor duplicate_actors resources "
             "num_resources_per_node"
         ),
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors",
+        how="subclassed",
+        ours="lmm_r1.cluster.placement:NodeSortedGroup._initiate_actors",
+        reason="upstream gives rank i the bundle i, on whichever node that is",
+        signature="self pg num_gpus_per_actor",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch",

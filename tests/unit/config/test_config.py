@@ -341,3 +341,12 @@ def test_a_user_reads_settings_from_their_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stage.yaml").write_text("train.seed: 7\n", encoding="utf-8")
     assert parse(PPOConfig, ["--config", "stage.yaml"], prog="p", description="d").train.seed == 7
+
+
+def test_restarts_need_a_number_and_something_to_go_on_from():
+    assert resolve(ppo()).ckpt.max_restarts == 0
+    assert resolve(ppo(ckpt__max_restarts=2)).ckpt.max_restarts == 2
+    with pytest.raises(UserError, match="^--ckpt.max_restarts -1 must be 0 or more$"):
+        resolve(ppo(ckpt__max_restarts=-1))
+    with pytest.raises(UserError, match="^--ckpt.max_restarts 1: with --ckpt.disable_ds no step is saved"):
+        resolve(ppo(ckpt__max_restarts=1, ckpt__disable_ds=True))

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 from helpers.conversations import message, row
+from helpers.samples import media_ref
 
 from lmm_r1.data.sample import Sample, Segment
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
-IMAGE, SCREEN = {"pixel_values": "prompt's"}, {"pixel_values": "observation's"}
+IMAGE, SCREEN = media_ref("prompt's"), media_ref("observation's")
 PROMPT = Segment(kind="prompt", token_ids=(1, 2, 3), media=IMAGE)
 QUESTION = row(message("user", "?"), answer="2")
 
@@ -46,7 +47,7 @@ def test_one_response_behind_its_prompt():
     assert one.loss_mask == [False, False, False, True, True]
     assert one.action_ranges == [(3, 5)]
     assert one.log_probs == [0.0, 0.0, 0.0, -4.0, -5.0]
-    assert [(item.start, item.tensors) for item in one.media] == [(0, IMAGE)]
+    assert [(item.start, item.ref) for item in one.media] == [(0, IMAGE)]
     assert (one.generated_tokens, one.truncated) == (2, False)
     assert (one.prompt, one.label) == ('[{"role":"user","content":"?"}]', "2")
 
@@ -56,7 +57,7 @@ def test_turns_with_observations_between_them():
     assert TURNS.loss_mask == [token in (4, 5, 9, 11, 12, 13) for token in range(1, 14)]
     assert TURNS.action_ranges == [(3, 5), (8, 9), (10, 13)]
     assert TURNS.log_probs == [0, 0, 0, -4, -5, 0, 0, 0, -9, 0, -11, -12, -13]
-    assert [(item.start, item.tensors) for item in TURNS.media] == [(0, IMAGE), (5, SCREEN)]
+    assert [(item.start, item.ref) for item in TURNS.media] == [(0, IMAGE), (5, SCREEN)]
     assert (TURNS.generated_tokens, TURNS.truncated) == (6, True)
     assert [len(segment.token_ids) for segment in TURNS.generated] == [2, 1, 3]
 
@@ -101,4 +102,4 @@ def test_the_prompt_of_a_group_stays_one_object_on_its_way():
     group = [sample(PROMPT, generated(4)), sample(PROMPT, generated(5))]
     for one, other in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group)):
         assert one.segments[0] is other.segments[0]
-        assert one.media[0].tensors is other.media[0].tensors
+        assert one.media[0].key == other.media[0].key == "prompt's"

@@ -1,6 +1,7 @@
 """What vLLM is told, on machines with and without a GPU: one answer for training and for everything outside of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ SETTINGS = EngineSettings(
     batch_rows=1,
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,
+    enforce_eager=False,
     seed=3,
     trust_remote_code=False,
 )
@@ -34,7 +36,9 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
     return str(tiny_checkpoint("qwen2_5_vl"))
 
 
-def outside_of_training(checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool) -> dict[str, Any]:
+def outside_of_training(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, enforce_eager: bool = False
+) -> dict[str, Any]:
     """What chats, evaluations and batch inference give to vLLM."""
     given: dict[str, Any] = {}
 
@@ -44,7 +48,7 @@ def outside_of_training(checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has
 
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     monkeypatch.setattr(vllm_engine, "LLM", load)
-    VllmEngine(checkpoint, SETTINGS)
+    VllmEngine(checkpoint, replace(SETTINGS, enforce_eager=enforce_eager))
     return given
 
 
@@ -74,6 +78,12 @@ def test_cuda_graphs_are_used_where_there_is_cuda(arguments_of, checkpoint, monk
 
 def test_training_does_without_cuda_graphs_where_it_is_told_to(checkpoint, monkeypatch):
     arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.enforce_eager": True})
+    assert arguments["enforce_eager"] is True
+
+
+@pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
+def test_other_engines_do_without_cuda_graphs_where_they_are_told_to(has_cuda, checkpoint, monkeypatch):
+    arguments = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda, enforce_eager=True)
     assert arguments["enforce_eager"] is True
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
+from helpers.samples import media_ref
 from PIL import Image
 
-from lmm_r1.data.sample import Sample
+from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
@@ -30,8 +31,10 @@ SETTINGS = GroupSettings(
     logprobs=True,
     ignore_eos=False,
     overlong_prompts="error",
+    media=True,
 )
 PROMPT = row(message("user", "1+1?"), answer="2")
+PICTURE = row(message("user", IMAGE, "?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 
 
@@ -84,21 +87,32 @@ TWO_SAMPLES = (
 )
 
 
+def no_store(media: Any) -> MediaRef:
+    pytest.fail(f"nobody asks for {media}")
+
+
 def run(
-    prompt=PROMPT, *, pieces=TWO_SAMPLES, settings=SETTINGS, scorer=None, kit=None, banned=()
+    prompt=PROMPT, *, pieces=TWO_SAMPLES, settings=SETTINGS, scorer=None, kit=None, banned=(), store=no_store
 ) -> tuple[list[Sample], StreamingEngine, GroupRollout]:
     engine = StreamingEngine(pieces)
     rollout = GroupRollout(
         codec=PromptCodec(kit=kit or CharacterKit(), processor=None, banned_token_ids=banned),
         scorer=scorer or RecordingScorer(),
         in_thread=asyncio.to_thread,
+        store=store,
     )
     made = rollout.run(engine, prompt, settings, weight_version=7)
     return asyncio.run(asyncio.wait_for(made, timeout=10)), engine, rollout
 
 
 def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
-    samples, engine, rollout = run(row(message("user", IMAGE, "?"), answer="2"), banned=(PLACEHOLDER, AFTER_IMAGE))
+    put: list[Any] = []
+
+    def store(media: Any) -> MediaRef:
+        put.append(media)
+        return media_ref(f"object {len(put)}")
+
+    samples, engine, rollout = run(PICTURE, banned=(PLACEHOLDER, AFTER_IMAGE), store=store)
     assert rollout.codec.kit.encoded == 1
     ((request, parameters),) = engine.requests
     assert request["prompt_token_ids"] == [ord("u"), PLACEHOLDER, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
@@ -110,8 +124,20 @@ def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
     for sample in samples:
         assert sample.token_ids[: len(expanded)] == expanded
         assert sample.action_ranges[0][0] == len(expanded)
-    (one,), (other,) = (sample.media for sample in samples)
-    assert one.tensors is other.tensors, "one object travels once"
+    assert put == [{"pixels": 1}]
+    assert [[(item.start, item.key) for item in sample.media] for sample in samples] == [[(0, "object 1")]] * 2
+
+
+def test_media_that_nobody_trains_on_are_not_stored():
+    # `no_store` fails.
+    samples, engine, _ = run(PICTURE, settings=replace(SETTINGS, media=False))
+    assert "image" in engine.requests[0][0]["multi_modal_data"]
+    assert [sample.media for sample in samples] == [(), ()]
+
+
+def test_media_of_a_prompt_without_room_are_not_stored():
+    settings = replace(SETTINGS, max_len=10, overlong_prompts="skip")
+    assert run(PICTURE, settings=settings)[0] == []
 
 
 def test_a_text_prompt_has_no_media():

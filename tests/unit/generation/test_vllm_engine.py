@@ -26,6 +26,7 @@ SETTINGS = EngineSettings(
     batch_rows=1,
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,
+    enforce_eager=False,
     seed=3,
     trust_remote_code=False,
 )

@@ -1,12 +1,15 @@
+import gzip
+import hashlib
 import itertools
 import random
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
+from lmm_r1.tasks import digits
 from lmm_r1.tasks.digits import (
     DIGIT_WORDS,
     DigitsTask,
@@ -23,6 +26,8 @@ from lmm_r1.tasks.task import split_of
 pytestmark = pytest.mark.unit
 
 TASK = DigitsTask()
+SCANS = Path(digits.__file__).with_name("digits.csv.gz")
+TABLE = np.loadtxt(SCANS, delimiter=",", dtype=int)
 
 
 def make(modality, *, split="train", rows=200, seed=0, task=TASK):
@@ -249,10 +254,16 @@ def test_an_image_share_below_0_or_above_1_is_refused(share):
         DigitsTask(image_share=share)
 
 
+def test_the_scans_are_those_of_scikit_learn():
+    # 1797 lines of 64 pixels and the digit: what `sklearn.datasets.load_digits` reads. Rows made of others would differ.
+    content = gzip.decompress(SCANS.read_bytes())
+    assert hashlib.sha256(content).hexdigest() == "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+
+
 def test_every_scan_is_in_exactly_one_split_under_its_digit():
     train, test = scan_indices("train"), scan_indices("test")
     assert sorted(index for indices in train + test for index in indices) == list(range(1797))
-    target = load_digits().target
+    target = TABLE[:, -1]
     for digit in range(10):
         assert {int(target[index]) for index in train[digit] + test[digit]} == {digit}
         assert len(test[digit]) >= 20
@@ -261,7 +272,7 @@ def test_every_scan_is_in_exactly_one_split_under_its_digit():
 
 
 def test_a_scan_is_chalk_on_a_grey_board():
-    raw = load_digits().images[0]
+    raw = TABLE[0, :-1].reshape(8, 8)
     pixels = np.asarray(scan(0)).astype(int)
     assert (pixels[raw == 0] == 122).all()
     assert (pixels[raw == 16] == 255).all()
@@ -272,7 +283,7 @@ def test_a_scan_is_chalk_on_a_grey_board():
 def test_each_digit_lies_in_the_column_of_its_place_inside_a_cell():
     page = Page()
     rng = random.Random(0)
-    target = load_digits().target
+    target = TABLE[:, -1]
     sizes, shifts = set(), set()
     for _ in range(500):
         digits = tuple(rng.randrange(10) for _ in range(rng.randint(1, 3)))

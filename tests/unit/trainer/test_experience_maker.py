@@ -7,11 +7,12 @@ import pytest
 import ray
 import torch
 from helpers.experiences import group, sample, trained
+from helpers.samples import media_ref
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.data.sample import PlacedMedia
+from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.trainer.experience_maker import KitExperienceMaker, is_on_policy, pass_limits, sample_sizes
 
 pytestmark = pytest.mark.unit
@@ -80,7 +81,7 @@ def maker(*, share_prefix: bool = True, **groups: WorkerGroup | PPOConfig) -> Ki
 
 def rollout() -> list[Experience]:
     """Four groups of two: text, image, the same text with another image, and text again."""
-    image, other = {"pixel_values": torch.zeros(1)}, {"pixel_values": torch.zeros(1)}
+    image, other = media_ref("image"), media_ref("other")
     return [
         *group([1, 2], [9, 1]),
         *group([3, 4, 5, 6], [2, 4], media=image),
@@ -103,11 +104,18 @@ def test_a_group_has_prompt_and_media_in_common():
     assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6, 0]
 
 
+def test_a_group_is_known_of_samples_that_came_one_by_one():
+    # By the identity of their media they would be four groups.
+    sizes = sample_sizes([pickle.loads(pickle.dumps(one)) for one in rollout()])
+    names = [size.group for size in sizes]
+    assert [names.index(name) for name in names] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
 def test_media_behind_the_prompt_make_no_other_group():
-    image = {"pixels": torch.ones(1)}
-    own = [(PlacedMedia(0, image), PlacedMedia(4, {"pixels": torch.zeros(1)})) for _ in range(2)]
+    image = PlacedRef(0, media_ref("image"))
+    own = [(image, PlacedRef(4, media_ref(f"screen of {name}"))) for name in ("one", "other")]
     samples = [sample([1, 2], [4, 5, 6]) for _ in range(4)]
-    for one, media in zip(samples, (image, *own, {"pixels": torch.ones(1)}), strict=True):
+    for one, media in zip(samples, ((image,), *own, (PlacedRef(0, media_ref("other")),)), strict=True):
         one.mm_train_inputs = [media]
     names = [size.group for size in sample_sizes(samples)]
     assert [names.index(name) for name in names] == [0, 0, 0, 3]
@@ -139,7 +147,7 @@ def test_the_rollouts_models_run_on_whole_groups_of_known_places():
     passes = maker().split_rollout_samples(rollout())
     assert sorted(indices(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     for experience in passes:
-        assert len({id(media) for media in experience.mm_train_inputs}) == 1
+        assert len(set(experience.mm_train_inputs)) == 1
     # 2 + 9 + 1 tokens, and the second sample padded by 8 on the right.
     first = next(experience for experience in passes if experience.index == [0, 1])
     assert first.sequences.tolist() == [[1, 2, *[50] * 9], [1, 2, 51, *[0] * 8]]
@@ -253,12 +261,12 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
         assert not any(experience.kl.any() for experience in later)
 
 
-def test_a_groups_media_stay_one_object_on_the_way_to_a_worker():
+def test_passes_know_a_group_by_its_media_on_the_other_side_too():
     made = maker()
     passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
     for step in made.update_passes(passes, step=0).steps:
         for experience in pickle.loads(pickle.dumps(step)):
-            assert len({id(media) for media in experience.mm_train_inputs}) == 1
+            assert len({media_before(media, 1) for media in experience.mm_train_inputs}) == 1
 
 
 @pytest.mark.parametrize("has_cuda", [True, False])

@@ -1,5 +1,6 @@
 """The RL loop over prompts that are filtered: what is gathered is learnt from, and what is left out is told."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ class PlayedTrainer(KitPPOTrainer):
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function from the answers of a run's prompts to its trainer."""
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
 
     def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None) -> PlayedTrainer:
         flags = {
@@ -125,6 +126,27 @@ def test_every_group_that_differs_is_learnt_from_and_the_others_are_counted(trai
     assert learnt == {f"line {line}" for line, answer in enumerate(MIXED, start=1) if answer in "abcde"}
     assert run.generator.different == BATCH * steps, "none that was generated is lost"
     assert sum(run.filtered) == run.generator.asked - run.generator.different
+
+
+def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):
+    """Their media are held in Ray's object store as long as they are."""
+    run = trainer(MIXED, episodes=3)
+    learnt: list[weakref.ref[Experience]] = []
+    alive: list[int] = []
+    generate = run.generator.generate
+
+    def generated(*arguments: Any) -> list[list[Sample]]:
+        alive.append(sum(experience() is not None for experience in learnt))
+        return generate(*arguments)
+
+    def train_step(samples: list[Experience], step: int) -> tuple[dict[str, Any], int]:
+        learnt.extend(map(weakref.ref, samples))
+        return {}, step + 1
+
+    run.generator.generate, run.train_step = generated, train_step
+    steps = run.fit()
+    assert len(learnt) == 2 * BATCH * steps >= 4
+    assert alive == [0] * len(alive)
 
 
 def test_a_run_whose_prompts_are_used_up_ends_with_its_last_full_step_and_says_so(trainer, capsys):

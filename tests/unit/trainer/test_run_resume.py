@@ -63,7 +63,7 @@ def calls() -> list[tuple[str, str, dict]]:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KitPPOTrainer]:
-    monkeypatch.setattr(ray, "get", lambda references: references)
+    monkeypatch.setattr(ray, "get", lambda references, timeout=None: references)
 
     def make(states: dict[str, Any] | None = None, **changes: object) -> KitPPOTrainer:
         given = {name.replace("__", "."): value for name, value in changes.items()}
@@ -169,6 +169,21 @@ def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, call
     trainer._save_before_stop(states)
     assert (asked(calls), trainer.progress().saved) == ([], None)
     assert "step 5 could not be saved" in caplog.text
+
+
+def test_workers_that_wait_for_a_lost_one_are_not_waited_for(make_trainer, calls, caplog, monkeypatch):
+    trainer = make_trainer()
+    states = at(trainer, 5)
+    trainer.updates_before = [7, 7]
+
+    def get(references: list, timeout: float | None = None) -> None:
+        assert timeout == 120, "this would hang for as long as the others do"
+        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(ray, "get", get)
+    trainer._save_before_stop(states)
+    assert [method for _, method, _ in calls] == ["updates_made", "updates_made"]
+    assert "step 5 could not be saved (Get timed out" in caplog.text
 
 
 def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.conversations import message, row
-from helpers.samples import generated_sample, of_answer, unrewarded
+from helpers.samples import generated_sample, media_ref, of_answer, unrewarded
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
@@ -31,6 +31,7 @@ SETTINGS = GroupSettings(
     logprobs=False,
     ignore_eos=False,
     overlong_prompts="skip",
+    media=True,
 )
 
 
@@ -119,7 +120,7 @@ def test_an_experience_marks_the_response_among_the_next_tokens():
 @pytest.mark.parametrize("response", [[8, 9], [8], list(range(8, 20)), []])
 @pytest.mark.parametrize("rewarded", [True, False])
 def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
-    media = {"pixel_values": torch.ones(1)}
+    media = media_ref("image")
     known = [-float(token) for token in response]
     given = generated_sample(
         (5, 6, 7), response, media=media, log_probs=known, reward=2.0, score=1.0, parts={"a": 0.5}
@@ -130,7 +131,7 @@ def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
         {
             "prompt": given.prompt,
             "label": given.label,
-            "mm_train_inputs": media,
+            "mm_train_inputs": given.media,
             "observation_tokens": [5, 6, 7, *response],
             "action_ranges": [(3, 3 + len(response))],
             "rollout_log_probs": [0.0] * 3 + known,
@@ -169,16 +170,15 @@ def test_an_experience_of_several_turns_marks_what_was_generated():
 
 
 def test_media_behind_the_prompt_keep_their_places():
-    image, screen = {"pixel_values": torch.ones(1)}, {"pixel_values": torch.zeros(1)}
+    image, screen = media_ref("image"), media_ref("screen")
     given = generated_sample((5, 6), (7, 8, 9), media=image)
     seen = Segment(kind="observation", token_ids=(10, 11), media=screen)
     ((first, second),) = experience_of(replace(given, segments=(*given.segments, seen)), max_len=16).mm_train_inputs
     assert (first.start, second.start) == (0, 5)
-    assert first.tensors is image
-    assert second.tensors is screen
+    assert (first.ref, second.ref) == (image, screen)
     text = generated_sample((5, 6), (7, 8, 9))
     ((alone,),) = experience_of(replace(text, segments=(*text.segments, seen)), max_len=16).mm_train_inputs
-    assert (alone.start, alone.tensors) == (5, screen)
+    assert (alone.start, alone.ref) == (5, screen)
 
 
 def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():

@@ -48,6 +48,7 @@ def test_groups_are_generated_as_the_flags_say():
         logprobs=True,
         ignore_eos=False,
         overlong_prompts="skip",
+        media=True,
     )
     assert group_settings(settings) == expected
 

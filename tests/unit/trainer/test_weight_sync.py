@@ -1,16 +1,22 @@
 """How weights are put into buckets, and in which order trainer and engines are called for them."""
 
+import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from ray.util import collective
 from torch.nn import Parameter
 
+from lmm_r1 import cpu
 from lmm_r1.checkpoints.stored_weights import StoredWeights
 from lmm_r1.generation.weight_bucket import weights_in
+from lmm_r1.generation.worker_extension import BucketWeights
 from lmm_r1.trainer import weight_sync
 from lmm_r1.trainer.weight_sync import BroadcastChannel, SharedMemoryChannel, buckets
+from lmm_r1.trainer.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit
 
@@ -99,3 +105,111 @@ def test_every_rank_shares_its_buffer_and_keeps_it_until_the_engines_have_read_i
     assert handles == {"GPU-0": "handle of 0", "GPU-1": "handle of 1"}
     assert got == ("get", ["first", "second"])
     assert all(torch.equal(weight, SENT[name]) for name, weight in weights_in(buffer, slots))
+
+
+class RayCollective:
+    """Plays Ray's collective groups between the threads of this process: who joins as which rank, and broadcasts of rank 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.joined: list[tuple[int, int, str, str]] = []
+        self.calls: list[str] = []
+        self.sent: queue.Queue[torch.Tensor] = queue.Queue()
+        self.waiting = threading.Semaphore(0)
+        self.receivers = 0
+        monkeypatch.setattr(collective, "init_collective_group", self._init)
+        monkeypatch.setattr(collective, "broadcast", self._broadcast)
+
+    def _init(self, *, world_size: int, rank: int, backend: str, group_name: str) -> None:
+        self.joined.append((world_size, rank, backend, group_name))
+
+    def _broadcast(self, buffer: torch.Tensor, source: int, *, group_name: str) -> None:
+        assert (source, group_name) == (0, "openrlhf")
+        if threading.current_thread() is not threading.main_thread():
+            self.waiting.release()
+            buffer.copy_(self.sent.get(timeout=10))
+            return
+        # As NCCL's: it goes on when all others have come.
+        assert all(self.waiting.acquire(timeout=10) for _ in range(self.receivers)), "all engines take part"
+        self.calls.append("broadcast")
+        for _ in range(self.receivers):
+            self.sent.put(buffer.clone())
+
+
+def played_trainer(*, engines: list[Any]) -> KitActorPPOTrainer:
+    """A trainer of which only the part that sends weights through Ray is set up."""
+    trainer = object.__new__(KitActorPPOTrainer)
+    vllm = SimpleNamespace(num_engines=len(engines), tensor_parallel_size=2, sync_with_ray=True)
+    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm))
+    trainer.args, trainer.vllm_engines = trainer.strategy.args, engines
+    return trainer
+
+
+def test_trainer_and_engines_join_one_group_of_rays(monkeypatch):
+    """Upstream's own methods, on both sides."""
+    played = RayCollective(monkeypatch)
+    asked: list[tuple[tuple, dict]] = []
+    engine = SimpleNamespace(
+        init_process_group=SimpleNamespace(remote=lambda *given, **settings: asked.append((given, settings)))
+    )
+    monkeypatch.setattr(cpu, "has_cuda", lambda: True)
+    monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.get", lambda refs: refs)
+    trainer = played_trainer(engines=[engine, engine])
+    trainer._init_vllm_sync_group("nccl")
+    assert trainer._model_update_group == "openrlhf"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for given, settings in asked:
+        # Its two workers.
+        for rank in range(2):
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            worker = BucketWeights()
+            worker.init_process_group(*given, **settings)
+            assert (worker._model_update_with_ray, worker._model_update_group) == (True, "openrlhf")
+    assert played.joined == [(5, rank, "nccl", "openrlhf") for rank in range(5)]
+
+
+def test_weights_through_ray_reach_every_engine_bit_by_bit(monkeypatch):
+    played = RayCollective(monkeypatch)
+    weights = {
+        "a": torch.randn(3, 5).bfloat16(),
+        "b": torch.tensor(-0.0).bfloat16(),
+        "c": torch.randn(4, 2).bfloat16().t(),
+    }
+    loaded: list[dict[str, torch.Tensor]] = []
+
+    def engine(number: int) -> SimpleNamespace:
+        worker = BucketWeights()
+        worker._model_update_with_ray, worker._model_update_group = True, "openrlhf"
+        worker.device, worker.model_config = torch.device("cpu"), SimpleNamespace(dtype=torch.bfloat16)
+        loaded.append({})
+
+        def load(weights: Any) -> None:
+            loaded[number].update((name, value.clone()) for name, value in weights)
+
+        worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load))
+
+        def remote(slots: Any) -> threading.Thread:
+            played.calls.append(f"engine {number}")
+            thread = threading.Thread(target=worker.receive_bucket, args=(slots,))
+            thread.start()
+            return thread
+
+        return SimpleNamespace(receive_bucket=SimpleNamespace(remote=remote))
+
+    def get(threads: list[threading.Thread]) -> None:
+        played.calls.append("get")
+        for thread in threads:
+            thread.join(timeout=10)
+
+    engines = [engine(number) for number in range(2)]
+    played.receivers = len(engines)
+    monkeypatch.setattr(weight_sync.ray, "get", get)
+    monkeypatch.setattr(weight_sync.dist, "get_rank", lambda: 0)
+    trainer = played_trainer(engines=engines)
+    trainer._model_update_group = "openrlhf"
+    BroadcastChannel(engines, trainer._broadcast).send(weights)
+    assert played.calls == ["engine 0", "engine 1", "broadcast", "get"]
+    for received in loaded:
+        assert received.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert torch.equal(received[name].view(torch.int16), weight.contiguous().view(torch.int16)), name

@@ -1,10 +1,13 @@
 """Attention over packed sequences against plain attention with a mask worked out token by token; what refuses them."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.varlen_kernels import Calls, of_torch, without_groups, without_windows
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -18,9 +21,11 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from lmm_r1.models.packed import attention
+from lmm_r1.models.packed import attention, block_attention
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
 from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.varlen_kernel import varlen_kernel
+from lmm_r1.models.vision_windows import WINDOW_ATTENTION
 
 pytestmark = pytest.mark.unit
 
@@ -123,78 +128,70 @@ def test_so_it_does_segment_by_segment(kind, window, monkeypatch):
     check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
 
 
-def flash_attention(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    query_ends: torch.Tensor,
-    key_ends: torch.Tensor,
-    longest_query: int,
-    longest_key: int,
-    *,
-    softmax_scale: float,
-    causal: bool,
-    window_size: tuple[int, int],
-) -> torch.Tensor:
-    """What flash-attn's kernel for varying lengths is documented to compute: (T, H, D) of (T, H, D) and (K, G, D)."""
-    assert causal
-    assert window_size[1] == 0
-    repeats = queries.shape[1] // keys.shape[1]
-    outputs = []
-    for index in range(len(query_ends) - 1):
-        q = queries[query_ends[index] : query_ends[index + 1]].transpose(0, 1)  # (H, L, D)
-        part = slice(key_ends[index], key_ends[index + 1])
-        k, v = (tensor[part].repeat_interleave(repeats, dim=1).transpose(0, 1) for tensor in (keys, values))
-        assert q.shape[1] <= longest_query
-        assert k.shape[1] <= longest_key
-        # The last query stands at the last key.
-        place = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-        back = place - torch.arange(k.shape[1])
-        mask = (back >= 0) & (back <= window_size[0] if window_size[0] >= 0 else back >= 0)
-        scores = (q @ k.transpose(-1, -2) * softmax_scale).masked_fill(~mask, -torch.inf)
-        outputs.append((scores.softmax(dim=-1) @ v).transpose(0, 1))
-    return torch.cat(outputs)
+KERNELS = {
+    "PyTorch": of_torch,
+    "PyTorch without groups": without_groups,
+    "PyTorch without groups and windows": without_windows,
+}
 
 
-def varlen_attn(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *ends: Any,
-    scale: float,
-    window_size: Any,
-    enable_gqa: bool,
-) -> torch.Tensor:
-    """PyTorch's kernel of the same kind, as it is called."""
-    assert enable_gqa == (queries.shape[1] != keys.shape[1])
-    return flash_attention(queries, keys, values, *ends, softmax_scale=scale, causal=True, window_size=window_size)
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let packed attention take the ways of GPUs, in single precision."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    varlen_kernel.cache_clear()
+
+    def takes(
+        query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
+    ) -> bool:
+        return not any(layout.has_block) and (window is None or varlen_kernel().takes_windows)
+
+    monkeypatch.setattr(attention, "_takes_varlen", takes)
+    monkeypatch.setattr(attention, "fits_block_kernel", lambda query, key, *, dropout: True)
+    monkeypatch.setattr(block_attention, "_kernel", lambda: flex_attention)
+    # PyTorch's reference has a backward pass on CPUs, too.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
+    yield
+    varlen_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", ["flash-attn", "PyTorch"])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("kind", ["samples by themselves", "shared prefixes"])
-def test_so_it_does_in_one_call_of_a_kernel_for_varying_lengths(kind, window, grouped, kernel, monkeypatch):
-    flash = flash_attention if kernel == "flash-attn" else None
-    monkeypatch.setattr(attention, "_flash_attn_kernel", lambda: flash)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr(attention, "_takes_varlen", lambda *given, **settings: True)
-    given = inputs(LAYOUTS[kind], grouped=grouped)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_so_it_does_in_one_call_on_a_gpu(kind, window, kernel, monkeypatch, on_gpu):
+    calls: Calls = []
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", KERNELS[kernel](calls))
+    monkeypatch.setattr(attention, "_by_segment", None)
+    given = inputs(LAYOUTS[kind], grouped=True)
     check(attend(given, LAYOUTS[kind], window=window, scaling=0.3), given, LAYOUTS[kind], window=window)
+    # The kernel for all layouts takes what that for sequences of varying length does not.
+    varies = any(LAYOUTS[kind].has_block) or (window is not None and kernel.endswith("windows"))
+    assert len(calls) == (0 if varies else 1)
 
 
-def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout():
-    half, single = (SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+def test_the_kernels_for_varying_lengths_take_half_precision_on_gpus_without_runs_and_dropout(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    varlen_kernel.cache_clear()
+
+    def takes(
+        layout: PackedLayout, *, is_cuda: bool = True, dtype: torch.dtype = torch.bfloat16, **given: Any
+    ) -> bool:
+        query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 2, layout.length, 64))
+        settings = {"window": None, "dropout": 0.0, **given}
+        return attention._takes_varlen(query, query, layout, **settings)
+
     plain, runs = LAYOUTS["shared prefixes"], LAYOUTS["runs that attend in both directions"]
-    assert attention._takes_varlen(half, plain, dropout=0.0)
-    assert not attention._takes_varlen(half, runs, dropout=0.0)
-    assert not attention._takes_varlen(half, plain, dropout=0.1)
-    assert not attention._takes_varlen(single, plain, dropout=0.0)
-    assert not attention._takes_varlen(torch.zeros(1, dtype=torch.bfloat16), plain, dropout=0.0)
+    assert takes(plain)
+    assert takes(plain, window=3)
+    assert not takes(runs)
+    assert not takes(plain, dropout=0.1)
+    assert not takes(plain, dtype=torch.float32)
+    assert not takes(plain, is_cuda=False)
 
-
-def test_without_a_compiled_flash_attn_there_is_no_kernel_of_it():
-    assert attention._flash_attn_kernel() is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    varlen_kernel.cache_clear()
+    assert not takes(plain)
+    varlen_kernel.cache_clear()
 
 
 def test_layers_may_name_their_window_themselves():
@@ -283,4 +280,6 @@ def test_of_a_model_with_towers_the_language_models_attention_alone_is_replaced(
 
     model = make_actor(tiny_checkpoint("qwen2_5_vl"), packing_samples=True).model
     assert model.config.text_config._attn_implementation == PACKED_ATTENTION
-    assert model.config.vision_config._attn_implementation == "sdpa"
+    assert model.config.vision_config._attn_implementation == WINDOW_ATTENTION
+    other = make_actor(tiny_checkpoint("gemma3"), packing_samples=True).model
+    assert other.config.vision_config._attn_implementation == "sdpa"

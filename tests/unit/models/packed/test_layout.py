@@ -101,6 +101,10 @@ def test_kernels_get_where_queries_and_keys_end_and_prefixes_once_for_each_segme
     assert varlen.query_ends.tolist() == [0, 3, 5, 6, 10]
     assert varlen.key_ends.tolist() == [0, 3, 8, 12, 16]
     assert varlen.key_index.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
+    assert varlen.own_keys.tolist() == [0, 1, 2, 6, 7, 11, 12, 13, 14, 15]
+    (prefix,) = varlen.prefixes
+    assert prefix.start == 0
+    assert prefix.copies.tolist() == [[0, 1, 2], [3, 4, 5], [8, 9, 10]]
     assert (varlen.longest_query, varlen.longest_key) == (4, 5)
     assert varlen.query_ends.dtype is varlen.key_ends.dtype is torch.int32
 
@@ -108,6 +112,7 @@ def test_kernels_get_where_queries_and_keys_end_and_prefixes_once_for_each_segme
 def test_without_prefixes_keys_are_taken_as_they_stand():
     layout = PackedLayout(segments=(Segment(start=0, end=2), Segment(start=2, end=5)))
     varlen = VarlenLayout.of(layout, device=CPU)
-    assert varlen.key_index is None
+    assert varlen.prefixes == ()
+    assert varlen.key_index.tolist() == varlen.own_keys.tolist() == [0, 1, 2, 3, 4]
     assert varlen.query_ends.tolist() == varlen.key_ends.tolist() == [0, 2, 5]
     assert layout.varlen(device=CPU) is layout.varlen(device=CPU), "made once for all layers"

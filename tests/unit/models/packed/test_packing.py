@@ -232,6 +232,15 @@ def test_samples_of_one_prompt_that_differ_in_media_alone_are_no_group():
     assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 1, 3]
 
 
+def test_a_group_is_known_by_the_key_of_its_media_and_not_by_the_objects():
+    prompt = [8, IMAGE, IMAGE, 11]
+    # Fetched twice, and another one.
+    media = [(PlacedMedia(0, image(value), ref_key=key),) for value, key in ((1.0, "a"), (1.0, "a"), (2.0, "b"))]
+    packed = pack([(prompt, [21]), (prompt, [22]), (prompt, [23])], media=media)
+    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2]
+    assert packed.layout.lengths == (4, 1, 1, 5)
+
+
 def test_without_shared_prefixes_every_sample_has_its_own_media():
     prompt, one = [8, IMAGE, IMAGE, 11], image(1.0)
     packed = pack([(prompt, [21]), (prompt, [22])], media=[one, one], share=False)

@@ -1,0 +1,101 @@
+"""Log-probs and the loss of the policy's update, as the trainer computes them, on a machine without the training stack.
+
+Made of the parts that `lmm_r1.models.actor.KitActor` is made of, which itself needs OpenRLHF and DeepSpeed; a test holds
+the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from train_batches import GroupBatch
+from transformers import PreTrainedModel
+
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
+from lmm_r1.models.packed.attention import packed_as
+from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import Targets
+
+LAYOUTS = ("padded", "packed", "shared")
+# Log-probs from all logits at once, or without them, as the trainer has them of most models.
+LOGITS = ("chunked", "whole")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A kit's model whose text tower takes packed sequences."""
+
+    kit: LmmKit
+    model: PreTrainedModel
+    run: Callable[..., Any]
+    """What is called: the model, or DeepSpeed's engine around it."""
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, kit: LmmKit, model: PreTrainedModel, *, banned: tuple[int, ...], temperature: float = 1.0) -> Policy:
+        """Return the policy of a model, whose rollout never samples `banned` tokens."""
+        place = next(model.parameters()).device
+        banned_token_ids = torch.tensor(banned, dtype=torch.long, device=place)
+        sampler = Sampler(temperature=temperature, banned_token_ids=banned_token_ids)
+        return cls(kit=kit, model=model, run=model, sampler=sampler)
+
+    def log_probs(self, batch: GroupBatch, *, layout: str, logits: str) -> torch.Tensor:
+        """Return the responses' log-probs (B, T - 1), 0 elsewhere.
+
+        Args:
+            layout: one of `LAYOUTS`.
+            logits: one of `LOGITS`.
+        """
+        place = self.sampler.banned_token_ids.device
+        sequences, attention_mask = batch.sequences.to(place), batch.attention_mask.to(place)
+        wanted = batch.action_mask.to(place)
+        inputs = BatchInputs.of(self.model, kit=self.kit, config=self.model.config)
+        if layout == "padded":
+            rows, width = sequences.shape
+            arguments = inputs.padded(sequences, attention_mask, batch.media)
+            target_ids = torch.zeros_like(arguments["input_ids"])
+            target_ids[:rows, : width - 1] = sequences[:, 1:]
+            return self._predicted(arguments, target_ids, logits=logits)[:rows, : width - 1] * wanted
+        packed, arguments = inputs.packed(
+            sequences,
+            attention_mask,
+            batch.media,
+            targets=Targets(wanted=wanted, shared=True),
+            share_prefix=layout == "shared",
+        )
+        with packed_as(packed.layout):
+            arguments = {**arguments, "logits_to_keep": packed.sources}
+            log_probs = self._predicted(arguments, packed.target_ids[None], logits=logits)
+        return packed.scatter(log_probs[0], like=wanted)
+
+    def _predicted(self, arguments: Mapping[str, Any], target_ids: torch.Tensor, *, logits: str) -> torch.Tensor:
+        """Return the log-probs of target tokens (B, K), of which the model computes logits."""
+        layer = self.model.get_output_embeddings()
+        if logits == "chunked" and type(layer) is torch.nn.Linear:
+            outcomes = TokenOutcomes(targets=target_ids, sampler=self.sampler, entropy=False)
+            with token_outcomes(layer, outcomes):
+                output = self.run(**arguments, use_cache=False)
+            found = outcomes.of(output["logits"])
+            if found is not None:
+                return found[0]
+        scores = self.sampler(self.run(**arguments, use_cache=False)["logits"])
+        return scores.gather(-1, target_ids.unsqueeze(-1)).squeeze(-1) - scores.logsumexp(-1)
+
+
+def policy_loss(
+    log_probs: torch.Tensor, advantages: torch.Tensor, action_mask: torch.Tensor, *, clip: float = 0.2
+) -> torch.Tensor:
+    """Return PPO's clipped loss of an on-policy step, the mean over response tokens (https://arxiv.org/abs/1707.06347).
+
+    Args:
+        log_probs: (B, T - 1).
+        advantages: (B, T - 1) or (B, 1).
+        action_mask: (B, T - 1).
+    """
+    ratio = (log_probs - log_probs.detach()).exp()
+    gains = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -(gains * action_mask).sum() / action_mask.sum()

@@ -1,0 +1,252 @@
+"""Predicted memory of update passes against what the process really takes, for eleven small trainings on a CPU.
+
+python benchmarks/plan.py [--cases NAME ...] [--output benchmarks/results/plan.json]
+
+Each training runs in a process of its own: a model is made, loaded and given to DeepSpeed's engine by the strategy of the
+trainers, then makes three optimizer steps. Measured is the peak of its resident memory in those steps, above what it had
+before the model was loaded; predicted is what `lmm_r1.planning` says of the same settings and batch, from the config alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from machine import machine_name
+from memory import forget_peak, resident_bytes, resident_peak
+
+from lmm_r1 import cpu
+
+if TYPE_CHECKING:
+    from lmm_r1.planning.pass_memory import EmptyModel, PassBatch
+
+STEPS = 2
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training."""
+
+    role: str = "policy"
+    arch: str = "qwen2_5_vl"
+    hidden_size: int = 512
+    layers: int = 8
+    kind: str = "text"
+    """Of the groups, see `train_batches`."""
+    scale: float = 2.0
+    """Of the groups' lengths."""
+    samples: int = 4
+    param_dtype: str = "fp32"
+    checkpointing: bool = False
+    lora_rank: int = 0
+    freeze_visual_encoder: bool = False
+    entropy: bool = False
+    zero_stage: int = 2
+    passes: int = 1
+    """Of one optimizer step."""
+
+
+CASES = {
+    "text": Case(scale=4.0),
+    "text, checkpointing": Case(checkpointing=True),
+    "text, bf16, two passes": Case(param_dtype="bf16", passes=2, scale=0.25, samples=2),
+    "text, 8 samples, checkpointing": Case(scale=4.0, samples=8, checkpointing=True),
+    "text, wide": Case(hidden_size=1024, layers=6, scale=1.0, entropy=True),
+    "image": Case(kind="image", samples=8),
+    "image, bf16, checkpointing": Case(
+        kind="image", scale=0.25, samples=2, layers=4, param_dtype="bf16", checkpointing=True
+    ),
+    "image, LoRA": Case(kind="image", lora_rank=16, hidden_size=768),
+    "mixed, frozen vision tower, another architecture": Case(
+        arch="gemma3", kind="mixed", freeze_visual_encoder=True, passes=2
+    ),
+    "critic": Case(role="critic", scale=4.0),
+    "critic, ZeRO-3": Case(role="critic", zero_stage=3, checkpointing=True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--measure", metavar="NAME", help="only measure this case in this process, for the benchmark")
+    parser.add_argument("--model", type=Path, help="the case's checkpoint")
+    parser.add_argument(
+        "--output", type=Path, help="also write the JSON to this file, with its cases that are not run"
+    )
+    arguments = parser.parse_args()
+    # Before anything imports torch or DeepSpeed.
+    cpu.prepare_process()
+    if arguments.measure:
+        print(json.dumps(measure(CASES[arguments.measure], arguments.model)))
+        return
+    results: dict[str, Any] = {}
+    if arguments.output and arguments.output.exists():
+        results = {entry["case"]: entry for entry in json.loads(arguments.output.read_text())["cases"]}
+    for name in arguments.cases:
+        results[name] = compare(name, CASES[name])
+        print(json.dumps(results[name]), file=sys.stderr, flush=True)
+        report = {
+            "benchmark": "plan",
+            "machine": machine_name(),
+            "cases": [results[case] for case in CASES if case in results],
+            "largest_error": max(abs(entry["ratio"] - 1) for entry in results.values()),
+        }
+        if arguments.output:
+            arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report))
+
+
+def compare(name: str, case: Case) -> dict[str, Any]:
+    """Return a case's settings, and its memory as predicted and as measured in a process of its own."""
+    from train_batches import build_tiny_checkpoint
+
+    from lmm_r1.lmm_kits import get_kit
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_tiny_checkpoint(
+            get_kit(case.arch), Path(folder), hidden_size=case.hidden_size, layers=case.layers
+        )
+        predicted, parameters = predict(case, model)
+        command = [sys.executable, __file__, "--measure", name, "--model", str(model)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "case": name,
+        **asdict(case),
+        **parameters,
+        "predicted_mib": round(predicted / MIB, 1),
+        "measured_mib": round(measured["peak"] / MIB, 1),
+        "measured_after_loading_mib": round(measured["loaded"] / MIB, 1),
+        "seconds": measured["seconds"],
+        "ratio": round(predicted / measured["peak"], 4),
+    }
+
+
+def load_settings(case: Case) -> dict[str, Any]:
+    return {
+        "attn_implementation": "auto",
+        "param_dtype": case.param_dtype,
+        "packing_samples": True,
+        "share_prefix": True,
+        "freeze_visual_encoder": case.freeze_visual_encoder,
+        "lora_rank": case.lora_rank,
+        "max_len": 16384,
+    }
+
+
+def batch_of(case: Case, model: Path) -> PassBatch:
+    from train_batches import groups_of, make_batch
+
+    from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.planning.pass_memory import PassBatch
+
+    checkpoint = Checkpoint(str(model))
+    groups = groups_of(case.kind, scale=case.scale)
+    batch = make_batch(checkpoint.kit, checkpoint.processor, checkpoint.config, groups=groups, samples=case.samples)
+    return PassBatch(
+        sequences=batch.sequences,
+        attention_mask=batch.attention_mask,
+        action_mask=batch.action_mask,
+        media=list(batch.media),
+    )
+
+
+def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
+    """Return the bytes that the case will take, and the sizes of model and batch."""
+    from lmm_r1.planning.pass_memory import empty_model
+    from lmm_r1.planning.zero_memory import ZeroSettings, trained_states
+
+    empty: EmptyModel = empty_model(
+        str(model), case.role, settings=load_settings(case), checkpointing=case.checkpointing
+    )
+    width = {"fp32": 4, "bf16": 2}[case.param_dtype]
+    states = trained_states(
+        empty.size,
+        ZeroSettings(
+            stage=case.zero_stage,
+            ranks=1,
+            offload=False,
+            weight_bytes=width,
+            sum_bytes=4,
+            on_gpu=False,
+            passes=case.passes,
+        ),
+    )
+    batch = batch_of(case, model)
+    passing = empty.pass_bytes(batch, entropy=case.entropy, bytes_per_gradient=states.per_gradient)
+    print(json.dumps({"pass_mib": passing // MIB, **asdict(states)}), file=sys.stderr)
+    sizes = {"parameters": empty.size.parameters, "trained": empty.size.trained}
+    return states.peak(passing), {**sizes, "tokens": int(batch.attention_mask.sum())}
+
+
+def measure(case: Case, model: Path) -> dict[str, float]:
+    """Return how much memory this process takes for loading, and at most in optimizer steps; in bytes."""
+    import torch
+
+    from lmm_r1 import dotted
+    from lmm_r1.config import PPOConfig, to_openrlhf_args
+    from lmm_r1.models.actor import KitActor
+    from lmm_r1.models.value_model import KitValueModel
+    from lmm_r1.trainer.strategy import default_to_one_process, make_strategy
+
+    default_to_one_process()
+    settings = {
+        "actor.model_name_or_path": str(model),
+        "ds.param_dtype": case.param_dtype,
+        "ds.zero_stage": case.zero_stage,
+        "train.batch_size": case.passes,
+    }
+    args = to_openrlhf_args(dotted.replace(PPOConfig(), settings))
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    batch = batch_of(case, model)
+    # What is there before a run's first model is: the libraries' memory, which their first use makes.
+    torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
+    before = resident_bytes()
+    given = {**load_settings(case), "ds_config": strategy.get_ds_train_config()}
+    if case.role == "critic":
+        actor: Any = KitValueModel(str(model), "critic", value_head_prefix="score", **given)
+    else:
+        actor = KitActor(str(model), **given)
+    if case.checkpointing:
+        actor.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = {
+        **{name: getattr(args.actor, name) for name in ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio")},
+        "muon": vars(args.actor.muon),
+        "adam": vars(args.actor.adam),
+        "max_norm": 1.0,
+        "scheduler_steps": STEPS,
+    }
+    actor, _, _ = strategy.prepare((actor, optimizer))
+    forget_peak()
+    loaded = resident_bytes()
+    extra = {} if case.role == "critic" else {"return_entropy": case.entropy}
+    actor.train()
+    began = time.perf_counter()
+    for _ in range(STEPS * case.passes):
+        values, output = actor(
+            batch.sequences,
+            batch.action_mask,
+            attention_mask=batch.attention_mask,
+            return_output=True,
+            media=batch.media,
+            **extra,
+        )
+        loss = (values + output.entropy[:, -values.shape[1] :] if case.entropy else values).mean()
+        del output, values
+        strategy.backward(loss, actor, None)
+        strategy.optimizer_step(None, actor, None)
+    seconds = time.perf_counter() - began
+    return {"peak": resident_peak() - before, "loaded": loaded - before, "seconds": round(seconds, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`lmm-r1 plan`: what a run will take of the memory of GPUs and machines, told before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse, prepare_training, user_errors
+from lmm_r1.config import Config, PPOConfig, SFTConfig, resolve
+from lmm_r1.config.plan import PlanMachineConfig, PlanPPOConfig, PlanSFTConfig
+
+if TYPE_CHECKING:
+    from lmm_r1.planning.estimates import PlanImage
+    from lmm_r1.planning.machine import Machine
+    from lmm_r1.planning.plan import Plan
+
+PROG = "lmm-r1 plan"
+DESCRIPTION = (
+    "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
+    "`lmm-r1 plan ...` those of train_ppo_ray."
+)
+# Nothing is read of rows, and nobody is asked for rewards.
+NOT_READ = "not-read"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the plan; the process ends with code 1 where the run cannot fit."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments and arguments[0] in ("train_ppo_ray", "train_sft") else "train_ppo_ray"
+    if command == "train_sft":
+        supervised = parse(PlanSFTConfig, arguments, prog=f"{PROG} train_sft", description=DESCRIPTION)
+        with user_errors(PROG):
+            _plan_sft(supervised)
+    else:
+        config = parse(PlanPPOConfig, arguments, prog=PROG, description=DESCRIPTION)
+        with user_errors(PROG):
+            _plan_ppo(config)
+
+
+def _plan_ppo(given: PlanPPOConfig) -> None:
+    unread: dict[str, object] = {}
+    if not given.data.prompt_dataset:
+        unread["data.prompt_dataset"] = NOT_READ
+    if not (given.reward.remote_url or given.reward.model_name_or_path):
+        unread["reward.remote_url"] = f"http://{NOT_READ}"
+    config = resolve(dotted.replace(_without_machine(given, PPOConfig), unread))
+
+    def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.ppo_plan import plan_ppo
+
+        return plan_ppo(changed, machine, image=image)
+
+    _print(config, given, path=config.actor.model_name_or_path, make=make)
+
+
+def _plan_sft(given: PlanSFTConfig) -> None:
+    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
+    config = resolve(dotted.replace(_without_machine(given, SFTConfig), unread))
+
+    def make(changed: SFTConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.sft_plan import plan_sft
+
+        return plan_sft(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+
+    _print(config, given, path=config.model.model_name_or_path, make=make)
+
+
+def _print(
+    config: Config,
+    given: PlanMachineConfig,
+    *,
+    path: str | None,
+    make: Callable[[Config, Machine, PlanImage | None], Plan],
+) -> None:
+    """Print the plan of a run on the machine that was named; raises UserError where it does not fit.
+
+    Args:
+        path: of the trained model.
+        make: makes the plan of settings on a machine, with an image in each prompt or without.
+    """
+    prepare_training(config, model=path)
+    from rich.console import Console
+
+    from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.planning.machine import machine_of
+    from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
+    from lmm_r1.planning.table import print_plan
+
+    assert path is not None, "required by resolve"
+    machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
+    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    image = plan_image(checkpoint, pixels=given.image_pixels) if given.image_pixels else None
+    with unpredictable_refused(path):
+        plan = make(config, machine, image)
+        print_plan(plan, Console(highlight=False))
+        judge(config, plan, replan=lambda changed: make(changed, machine, image))
+
+
+def _without_machine(given: Config, config_class: type[Config]) -> Config:
+    """Return the settings of the planned command alone."""
+    names = (field.name for field in dataclasses.fields(config_class))
+    return config_class(**{name: getattr(given, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The nodes of a Ray cluster, and whether the GPUs that they offer are there or pretended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from lmm_r1 import cpu
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+ADDRESS = "RAY_ADDRESS"
+# Ray names the kind of card beside the count, where it finds one; of `ray start --num-gpus` it believes the count.
+_KIND = "accelerator_type:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A living node of the cluster."""
+
+    id: str
+    address: str
+    gpus: float
+    names_gpus: bool
+    """Whether Ray found out what kind of GPU it has."""
+
+
+def joins() -> bool:
+    """Say whether a run joins a cluster; otherwise it starts one of its own on this machine."""
+    return ADDRESS in os.environ
+
+
+def living_nodes() -> list[Node]:
+    """Return the nodes of the cluster that this process has joined."""
+    return [read_node(entry) for entry in ray.nodes() if entry["Alive"]]
+
+
+def read_node(entry: Mapping[str, Any]) -> Node:
+    """Return a node of `ray.nodes()`."""
+    resources = entry["Resources"]
+    return Node(
+        id=entry["NodeID"],
+        address=entry["NodeManagerAddress"],
+        gpus=resources.get("GPU", 0.0),
+        names_gpus=any(name.startswith(_KIND) for name in resources),
+    )
+
+
+def has_gpus(nodes: Sequence[Node], *, here: str, own_cuda: bool) -> bool:
+    """Say whether a cluster's GPUs are there, and not pretended for machines without.
+
+    They are where Ray names their kind on some node. Where it names none, this machine may know better: it is a node
+    itself, and has CUDA.
+
+    Args:
+        here: id of the node that the driver is on.
+        own_cuda: whether the driver has CUDA.
+    """
+    offering = [node for node in nodes if node.gpus > 0]
+    return any(node.names_gpus or (own_cuda and node.id == here) for node in offering)
+
+
+def follow_cluster() -> None:
+    """Let `cpu.has_cuda` tell what the cluster of RAY_ADDRESS has, instead of what this machine has.
+
+    Before the run joins it: what workers find in their environment is settled then. LMM_R1_BACKEND, where the user has
+    set it, and a run on a cluster of its own are left as they are. Raises UserError where no cluster answers.
+    """
+    if not joins() or cpu.BACKEND in os.environ:
+        return
+    own = cpu.own_cuda()
+    with _joined():
+        nodes, here = living_nodes(), ray.get_runtime_context().get_node_id()
+    found = has_gpus(nodes, here=here, own_cuda=own)
+    cpu.follow_workers(found)
+    offered = sum(node.gpus for node in nodes)
+    if offered and not found:
+        logger.warning(
+            "%s: Ray knows no kind of GPU on any of its %d nodes, so that their %g GPUs are taken for pretended and models "
+            "run on CPUs; if they are real, set %s=cuda",
+            ADDRESS,
+            len(nodes),
+            offered,
+            cpu.BACKEND,
+        )
+
+
+def connect(**settings: Any) -> None:
+    """Join the cluster of RAY_ADDRESS, or start one here, as `ray.init` does with these settings.
+
+    Raises UserError where no cluster answers at the address.
+    """
+    # Otherwise Ray warns that it will leave this alone in future.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Read by a Ray that is started here: an engine's own process would outlive its worker, and keep the GPU's memory.
+    os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
+    try:
+        ray.init(**settings, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        if not joins():
+            raise
+        raise UserError(
+            f"{ADDRESS}={os.environ[ADDRESS]}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
+            "or unset it for a cluster on this machine alone"
+        ) from error
+
+
+@contextlib.contextmanager
+def _joined() -> Iterator[None]:
+    """Join the cluster for a question, unless this process has joined it."""
+    if ray.is_initialized():
+        yield
+        return
+    connect(log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

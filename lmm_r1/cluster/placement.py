@@ -1,0 +1,120 @@
+"""Which GPU each rank of a group of workers gets: ranks that exchange the most lie on one node.
+
+Ray gives the bundles of a placement group to nodes in any order. Tensor-parallel engines, Ulysses groups and ZeRO++
+partitions are consecutive ranks, so bundles are taken node by node.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+logger = logging.getLogger(__name__)
+
+# Longer than Ray takes to find free GPUs; others may hold them.
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """GPUs that are reserved, one a bundle."""
+
+    group: PlacementGroup
+    bundles: tuple[int, ...]
+    """By rank: the bundle that it gets."""
+
+    def place(self, rank: int, **settings: Any) -> PlacementGroupSchedulingStrategy:
+        """Return where Ray is to start a rank's worker."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=self.bundles[rank], **settings
+        )
+
+
+def reserve(gpus: int, *, together: Mapping[str, int]) -> Reservation:
+    """Wait for GPUs and return them in the order of the ranks; warns of ranks that should be on one node and are not.
+
+    Args:
+        together: by flag, how many consecutive ranks should be on one node.
+    """
+    group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
+    ready = group.ready()
+    if not ray.wait([ready], timeout=_PATIENCE_S)[0]:
+        offered, free = (resources.get("GPU", 0) for resources in (ray.cluster_resources(), ray.available_resources()))
+        logger.warning(
+            "waiting for %d GPUs, each with a CPU core: Ray has %g, of which %g are free; more must come free or join",
+            gpus,
+            offered,
+            free,
+        )
+    ray.get(ready)
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    bundles = by_node(nodes, sizes=list(together.values()))
+    for flag, size in together.items():
+        apart = groups_apart([nodes[bundle] for bundle in bundles], size=size)
+        if apart:
+            logger.warning(
+                "%s %d: %d of the %d groups of so many GPUs lie on two nodes or more, as the free GPUs are, and exchange "
+                "over the network what belongs inside a node; take a number that divides the GPUs of each node",
+                flag,
+                size,
+                apart,
+                gpus // size,
+            )
+    return Reservation(group=group, bundles=tuple(bundles))
+
+
+def by_node(nodes: Mapping[int, str], *, sizes: Sequence[int]) -> list[int]:
+    """Return the bundles of a placement group node by node, in which groups of each size are whole where they can be.
+
+    First come whole groups of the largest size; of what is left on each node, whole groups of the next one, and so on.
+
+    Args:
+        nodes: the node of each bundle.
+        sizes: of groups of consecutive ranks that should be on one node.
+    """
+    left: dict[str, list[int]] = {}
+    for bundle in sorted(nodes):
+        left.setdefault(nodes[bundle], []).append(bundle)
+    order: list[int] = []
+    descending = sorted(sizes, reverse=True)
+    for place in range(len(descending) + 1):
+        # What follows starts at a multiple of this, so that smaller groups stay whole, too.
+        size = math.lcm(*descending[place:])
+        for bundles in left.values():
+            end = len(bundles) // size * size
+            order += bundles[:end]
+            del bundles[:end]
+    return order
+
+
+def groups_apart(nodes: Sequence[str], *, size: int) -> int:
+    """Return how many groups of `size` consecutive ranks lie on more than one node.
+
+    Args:
+        nodes: the node of each rank.
+    """
+    return sum(len(set(nodes[start : start + size])) > 1 for start in range(0, len(nodes), size))
+
+
+class NodeSortedGroup(RayActorGroup):
+    """OpenRLHF's workers of one model, each on the GPU that a reservation has for its rank."""
+
+    def _initiate_actors(self, pg: Reservation, num_gpus_per_actor: float) -> None:
+        """Start the workers; all but the first are told the address of the first."""
+        ranks = self._num_nodes * self._num_gpus_per_node
+        self._actor_handlers: list[Any] = []
+        address: Sequence[Any] = (None, None)
+        for rank in range(ranks):
+            options = {"num_cpus": num_gpus_per_actor, "num_gpus": num_gpus_per_actor}
+            worker = self.ray_actor_type.options(**options, scheduling_strategy=pg.place(rank))
+            self._actor_handlers.append(worker.remote(ranks, rank, *address))
+            if rank == 0 and ranks > 1:
+                address = ray.get(self._actor_handlers[0].get_master_addr_port.remote())

@@ -1,0 +1,194 @@
+"""What passes of a run's models take for any number of tokens, from a few of them run without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import torch
+
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.planning.pass_memory import (
+    SMALL,
+    EmptyModel,
+    ModelSize,
+    PassBatch,
+    Role,
+    empty_model,
+    padded_batch,
+    text_batch,
+)
+
+# Tokens of the passes that are run, of models whose kernels are, and of others. Between the last two memory grows evenly:
+# a pass's activations are more than what the largest weight's gradient takes when they are gone.
+RUN = (512, 1024, 1536)
+NOT_RUN = (512, 8192, 16384)
+PROMPT = 256
+# Of a model with more layers, passes are run over so many: every layer holds as much as the one before.
+FEW, MORE = 2, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """How a run builds one of its models, as far as that matters to memory."""
+
+    path: str
+    role: Role
+    param_dtype: str
+    packing_samples: bool
+    share_prefix: bool
+    max_len: int
+    attn_implementation: str = "auto"
+    experts_implementation: str | None = None
+    freeze_visual_encoder: bool = False
+    lora_rank: int = 0
+    target_modules: tuple[str, ...] = ("all-linear",)
+    trust_remote_code: bool = False
+    checkpointing: bool = False
+    reentrant: bool = False
+    entropy: bool = False
+    bytes_per_gradient: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanImage:
+    """A prompt with one image, as the run's processor encodes it."""
+
+    token_ids: tuple[int, ...]
+    media: SampleMedia = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassEstimate:
+    """Bytes of a pass beside weights, sums of gradients and the optimizer's state."""
+
+    floor: float
+    """Of the shortest pass."""
+    base: float
+    per_token: float
+    per_image: float
+    """Beside the image's tokens; 0 where the run has no images."""
+    image_tokens: int
+
+    def pass_bytes(self, tokens: int) -> int:
+        """Return the bytes of a pass over so many tokens, half of which are prompts where those have images."""
+        return int(max(self.floor, self.base + self.per_token * tokens) + self.per_image * self.images(tokens))
+
+    def images(self, tokens: int) -> int:
+        """Return how many images such a pass is taken to have."""
+        return max(1, tokens // (2 * self.image_tokens)) if self.image_tokens else 0
+
+    def tokens(self, room: int, *, step: int) -> int:
+        """Return the most tokens, a multiple of `step`, whose pass takes no more than `room` bytes; 0 if none."""
+        per_token = self.per_token + (self.per_image / (2 * self.image_tokens) if self.image_tokens else 0)
+        tokens = int(max(0.0, room - self.base) / max(per_token, 1)) // step * step
+        while tokens > 0 and self.pass_bytes(tokens) > room:
+            tokens -= step
+        return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEstimate:
+    """A model's weights and passes."""
+
+    size: ModelSize
+    passes: PassEstimate
+
+
+@lru_cache(maxsize=64)
+def size_of(settings: ModelSettings) -> ModelSize:
+    """Return what a model's weights take."""
+    return _built(settings).size
+
+
+def _built(settings: ModelSettings) -> EmptyModel:
+    return empty_model(
+        settings.path,
+        settings.role,
+        settings={
+            "attn_implementation": settings.attn_implementation,
+            "experts_implementation": settings.experts_implementation,
+            "param_dtype": settings.param_dtype,
+            "packing_samples": settings.packing_samples,
+            "share_prefix": settings.share_prefix,
+            "freeze_visual_encoder": settings.freeze_visual_encoder,
+            "lora_rank": settings.lora_rank,
+            "target_modules": settings.target_modules,
+            "max_len": settings.max_len,
+            "trust_remote_code": settings.trust_remote_code,
+        },
+        checkpointing=settings.checkpointing,
+        reentrant=settings.reentrant,
+    )
+
+
+@lru_cache(maxsize=64)
+def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEstimate:
+    """Return what a model and its passes take; one with many layers is run with a few of them."""
+    model = _built(settings)
+    checkpoint = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code)
+
+    def text(tokens: int) -> int:
+        batch = text_batch(checkpoint, prompt=PROMPT, responses=[tokens - PROMPT])
+        return model.pass_bytes(batch, entropy=settings.entropy)
+
+    lengths = RUN if model.size.parameters <= SMALL else NOT_RUN
+    shortest, short, long = (_at_full_depth(model, checkpoint, run=partial(text, n)) for n in lengths)
+    per_token = (long - short) / (lengths[2] - lengths[1])
+    per_image, image_tokens = 0.0, 0
+    if image is not None:
+        image_tokens = len(image.token_ids)
+        batch = _image_batch(image, response=lengths[1])
+        with _few_layers(model, checkpoint, count=FEW):
+            with_image = model.pass_bytes(batch, entropy=settings.entropy)
+            per_image = max(0.0, with_image - text(lengths[1] + image_tokens))
+    held = settings.bytes_per_gradient * model.size.trained
+    passes = PassEstimate(
+        floor=shortest + held,
+        base=short - per_token * lengths[1] + held,
+        per_token=per_token,
+        per_image=per_image,
+        image_tokens=image_tokens,
+    )
+    return ModelEstimate(size=model.size, passes=passes)
+
+
+def _image_batch(image: PlanImage, *, response: int) -> PassBatch:
+    # The response's ids are the prompt's last one: an ordinary token.
+    return padded_batch(image.token_ids, [[image.token_ids[-1]] * response], media=image.media)
+
+
+def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[], int]) -> float:
+    """Return what a run of the whole model takes, from runs with few and with more of its language layers."""
+    layers = _language_layers(model, checkpoint)
+    if layers is None or len(layers) <= MORE:
+        return run()
+    found = []
+    for count in (FEW, MORE):
+        with _few_layers(model, checkpoint, count=count):
+            found.append(run())
+    return found[0] + (found[1] - found[0]) / (MORE - FEW) * (len(layers) - FEW)
+
+
+@contextmanager
+def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Iterator[None]:
+    """Let a model have no more than so many language layers."""
+    layers = _language_layers(model, checkpoint)
+    if layers is None:
+        yield
+        return
+    every = list(layers)
+    del layers[count:]
+    yield
+    for layer in every[len(layers) :]:
+        layers.append(layer)
+
+
+def _language_layers(model: EmptyModel, checkpoint: Checkpoint) -> torch.nn.ModuleList | None:
+    """Return the list of a language model's layers, None where it is kept otherwise."""
+    tower = checkpoint.kit.language_model_of(model.actor.model)
+    found = [child for child in tower.children() if isinstance(child, torch.nn.ModuleList)]
+    return max(found, key=len) if found else None

@@ -1,0 +1,193 @@
+"""The memory of one pass of a model, from its forward and backward pass run with weights that take none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.planning.live_memory import LiveMemory, Unpredictable, take_memory
+
+# Parameters of models whose kernels are run, with zeros for weights: nothing is quicker without them.
+SMALL = 10_000_000
+
+Role = Literal["policy", "critic", "reference", "reward"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """What matters of a model's weights for its memory."""
+
+    parameters: int
+    weight_bytes: int
+    trained: int
+    """Parameters that get gradients."""
+    trained_bytes: int
+    largest_trained: int
+    """Parameters of the largest weight that gets a gradient."""
+    matrices: int
+    """Trained parameters in weights of two dimensions and more, which the optimizer updates together."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModelSize:
+        weights = list(model.parameters())
+        trained = [weight for weight in weights if weight.requires_grad]
+        return cls(
+            parameters=sum(weight.numel() for weight in weights),
+            weight_bytes=sum(weight.nbytes for weight in weights),
+            trained=sum(weight.numel() for weight in trained),
+            trained_bytes=sum(weight.nbytes for weight in trained),
+            largest_trained=max((weight.numel() for weight in trained), default=0),
+            matrices=sum(weight.numel() for weight in trained if weight.dim() > 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassBatch:
+    """Samples of one pass as a padded batch."""
+
+    sequences: torch.Tensor  # (B, T)
+    attention_mask: torch.Tensor  # (B, T)
+    action_mask: torch.Tensor  # (B, T - 1)
+    media: list[SampleMedia]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyModel:
+    """A run's model without memory for its weights, which runs passes all the same."""
+
+    role: Role
+    actor: KitActor | KitValueModel
+    size: ModelSize
+
+    @property
+    def is_trained(self) -> bool:
+        return self.role in ("policy", "critic")
+
+    def pass_bytes(self, batch: PassBatch, *, entropy: bool = False, bytes_per_gradient: int = 0) -> int:
+        """Return the most that a pass over the batch holds beside weights, optimizer and sums of gradients.
+
+        For models that are trained it has a backward pass, in which each gradient is taken away when it is complete.
+
+        Args:
+            entropy: whether the policy's pass computes entropies.
+            bytes_per_gradient: what stays of a gradient until the backward pass is over, per number.
+        """
+        with _told_as_unpredictable(), LiveMemory() as memory:
+            if not self.is_trained:
+                with torch.no_grad():
+                    self._run(batch, entropy=False)
+                return memory.peak
+            taken = partial(_take_gradient, memory, bytes_per_gradient)
+            weights = [weight for weight in self.actor.parameters() if weight.requires_grad]
+            hooks = [weight.register_post_accumulate_grad_hook(taken) for weight in weights]
+            self._run(batch, entropy=entropy).sum().backward()
+            for hook in hooks:
+                hook.remove()
+        return memory.peak
+
+    def _run(self, batch: PassBatch, *, entropy: bool) -> torch.Tensor:
+        self.actor.train(self.is_trained)
+        action_mask = None if self.role == "reward" else batch.action_mask
+        settings: dict[str, Any] = {"return_entropy": entropy} if self.role == "policy" else {}
+        values, output = self.actor(
+            batch.sequences,
+            action_mask,
+            attention_mask=batch.attention_mask,
+            return_output=True,
+            media=batch.media,
+            **settings,
+        )
+        return values + output.entropy[:, -values.shape[1] :] if entropy else values
+
+
+@contextmanager
+def _told_as_unpredictable() -> Iterator[None]:
+    """Raise Unpredictable where a model's kernel does not take tensors without memory."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        raise Unpredictable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _take_gradient(memory: LiveMemory, size: int, weight: torch.Tensor) -> None:
+    weight.grad = None
+    memory.hold(size * weight.numel())
+
+
+def empty_model(
+    path: str, role: Role, *, settings: dict[str, Any], checkpointing: bool, reentrant: bool = False
+) -> EmptyModel:
+    """Return a checkpoint's model as a run builds it, of its config alone.
+
+    Args:
+        settings: of `LoadSettings`, by name.
+        checkpointing: whether activations are computed again in the backward pass.
+    """
+    actor: KitActor | KitValueModel
+    if role in ("policy", "reference"):
+        actor = KitActor(path, empty=True, **settings)
+    else:
+        kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
+        actor = KitValueModel(path, kind, empty=True, value_head_prefix="score", **settings)
+    size = ModelSize.of(actor)
+    take_memory(actor, zeros=size.parameters <= SMALL)
+    model = EmptyModel(role=role, actor=actor, size=size)
+    if checkpointing and model.is_trained:
+        actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int], images: int = 0) -> PassBatch:
+    """Return samples of one prompt; at its end may stand images, the smallest ones that the kit knows.
+
+    Args:
+        prompt: tokens of the prompt, without images.
+        responses: tokens of each response.
+    """
+    kit, config = checkpoint.kit, checkpoint.config
+    filler = kit.filler_media(config)
+    taken = _token_ids(config.to_dict())
+    ordinary = next(token for token in range(len(taken) + 1) if token not in taken)
+    ids = [ordinary] * prompt
+    media: SampleMedia = None
+    if images:
+        assert filler is not None, f"the kit {kit.model_type} takes no images"
+        ids += filler[0] * images
+        media = kit.merge_media([filler[1]] * images)
+    return padded_batch(ids, [[ordinary] * length for length in responses], media=media)
+
+
+def padded_batch(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media: SampleMedia) -> PassBatch:
+    """Return a group of samples as one padded batch."""
+    rows = [torch.tensor([*prompt, *response]) for response in responses]
+    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    attention_mask, action_mask = torch.zeros(2, *sequences.shape, dtype=torch.long)
+    for index, row in enumerate(rows):
+        attention_mask[index, : len(row)] = 1
+        action_mask[index, len(prompt) : len(row)] = 1
+    return PassBatch(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        action_mask=action_mask[:, 1:].bool(),
+        media=[media] * len(rows),
+    )
+
+
+def _token_ids(config: dict[Any, Any]) -> set[int]:
+    """Return all ids that a config names for some purpose."""
+    found: set[int] = set()
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= _token_ids(value)
+        elif str(name).endswith(("_id", "_index")):
+            found |= {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
+    return found

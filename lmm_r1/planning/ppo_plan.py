@@ -1,0 +1,236 @@
+"""The plan of an RL run: who is on which GPU, what each holds there, and the passes of its updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmm_r1.config import PPOConfig
+from lmm_r1.config.ppo import MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefConfig, RewardConfig
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
+from lmm_r1.planning import machine as machines
+from lmm_r1.planning.engine_memory import planned_engine
+from lmm_r1.planning.estimates import ModelSettings, PlanImage, estimate
+from lmm_r1.planning.machine import Machine
+from lmm_r1.planning.pass_memory import Role
+from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
+from lmm_r1.planning.plan import GroupLimit, Plan
+from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_states
+
+WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
+# Passes are cut to multiples of it.
+TOKEN_STEP = 256
+
+
+def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = None) -> Plan:
+    """Return the plan of a run whose settings are resolved; nothing is loaded but the checkpoints' configs.
+
+    Args:
+        image: a prompt with an image, for a run that has images.
+    """
+    longest = config.data.max_len
+    roles: list[Role] = ["policy"]
+    if config.critic.model_name_or_path:
+        roles.append("critic")
+    if config.algo.kl.init_coef > 0:
+        roles.append("reference")
+    if config.reward.model_name_or_path:
+        roles.append("reward")
+    models = {role: _model(config, machine, role, image=image) for role in roles}
+    engine = planned_engine(config, machine)
+    devices = _devices(config, machine, models, engine)
+    counted = counts_tokens(config)
+    fitting = _fitting_tokens(devices, machine)
+    tokens = None
+    if counted:
+        given = config.train.max_tokens_per_gpu
+        tokens = min(MOST_PASS_TOKENS, max(fitting, TOKEN_STEP)) if given is None else given
+    # A sample that is longer than the passes has one for itself.
+    largest = max(tokens, longest) if tokens is not None else config.train.micro_batch_size * longest
+    devices = [_with_passes(device, largest) for device in devices]
+    return Plan(
+        machine=machine,
+        devices=devices,
+        host=_host(config, machine, devices),
+        pass_tokens=tokens,
+        fitting_tokens=fitting,
+        longest=longest,
+        group=_group(config, image, tokens=tokens),
+    )
+
+
+def counts_tokens(config: PPOConfig) -> bool:
+    """Say whether passes are cut by `--train.max_tokens_per_gpu`."""
+    shares = config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
+    return config.train.dynamic_batch_enable or shares
+
+
+def model_path(config: PPOConfig, role: Role) -> str:
+    """Return the checkpoint of one of a run's models."""
+    path = {
+        "policy": config.actor.model_name_or_path,
+        "reference": config.actor.model_name_or_path,
+        "critic": config.critic.model_name_or_path,
+        "reward": config.reward.model_name_or_path,
+    }[role]
+    assert path is not None, "the run has this model"
+    return path
+
+
+def _settings(config: PPOConfig, role: Role, *, bytes_per_gradient: int) -> ModelSettings:
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    trained = role in ("policy", "critic")
+    actor = config.actor
+    return ModelSettings(
+        path=model_path(config, role),
+        role=role,
+        param_dtype=config.ds.param_dtype,
+        packing_samples=config.ds.packing_samples,
+        share_prefix=config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1,
+        max_len=config.data.max_len,
+        attn_implementation=config.ds.attn_implementation,
+        experts_implementation=config.ds.experts_implementation,
+        freeze_visual_encoder=trained and actor.freeze_visual_encoder,
+        lora_rank=config.ds.lora.rank if trained else 0,
+        target_modules=config.ds.lora.target_modules,
+        trust_remote_code=config.train.trust_remote_code,
+        checkpointing=trained and actor.gradient_checkpointing_enable,
+        reentrant=actor.gradient_checkpointing_reentrant,
+        entropy=role == "policy" and actor.entropy_coef is not None,
+        bytes_per_gradient=bytes_per_gradient,
+    )
+
+
+def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage | None) -> PlannedModel:
+    """Return one model's process; its passes are settled later."""
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    groups: dict[Role, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {
+        "policy": config.actor,
+        "critic": config.critic,
+        "reference": config.ref,
+        "reward": config.reward,
+    }
+    group = groups[role]
+    gpus = group.num_nodes * group.num_gpus_per_node
+    on_gpu, width = machine.gpu_bytes is not None, WIDTHS[config.ds.param_dtype]
+    zero = ZeroSettings(
+        stage=config.ds.zero_stage,
+        # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
+        ranks=max(1, gpus),
+        offload=config.ds.adam_offload,
+        weight_bytes=width,
+        sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
+        on_gpu=on_gpu,
+        passes=2,
+    )
+    per_gradient = width if not on_gpu and zero.stage in (1, 2) else 0
+    estimated = estimate(_settings(config, role, bytes_per_gradient=per_gradient), image)
+    size = estimated.size
+    base = PlannedModel(
+        role=role,
+        estimate=estimated,
+        states=None,
+        resident=0,
+        gathered=gathered_bytes(size) if zero.stage == 3 else 0,
+        sleeps=False,
+        context=machines.CONTEXT if on_gpu else machines.PROCESS,
+        pass_tokens=0,
+        host=0,
+        ranks=group.num_gpus_per_node,
+        gpus=gpus,
+    )
+    if role in ("policy", "critic"):
+        states = trained_states(size, zero)
+        sleeps = on_gpu and config.ds.enable_sleep and not config.ds.adam_offload
+        host = states.host + (states.asleep_in_host if sleeps else 0)
+        return replace(base, states=states, sleeps=sleeps, host=host)
+    sharded = zero.stage == 3
+    offloaded = sharded and on_gpu and (config.ref.offload if role == "reference" else config.reward.offload)
+    shard = -(-size.weight_bytes // zero.ranks) if sharded else size.weight_bytes
+    return replace(base, resident=0 if offloaded else shard, host=shard if offloaded else 0)
+
+
+def _devices(
+    config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel], engine: PlannedEngine
+) -> list[Device]:
+    """Return the kinds of GPUs that a run has; without GPUs all processes are in one memory."""
+    train = config.train
+    if machine.gpu_bytes is None:
+        processes = [model for model in models.values() for _ in range(model.ranks)]
+        return [Device(name="the machine", models=processes, engine=engine, bucket=0)]
+    together: list[list[Role]]
+    value_roles: list[Role] = [role for role in ("critic", "reward") if role in models]
+    apart: list[list[Role]] = [value_roles] if train.colocate_critic_reward else [[role] for role in value_roles]
+    if train.colocate_all:
+        own = apart if train.colocate_critic_reward else []
+        first: list[Role] = [role for role in models if not any(role in group for group in own)]
+        together = [first, *own]
+    elif train.colocate_actor_ref:
+        shared: list[Role] = [role for role in models if role in ("policy", "reference")]
+        together = [shared, *apart]
+    else:
+        alone: list[list[Role]] = [[role] for role in models if role in ("policy", "reference")]
+        together = [*alone, *apart]
+    devices = []
+    for number, group in enumerate(together):
+        shares = train.colocate_all and number == 0
+        devices.append(
+            Device(
+                name=f"each GPU of {' and '.join(group)}",
+                models=[models[role] for role in group],
+                engine=engine if shares else None,
+                bucket=2 * BUCKET_BYTES if "policy" in group else 0,
+            )
+        )
+    if not train.colocate_all:
+        devices.append(Device(name="each GPU of an engine", models=[], engine=engine, bucket=0))
+    return devices
+
+
+def _fitting_tokens(devices: list[Device], machine: Machine) -> int:
+    """Return the tokens of the largest pass with which the updates of policy and critic fit."""
+    found = []
+    for device in devices:
+        for model in device.models:
+            if model.states is not None:
+                usable = machine.usable
+                if machine.gpu_bytes is None:
+                    usable -= machines.DRIVER
+                found.append(model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP))
+    return min(found)
+
+
+def _with_passes(device: Device, tokens: int) -> Device:
+    return replace(device, models=[replace(model, pass_tokens=tokens) for model in device.models])
+
+
+def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
+    """Return what stands in one machine's memory at the same time."""
+    models = [model for device in devices for model in device.models]
+    engine = next(device.engine for device in devices if device.engine is not None)
+    parts = [Phase(name="the run's process and Ray's", size=machines.DRIVER)]
+    if machine.gpu_bytes is None:
+        return parts
+    processes = sum(model.ranks for model in models) + engine.ranks
+    parts.append(Phase(name="workers", size=machines.PROCESS * processes))
+    for model in models:
+        if model.host:
+            parts.append(Phase(name=f"{model.role}, offloaded", size=model.host * model.ranks))
+    if engine.host:
+        parts.append(Phase(name="engines, asleep", size=engine.host * engine.ranks))
+    # Rank 0 gathers the weights whole to write them; before ZeRO-3 every rank has read them.
+    policy = models[0]
+    copies = 1 if config.ds.zero_stage == 3 else policy.ranks
+    parts.append(Phase(name="weights that are read or written", size=policy.estimate.size.weight_bytes * copies))
+    return parts
+
+
+def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) -> GroupLimit | None:
+    if tokens is None:
+        return None
+    limit = config.rollout.max_new_tokens
+    prompt = config.data.max_len - limit if limit is not None and limit < config.data.max_len else 0
+    if image is not None:
+        prompt = max(prompt, len(image.token_ids))
+    samples = config.rollout.n_samples_per_prompt
+    room = max(0, tokens - prompt) // samples
+    return GroupLimit(tokens=tokens, prompt=prompt, samples=samples, response=min(room, limit or config.data.max_len))

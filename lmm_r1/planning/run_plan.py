@@ -1,0 +1,139 @@
+"""The plan at the start of a run: printed, its passes settled, and refused where it cannot fit."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from PIL import Image
+from rich.console import Console
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.planning.advice import Config, refuse_excess
+from lmm_r1.planning.estimates import PlanImage
+from lmm_r1.planning.live_memory import Unpredictable
+from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
+from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.ppo_plan import counts_tokens, plan_ppo
+from lmm_r1.planning.sft_plan import plan_sft
+from lmm_r1.planning.table import summary
+
+logger = logging.getLogger(__name__)
+
+
+def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()) -> PPOConfig:
+    """Return the settings of an RL run with the tokens of its passes filled in, and print what it will take.
+
+    Raises UserError for a run that cannot fit. Of a Ray cluster's machines nothing is known here: their run goes on.
+    """
+    machine = None if on_other_machines(os.environ) else _this_machine(config)
+    if machine is None:
+        return config
+    image = _image_of(rows, _checkpoint(config))
+    try:
+        plan = plan_ppo(config, machine, image=image)
+    except Unpredictable as error:
+        logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
+        return config
+    tell(plan, console)
+    judge(config, plan, replan=lambda changed: plan_ppo(changed, machine, image=image))
+    if counts_tokens(config) and config.train.max_tokens_per_gpu is None:
+        config = dotted.replace(config, {"train.max_tokens_per_gpu": plan.pass_tokens})
+    return config
+
+
+def check_sft_plan(
+    config: SFTConfig, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
+) -> None:
+    """Print what a supervised run will take; raises UserError for one that cannot fit."""
+    machine = _this_machine(config)
+    if machine is None:
+        return
+    image = _image_of(rows, _checkpoint(config))
+
+    def replan(changed: SFTConfig) -> Plan:
+        return plan_sft(changed, machine, processes=processes, per_machine=per_machine, image=image)
+
+    try:
+        plan = replan(config)
+    except Unpredictable as error:
+        logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
+        return
+    tell(plan, console)
+    judge(config, plan, replan=replan)
+
+
+def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> None:
+    """Raise UserError for a plan that does not fit; only warn of it where `--train.memory_check` is not `refuse`.
+
+    Args:
+        replan: makes the plan of other settings.
+    """
+    try:
+        refuse_excess(config, plan, replan=replan)
+    except UserError as error:
+        if config.train.memory_check == "refuse":
+            raise UserError(f"{error}; or begin all the same with --train.memory_check warn") from error
+        logger.warning("%s", error)
+
+
+def _this_machine(config: PPOConfig | SFTConfig) -> Machine | None:
+    """Return this machine, None where nothing is to be checked or its GPUs do not say what they have."""
+    if config.train.memory_check == "off":
+        return None
+    try:
+        return machine_of(gpu_gib=None, host_gib=None)
+    except UserError as error:
+        logger.warning("the run's memory is not checked: %s", error)
+        return None
+
+
+def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
+    """Return the first row with one image as the run will encode it, None where there is no such row."""
+    row = next((row for row in rows if len(images_of(row.messages)) == 1), None)
+    if row is None:
+        return None
+    encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
+    return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
+
+
+def tell(plan: Plan, console: Console) -> None:
+    """Print a plan in one to three lines."""
+    for line in summary(plan):
+        console.print(line)
+
+
+def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
+    """Return a prompt with one square image of so many pixels, as the checkpoint's processor encodes it."""
+    side = max(28, round(pixels**0.5))
+    picture = Image.new("RGB", (side, side))
+    message = Message(role="user", parts=(ImagePart(picture), TextPart("?")))
+    encoded = checkpoint.kit.encode(
+        checkpoint.processor, [message], images=[picture], videos=(), add_generation_prompt=True
+    )
+    return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
+
+
+def _checkpoint(config: PPOConfig | SFTConfig) -> Checkpoint:
+    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    return Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+
+
+@contextmanager
+def unpredictable_refused(path: str) -> Iterator[None]:
+    """Raise UserError where a model does not run on tensors without memory."""
+    try:
+        yield
+    except Unpredictable as error:
+        raise UserError(
+            f"{path}: the memory of this model's passes cannot be predicted ({error}); start the run with a small "
+            "--train.max_tokens_per_gpu instead"
+        ) from error

@@ -1,0 +1,105 @@
+"""Vision towers that attend within windows: all of a layer's in one call where a GPU's kernel can, and as before elsewhere."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import clip, message, picture
+from helpers.tiny_models import encode, make_actor
+from helpers.varlen_kernels import Calls, of_torch, without_groups
+from transformers import PreTrainedModel
+
+from lmm_r1.lmm_kits import KITS, LmmKit, Media, get_kit
+from lmm_r1.models import vision_windows
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.packed.varlen_kernel import varlen_kernel
+from lmm_r1.models.vision_windows import WINDOW_ATTENTION
+
+pytestmark = pytest.mark.contract
+
+WINDOWED = [name for name in KITS if type(get_kit(name)).windowed_tower_of is not LmmKit.windowed_tower_of]
+# Several windows each, the last ones cut; of a video, one for every step at least.
+CHAT = [message("user", picture(168, 140), "or", picture(56, 112), "or", clip(4, 140, 84), "?")]
+# Of four heads, with gradients of all weights; softmax and sums in another order round.
+DOUBLE = 1e-12
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(vision_windows, "_takes_varlen", lambda *given, **settings: True)
+    varlen_kernel.cache_clear()
+    yield
+    varlen_kernel.cache_clear()
+
+
+def tower_run(model: PreTrainedModel, kit: LmmKit, media: Media) -> list[torch.Tensor]:
+    """Return what the tower makes of images and videos, and the gradients of all its weights."""
+    tower = kit.windowed_tower_of(model)
+    tower.zero_grad()
+    inputs = kit.in_one_tower_run(model.config, {"input_ids": media["input_ids"], **media})
+    output = tower(inputs["pixel_values"].double(), grid_thw=inputs["image_grid_thw"])
+    weights = torch.randn(output.pooler_output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (output.pooler_output * weights).sum().backward()
+    return [output.pooler_output.detach(), *(weight.grad for weight in tower.parameters() if weight.grad is not None)]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[KitActor, Media]]:
+    def load(name: str) -> tuple[KitActor, Media]:
+        kit, folder = get_kit(name), tiny_checkpoint(name)
+        encoded = encode(kit, kit.load_processor(str(folder), trust_remote_code=False), CHAT)
+        actor = make_actor(folder)
+        actor.model.double()
+        return actor, {"input_ids": torch.tensor([encoded.token_ids]), **encoded.media}
+
+    return load
+
+
+@pytest.mark.parametrize("make", [of_torch, without_groups])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does(
+    loaded, monkeypatch, on_gpu, name, make
+):
+    actor, media = loaded(name)
+    model, kit = actor.model, actor.kit
+    tower = kit.windowed_tower_of(model)
+    assert tower.config._attn_implementation == WINDOW_ATTENTION
+    calls: Calls = []
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", make(calls))
+    mine = tower_run(model, kit, media)
+    assert len(calls) == len(tower.blocks)
+    assert all(call["window_size"] == (-1, -1) for call in calls)
+
+    # As transformers has it.
+    tower.config._attn_implementation = "sdpa"
+    theirs = tower_run(model, kit, media)
+    assert len(calls) == len(tower.blocks)
+    assert len(mine) == len(theirs) > 1
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=DOUBLE, rtol=DOUBLE)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_without_such_a_kernel_nothing_changes(loaded, name):
+    actor, media = loaded(name)
+    model, kit = actor.model, actor.kit
+    mine = tower_run(model, kit, media)
+    kit.windowed_tower_of(model).config._attn_implementation = "sdpa"
+    for one, other in zip(mine, tower_run(model, kit, media), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_an_implementation_that_the_user_chose_stays(tiny_checkpoint, name):
+    actor = make_actor(tiny_checkpoint(name), attention="eager")
+    assert actor.kit.windowed_tower_of(actor.model).config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", sorted(set(KITS) - set(WINDOWED)))
+def test_towers_without_windows_and_language_models_keep_theirs(tiny_checkpoint, name):
+    model = make_actor(tiny_checkpoint(name)).model
+    assert {part.config._attn_implementation for part in model.modules() if isinstance(part, PreTrainedModel)} == {
+        "sdpa"
+    }

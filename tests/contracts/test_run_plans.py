@@ -1,0 +1,159 @@
+"""What a run does with its plan when it starts, and the command that prints one, on a tiny model."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.cli import main
+from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.errors import UserError
+from lmm_r1.models.actor import KitActor
+from lmm_r1.planning import run_plan
+from lmm_r1.planning.estimates import estimate
+from lmm_r1.planning.machine import GIB, Machine
+from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def rl_run(tiny_checkpoint):
+    """A function from further flags to the settings of a run without a reference model."""
+
+    def settings(**flags: object) -> PPOConfig:
+        given = {
+            "actor.model_name_or_path": str(tiny_checkpoint("llm")),
+            "actor.num_gpus_per_node": 1,
+            "data.prompt_dataset": "rows.jsonl",
+            "data.max_len": 1024,
+            "reward.remote_url": "http://127.0.0.1:1",
+            "rollout.n_samples_per_prompt": 4,
+            "rollout.max_new_tokens": 256,
+            "algo.kl.init_coef": 0.0,
+            "ds.param_dtype": "fp32",
+        }
+        return resolve(
+            dotted.replace(PPOConfig(), given | {name.replace("__", "."): value for name, value in flags.items()})
+        )
+
+    return settings
+
+
+@pytest.fixture
+def with_memory(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes this a machine with so many GiB and no GPU."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def give(size: float) -> None:
+        machine = Machine(gpu_bytes=None, host_bytes=int(size * GIB))
+        monkeypatch.setattr(run_plan, "machine_of", lambda **given: machine)
+
+    return give
+
+
+def told(config: PPOConfig) -> tuple[PPOConfig, str]:
+    text = io.StringIO()
+    return planned_ppo(config, console=Console(file=text, width=300)), text.getvalue()
+
+
+def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, with_memory):
+    with_memory(24)
+    config, said = told(rl_run())
+    first, second = said.splitlines()
+    assert first.startswith("memory, predicted: a machine's memory ")
+    assert first.endswith(" GiB of 24.0 GiB")
+    # 768 tokens are the longest prompt; four responses of up to 256 fit beside it.
+    assert second == "passes of the update: 16,192 tokens; a group of 4 x 256 tokens fits into one"
+    assert config == rl_run(train__max_tokens_per_gpu=16192)
+
+
+def test_passes_get_smaller_where_memory_is_short_and_what_is_given_is_kept(rl_run, with_memory):
+    with_memory(24)
+    base = rl_run(data__max_len=256, rollout__max_new_tokens=64)
+    plan = run_plan.plan_ppo(base, Machine(gpu_bytes=None, host_bytes=24 * GIB))
+    (device,) = plan.devices
+    (policy,) = device.models
+    beside = plan.host_peak - policy.busy() + policy.busy(5000)
+    with_memory(beside / GIB)
+    config, _ = told(base)
+    # A multiple of 256, and never more than fits.
+    assert config.train.max_tokens_per_gpu == 4864
+    given, _ = told(dotted.replace(base, {"train.max_tokens_per_gpu": 1000}))
+    assert given.train.max_tokens_per_gpu == 1000
+    with pytest.raises(UserError, match="^the run cannot fit: a machine's memory would hold .* It fits with --"):
+        told(dotted.replace(base, {"train.max_tokens_per_gpu": 16000}))
+
+
+def test_a_run_that_cannot_fit_is_refused_and_one_in_a_cluster_is_not_checked(rl_run, with_memory, monkeypatch):
+    with_memory(1)
+    with pytest.raises(UserError, match="^the run cannot fit: .* take more GPUs, a machine with more memory"):
+        told(rl_run())
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert told(rl_run()) == (rl_run(), "")
+
+
+def test_a_run_that_cannot_fit_begins_where_the_user_says_so(rl_run, with_memory, caplog):
+    with_memory(1)
+    with pytest.raises(UserError, match="; or begin all the same with --train.memory_check warn$"):
+        told(rl_run())
+    caplog.clear()
+    warned, said = told(rl_run(train__memory_check="warn"))
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the run cannot fit"]
+    assert said.startswith("memory, predicted: ")
+    # As few tokens as a pass can have; the user has been told.
+    assert warned.train.max_tokens_per_gpu is not None
+    caplog.clear()
+    unplanned = rl_run(train__memory_check="off")
+    assert told(unplanned) == (unplanned, "")
+    assert caplog.records == []
+
+
+def test_a_run_whose_model_cannot_be_run_without_memory_goes_on_unchecked(rl_run, with_memory, caplog, monkeypatch):
+    with_memory(1)
+    estimate.cache_clear()
+
+    def forward(self, *given: object, **settings: object) -> None:
+        raise RuntimeError("no kernel for fake tensors\nand more lines")
+
+    monkeypatch.setattr(KitActor, "forward", forward)
+    config = rl_run()
+    assert told(config) == (config, "")
+    (record,) = caplog.records
+    assert record.message == (
+        "the memory of this model's passes cannot be predicted (RuntimeError: no kernel for fake tensors); it is not checked"
+    )
+    estimate.cache_clear()
+
+
+def test_a_supervised_run_is_checked_as_well(tiny_checkpoint, with_memory):
+    flags = {"model.model_name_or_path": str(tiny_checkpoint("llm")), "data.dataset": "rows", "ds.param_dtype": "fp32"}
+    config = resolve(dotted.replace(SFTConfig(), flags))
+    text = io.StringIO()
+    with_memory(8)
+    check_sft_plan(config, console=Console(file=text, width=300), processes=1, per_machine=1)
+    assert "the longest sample has 2,048" in text.getvalue()
+    with_memory(0.5)
+    with pytest.raises(UserError, match="^the run cannot fit"):
+        check_sft_plan(config, console=Console(quiet=True), processes=1, per_machine=1)
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    flags = ["--actor.model_name_or_path", str(tiny_checkpoint("llm")), "--ds.param_dtype", "fp32"]
+    flags += ["--train.colocate_all", "--rollout.n_samples_per_prompt", "4", "--host_memory_gib", "64"]
+    one = ["--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1"]
+    main(["plan", *flags, *one, "--gpu_memory_gib", "80", "--vllm.gpu_memory_utilization", "0.5"])
+    said = capsys.readouterr().out
+    assert "each GPU of policy and reference" in said
+    assert "update of the policy" in said
+    assert "passes of the update: 16,192 tokens" in said
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *flags, *one, "--gpu_memory_gib", "80", "--vllm.gpu_memory_utilization", "0.99"])
+    assert stopped.value.code == 1
+    assert "It fits with --vllm.gpu_memory_utilization 0.7" in capsys.readouterr().err
+    sft = ["--model.model_name_or_path", str(tiny_checkpoint("llm")), "--ds.param_dtype", "fp32", "--num_gpus", "8"]
+    main(["plan", "train_sft", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
+    assert "the longest sample has 2,048" in capsys.readouterr().out

@@ -1,0 +1,284 @@
+"""The way of the media through a step, without models: engine, driver and workers as in a run, and the driver's bytes."""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+from helpers.conversations import message, row
+from helpers.experiences import trained
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from ray import cloudpickle
+from ray._private.serialization import SerializationContext
+from torch.utils.data import DataLoader
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import MediaRef, Sample, Segment, placed
+from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.generation import media_store
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
+from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.workers import PassMedia, media_per_row
+
+# Of Qwen2.5-VL: two frames of 14 x 14 pixels in three colours.
+PATCH = 3 * 2 * 14 * 14
+RESPONSE = tuple(range(50, 66))
+
+
+def pickle_helpers() -> None:
+    """Let workers have what stands beside the tests, and what they can't import."""
+    for name in ("helpers.media_steps", "helpers.experiences", "helpers.samples", "helpers.conversations"):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def start_cluster() -> None:
+    """Start Ray on this machine alone, with GPUs that are only counted."""
+    pickle_helpers()
+    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InBand(MediaRef):
+    """Media that are pickled wherever their reference goes, as they were before they went by reference."""
+
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass
+class DriverBytes:
+    """What this process writes for others, and reads of what they write."""
+
+    sent: int = 0
+    received: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.sent + self.received
+
+
+@contextmanager
+def counted_bytes() -> Iterator[DriverBytes]:
+    """Count the bytes that pass through this process, which is Ray's driver."""
+    count = DriverBytes()
+    serialize, deserialize = SerializationContext.serialize, SerializationContext.deserialize_objects
+
+    def sent(self: SerializationContext, value: Any) -> Any:
+        written = serialize(self, value)
+        count.sent += written.total_bytes
+        return written
+
+    def received(self: SerializationContext, objects: Sequence[Any], *rest: Any) -> Any:
+        count.received += sum(memoryview(item[0]).nbytes for item in objects if item[0] is not None)
+        return deserialize(self, objects, *rest)
+
+    SerializationContext.serialize, SerializationContext.deserialize_objects = sent, received
+    try:
+        yield count
+    finally:
+        SerializationContext.serialize, SerializationContext.deserialize_objects = serialize, deserialize
+
+
+def pixel_values(patches: int, *, seed: int) -> torch.Tensor:
+    """Patches of noise as Qwen2.5-VL's processor makes them, (P, 1176)."""
+    noise = torch.randint(0, 256, (patches, 3, PATCH // 3), generator=torch.Generator().manual_seed(seed))
+    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(1, 3, 1)
+    std = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(1, 3, 1)
+    return ((noise.float() / 255 - mean) / std).view(patches, PATCH)
+
+
+def settings_of(*, samples: int) -> GroupSettings:
+    """How a group of so many samples is generated for training."""
+    return GroupSettings(
+        sampling=SamplingSettings(n_samples=samples, temperature=1.0, top_p=1.0, max_new_tokens=len(RESPONSE)),
+        max_len=512,
+        logprobs=True,
+        ignore_eos=False,
+        overlong_prompts="error",
+        media=True,
+    )
+
+
+def mark_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return a number that follows from every bit of the pixel values."""
+    return zlib.crc32(tensors["pixel_values"].numpy())
+
+
+def name_of(patches: int, number: int) -> str:
+    return f"{patches} patches of image {number}"
+
+
+@ray.remote
+class Engine:
+    """Gives groups as an engine does, each with the image that its row's answer names."""
+
+    def __init__(self, *, in_band: bool = False) -> None:
+        self.in_band = in_band
+        self.images: dict[str, dict[str, torch.Tensor]] = {}
+
+    def prepare(self, *, patches: int, images: int) -> list[int]:
+        """Make images of so many patches ahead of the step that asks for them; return their marks."""
+        marks = []
+        for number in range(images):
+            pixels = pixel_values(patches, seed=number)
+            grid = torch.tensor([[1, 1, patches]])
+            self.images[name_of(patches, number)] = {"pixel_values": pixels, "image_grid_thw": grid}
+            marks.append(mark_of(self.images[name_of(patches, number)]))
+        return marks
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
+        tensors, number = self.images[row.answer], int(row.answer.rpartition(" ")[2])
+        media: MediaRef | None = None
+        if settings.media and self.in_band:
+            media = InBand(key=row.answer, stored=None, nbytes=0, tensors=tensors)
+        elif settings.media:
+            media = media_store.put(tensors)
+        prompt = Segment(kind="prompt", token_ids=(1, 2, number), media=media)
+        samples = [
+            Sample(
+                row=row,
+                segments=(prompt, Segment(kind="generated", token_ids=RESPONSE, log_probs=(-1.0,) * len(RESPONSE))),
+                response="",
+                finish_reason="stop",
+                weight_version=0,
+            )
+            for _ in range(settings.sampling.n_samples)
+        ]
+        return SampledGroup(samples=samples)
+
+
+@ray.remote
+class Worker(BaseModelActor):
+    """A worker with a replay buffer and no model; what it sees of an image is its mark."""
+
+    def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
+        super().__init__(world_size, rank, address, port)
+        cpu.prepare_worker()
+        self.strategy = self
+        self.buffer = GroupReplayBuffer(1, dynamic_batch=True)
+        self.seen: list[list[int | None]] = []
+
+    def is_rank_0(self) -> bool:
+        """Upstream asks a worker's strategy whether it is to show its progress."""
+        return False
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        mm_train_inputs_list: PassMedia,
+        action_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        self.look_at(mm_train_inputs_list)
+        return torch.zeros(action_mask.shape)
+
+    def append(self, experience: Experience) -> None:
+        self.buffer.append(experience)
+
+    def fit(self) -> None:
+        """Go through the passes as the trainers do."""
+        for experience in DataLoader(self.buffer, batch_size=1, collate_fn=self.buffer.collate_fn):
+            experience.to_device(torch.device("cpu"))
+            self.look_at(experience.mm_train_inputs)
+        self.buffer.clear()
+
+    def look_at(self, rows: PassMedia | Sequence[Any]) -> None:
+        """Note the marks of the rows' images, None for text; rows of one group have one object."""
+        given = rows.rows if isinstance(rows, PassMedia) else rows
+        if any(isinstance(item.ref, InBand) for row in given if row for item in row):
+            tensors = [None if row is None else row[0].ref.tensors for row in given]
+        else:
+            media = media_per_row(rows, "cpu")["media"]
+            items = [placed(row) for row in media]
+            assert len({id(one[0].tensors) for one in items if one}) == len({one[0].key for one in items if one})
+            tensors = [one[0].tensors if one else None for one in items]
+        marks = {id(one): mark_of(one) for one in {id(one): one for one in tensors if one is not None}.values()}
+        self.seen.append([None if one is None else marks[id(one)] for one in tensors])
+
+    def take_seen(self) -> list[list[int | None]]:
+        """Return what was seen since this was called last, pass by pass."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+class Step:
+    """A rollout of some groups and all passes over them: of reference and critic, then of the updates of policy and critic."""
+
+    def __init__(
+        self, engine: Any, *, patches: int, groups: int, samples: int, workers: Sequence[RayActorGroup]
+    ) -> None:
+        """Args: patches: of each image, which the engine has prepared; workers: of policy, critic and reference."""
+        self.groups = groups
+        self.policy, self.critic, self.reference = workers
+        count = groups * samples
+        flags = {
+            "actor.model_name_or_path": "model",
+            "actor.num_gpus_per_node": 1,
+            "ref.num_gpus_per_node": 1,
+            "data.prompt_dataset": "rows.jsonl",
+            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+            "rollout.batch_size": groups,
+            "rollout.n_samples_per_prompt": samples,
+            "rollout.micro_batch_size": samples,
+            "train.batch_size": count,
+            "train.micro_batch_size": samples,
+            "algo.kl.use_loss": True,
+            "algo.kl.estimator": "k3",
+        }
+        config = resolve(dotted.replace(PPOConfig(), flags))
+        args = to_openrlhf_args(config)
+        self.generator = KitSamplesGenerator(args, [engine], settings_of(samples=samples))
+        arguments = (self.policy, self.critic, None, self.reference, None)
+        strategy, tokenizer = SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0)
+        self.maker = KitExperienceMaker(config, *arguments, strategy, tokenizer)
+        self.maker.share_prefix = True
+        # As behind the first step: the update's own pass gives the old log-probs.
+        self.maker.mismatch.checked = True
+        self.rows = [row(message("user", "?"), answer=name_of(patches, number)) for number in range(groups)]
+
+    def run(self) -> dict[str, float]:
+        """Make the step as the trainer does; return the seconds of its parts."""
+        times = [time.perf_counter()]
+        rollout = self.generator.rollout(PromptStream(self.rows, seed=0, episodes=1), count=self.groups)
+        for experience in rollout.experiences:
+            experience.rewards = torch.zeros(1)
+        times.append(time.perf_counter())
+        passes = self.maker.make_experience(self.maker.split_rollout_samples(rollout.experiences))
+        times.append(time.perf_counter())
+        steps = self.maker.update_passes([trained(one) for one in passes], step=0).steps
+        trainer = KitPPOTrainer.__new__(KitPPOTrainer)
+        trainer.args = self.generator.args
+        trainer.actor_model_group, trainer.critic_model_group = self.policy, self.critic
+        trainer._hand_out(steps, step=0)
+        times.append(time.perf_counter())
+        for group in (self.critic, self.policy):
+            ray.get(group.async_run_method(method_name="fit"))
+        times.append(time.perf_counter())
+        names = ("rollout", "make_experience", "hand_out", "update")
+        return {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}
+
+
+def stored_objects() -> int:
+    """Return how many objects the node's object store holds."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    reply = get_memory_info_reply(get_state_from_address(None))
+    return reply.store_stats.num_local_objects

@@ -1,0 +1,44 @@
+"""What a killed worker leaves behind in the Ray that a run starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+from ray import cloudpickle
+
+from lmm_r1.cluster import nodes
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@ray.remote(num_cpus=0)
+class Engine:
+    """Has a process of its own, as vLLM's has on a GPU."""
+
+    def start(self) -> tuple[int, int]:
+        return os.getpid(), subprocess.Popen(["sleep", "600"]).pid
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(nodes.ADDRESS, raising=False)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    nodes.connect(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("started")
+def test_the_process_of_an_engine_whose_worker_is_killed_ends_with_it():
+    worker, child = ray.get(Engine.remote().start.remote())
+    os.kill(worker, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it would keep the GPU's memory"
+        time.sleep(0.1)

@@ -1,0 +1,105 @@
+"""New weights through Ray's collective groups (`--vllm.sync_with_ray`): a trainer and two engines, with gloo for NCCL."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import cloudpickle
+from ray.util import collective
+
+from lmm_r1.generation.weight_bucket import WeightSlot
+from lmm_r1.generation.worker_extension import BucketWeights
+from lmm_r1.trainer.weight_sync import BroadcastChannel
+from lmm_r1.trainer.workers import KitActorPPOTrainer
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+GROUP = "openrlhf"
+
+
+@ray.remote
+class Trainer:
+    """Rank 0, of which only the part that broadcasts is set up."""
+
+    def __init__(self) -> None:
+        self.trainer = object.__new__(KitActorPPOTrainer)
+        self.trainer.args = SimpleNamespace(vllm=SimpleNamespace(sync_with_ray=True))
+        self.trainer._model_update_group = GROUP
+
+    def join(self, size: int) -> None:
+        collective.init_collective_group(size, 0, backend="gloo", group_name=GROUP)
+
+    def send(self, engines: list[Any], buckets: list[dict[str, torch.Tensor]]) -> list[float]:
+        """Send the buckets one after the other; return when each was behind it."""
+        channel = BroadcastChannel(engines, self.trainer._broadcast)
+        sent = []
+        for bucket in buckets:
+            channel.send(bucket)
+            sent.append(time.monotonic())
+        return sent
+
+
+@ray.remote
+class Engine:
+    """An engine's worker, and the weights that its model has loaded, with the time of each bucket's begin and end."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.times: list[tuple[float, float]] = []
+        self.worker = BucketWeights()
+        self.worker._model_update_with_ray, self.worker._model_update_group = True, GROUP
+        self.worker.device = torch.device("cpu")
+        self.worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
+        self.worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
+
+    def join(self, size: int, rank: int) -> None:
+        collective.init_collective_group(size, rank, backend="gloo", group_name=GROUP)
+
+    def receive_bucket(self, slots: list[WeightSlot]) -> None:
+        began = time.monotonic()
+        self.worker.receive_bucket(slots)
+        self.times.append((began, time.monotonic()))
+
+    def state(self) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+        return self.loaded, self.times
+
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loaded.update((name, weight.clone()) for name, weight in weights)
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    # Workers can't import a test module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(num_cpus=3, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_engines_load_bit_by_bit_what_the_trainer_broadcasts_through_ray():
+    noise = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise).bfloat16()
+
+    buckets = [{"embed": weight(100, 8), "scalar": weight()}, {"head": weight(8, 100).t(), "norm": weight(8)}]
+    trainer, engines = Trainer.remote(), [Engine.remote() for _ in range(2)]
+    joined = [trainer.join.remote(3), *(engine.join.remote(3, rank) for rank, engine in enumerate(engines, start=1))]
+    ray.get(joined, timeout=120)
+    sent = ray.get(trainer.send.remote(engines, buckets), timeout=120)
+    for loaded, times in ray.get([engine.state.remote() for engine in engines]):
+        expected = buckets[0] | buckets[1]
+        assert list(loaded) == list(expected)
+        assert all(
+            torch.equal(loaded[name].view(torch.int16), expected[name].contiguous().view(torch.int16))
+            for name in expected
+        )
+        # A bucket is loaded before the next one is sent.
+        (first_began, first_loaded), (second_began, second_loaded) = times
+        assert first_began < first_loaded < sent[0] < second_began < second_loaded < sent[1]

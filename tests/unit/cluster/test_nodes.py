@@ -1,0 +1,46 @@
+"""Whether the GPUs of a cluster are real, told from what `ray.nodes()` says of nodes with and without."""
+
+import pytest
+
+from lmm_r1.cluster.nodes import Node, has_gpus, read_node
+
+pytestmark = pytest.mark.unit
+
+
+def node(name: str, *, gpus: float = 0, kind: str | None = None) -> Node:
+    resources = {"CPU": 8.0, "memory": 1e9, f"node:{name}": 1.0}
+    resources |= {"GPU": gpus} if gpus else {}
+    resources |= {f"accelerator_type:{kind}": 1.0} if kind else {}
+    return read_node({"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": True, "Resources": resources})
+
+
+HEAD = node("1")
+PRETENDED = node("2", gpus=8)
+REAL = node("3", gpus=8, kind="H100")
+# `ray start --num-gpus 0` on a machine with a card.
+WITHHELD = node("4", kind="A100")
+
+
+def test_a_node_is_read():
+    assert REAL == Node(id="3", address="10.0.0.3", gpus=8, names_gpus=True)
+    assert (HEAD.gpus, HEAD.names_gpus, PRETENDED.names_gpus) == (0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "here", "own_cuda", "found"),
+    [
+        ([HEAD, REAL], "1", False, True),
+        ([HEAD, PRETENDED, REAL], "1", False, True),
+        ([HEAD, PRETENDED], "1", False, False),
+        ([HEAD], "1", False, False),
+        ([HEAD, WITHHELD], "1", False, False),
+        # A driver with a card of its own, on a cluster without.
+        ([HEAD, PRETENDED], "1", True, False),
+        ([WITHHELD, PRETENDED], "4", True, False),
+        # Its card has no name that Ray knows, but it is a node itself.
+        ([PRETENDED, HEAD], "2", True, True),
+        ([PRETENDED, HEAD], "2", False, False),
+    ],
+)
+def test_gpus_are_there_where_ray_knows_their_kind(nodes, here, own_cuda, found):
+    assert has_gpus(nodes, here=here, own_cuda=own_cuda) is found

@@ -1,0 +1,77 @@
+"""What ZeRO keeps of a model, in bytes worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from lmm_r1.planning.pass_memory import ModelSize
+from lmm_r1.planning.zero_memory import BUCKET, ZeroSettings, gathered_bytes, trained_states
+
+pytestmark = pytest.mark.unit
+
+# A model of 3.2 billion numbers in bf16, all of them trained.
+BILLION = 10**9
+WHOLE = ModelSize(
+    parameters=32 * BILLION // 10,
+    weight_bytes=64 * BILLION // 10,
+    trained=32 * BILLION // 10,
+    trained_bytes=64 * BILLION // 10,
+    largest_trained=BILLION // 10,
+    matrices=32 * BILLION // 10,
+)
+EIGHT = ZeroSettings(stage=3, ranks=8, offload=False, weight_bytes=2, sum_bytes=4, on_gpu=True, passes=2)
+
+
+def test_zero_3_shares_everything_and_gathers_a_billion_weights():
+    states = trained_states(WHOLE, EIGHT)
+    # A rank has 0.4 billion numbers: 2 bytes of weights and a bucket, 4 of the copy, 8 of the moments, 4 of the sums.
+    assert states.weights == 800_000_000 + 2 * BUCKET
+    assert (states.master, states.moments, states.sums) == (1_600_000_000, 3_200_000_000, 1_600_000_000)
+    # Beside a billion gathered weights, the bucket copied together, and a rank's share of it.
+    assert gathered_bytes(WHOLE) == 2 * BILLION
+    assert states.backward == 2 * BILLION + 2 * BUCKET + 2 * BUCKET // 8
+    assert states.host == 0
+
+
+def test_zero_2_shares_all_but_the_weights():
+    states = trained_states(WHOLE, replace(EIGHT, stage=2))
+    assert states.weights == 6_400_000_000
+    assert (states.master, states.moments, states.sums) == (1_600_000_000, 3_200_000_000, 1_600_000_000)
+    # The bucket is made whole, and what is reduced is copied out of it.
+    assert states.backward == 2 * BUCKET + 800_000_000
+
+
+def test_with_offloading_the_gpu_has_weights_and_the_host_the_rest():
+    alone = replace(EIGHT, stage=2, ranks=1, offload=True)
+    states = trained_states(WHOLE, alone)
+    assert (states.master, states.moments, states.sums) == (0, 0, 0)
+    assert states.weights == 6_400_000_000 + 200_000_000
+    # 4 of the copy, 4 of its gradient, 8 of the moments, 4 of the sums, 2 of what goes back.
+    assert states.host == 22 * 3_200_000_000 + 200_000_000
+    assert trained_states(WHOLE, replace(alone, stage=3)).host == 20 * 3_200_000_000
+
+
+def test_without_sharing_one_rank_has_all_of_it():
+    states = trained_states(WHOLE, replace(EIGHT, stage=0, ranks=1))
+    # 2 of the weights, 4 of the copy, 8 of the moments, 2 of the gradients.
+    assert states.steady == 16 * 3_200_000_000
+    assert trained_states(WHOLE, replace(EIGHT, stage=0)) == states, "ranks change nothing"
+
+
+def test_adapters_cost_what_is_trained():
+    adapters = replace(WHOLE, trained=10**8, trained_bytes=2 * 10**8, largest_trained=10**6, matrices=10**8)
+    states = trained_states(adapters, replace(EIGHT, stage=2, ranks=1))
+    assert states.steady == 6_400_000_000 + 16 * 10**8
+
+
+def test_the_peak_is_that_of_the_larger_of_pass_and_step():
+    states = trained_states(WHOLE, replace(EIGHT, stage=2, ranks=1))
+    assert states.peak(10**12) == states.steady + states.backward + 10**12
+    assert states.peak(0) == states.steady + max(states.backward, states.after_backward, states.step)
+
+
+def test_without_a_gpu_gradients_take_memory_as_they_come_and_the_optimizer_makes_temporaries():
+    states = trained_states(WHOLE, replace(EIGHT, stage=2, ranks=1, on_gpu=False, weight_bytes=4, passes=1))
+    assert (states.backward, states.per_gradient, states.sums) == (0, 4, 0)
+    # The gradients as they came, a single-precision copy of them, a root and a quotient.
+    assert states.step == (4 + 4 + 8) * 3_200_000_000
