@@ -1,12 +1,14 @@
 """Runs that are killed in the middle of what they do with files, and repeated as they were."""
 
 import json
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
-from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
+from helpers.killed_runs import KillableCommand, Moment, appears, kills, lines_in, python
 from safetensors.torch import load_file
 
 from lmm_r1.checkpoints.folder import SAVING, complete_steps
@@ -18,6 +20,24 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
 RL_STEPS = 5
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+# The same, but the step after one that was saved waits for the kill that is to hit it.
+WAITING_REWARD = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KILLS = {"global_step1": "policy", "global_step3": "engine"}
+
+
+def reward_func(queries, prompts, labels):
+    latest = HERE / "run/checkpoints/_actor/latest"
+    kill = KILLS.get(latest.read_text()) if latest.is_file() else None
+    if kill is not None:
+        (HERE / f"{kill} is awaited").touch()
+        while not (HERE / f"{kill} is killed").exists():
+            time.sleep(0.01)
+    return {"rewards": [float(len(queries[0]) % 2)]}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -120,20 +140,18 @@ def assert_another_run_is_refused(command: KillableCommand, *changes: str, run: 
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
-    prompts = 2
+def rl_run(folder: Path, *, model: Path, prompts: int) -> tuple[list[str], dict[str, object]]:
+    """The questions and the flags of a run of `RL_STEPS` steps of so many prompts, each of which is saved."""
     questions = [f"What is {number} + 1?" for number in range(prompts * RL_STEPS)]
     rows = [{"messages": [{"role": "user", "content": text}], "answer": "1"} for text in questions]
-    (tmp_path / "reward.py").write_text(REWARD)
-    values = {
-        "actor.model_name_or_path": tiny_checkpoint("llm"),
+    (folder / "reward.py").write_text(REWARD)
+    return questions, {
+        "actor.model_name_or_path": model,
         "actor.num_gpus_per_node": 1,
-        "critic.num_gpus_per_node": 1,
         "ref.num_gpus_per_node": 1,
-        "data.prompt_dataset": write_rows(tmp_path, *rows),
+        "data.prompt_dataset": write_rows(folder, *rows),
         "data.max_len": 128,
         "reward.remote_url": "reward.py",
-        "algo.advantage.estimator": "gae",
         "algo.kl.init_coef": 0,
         "rollout.batch_size": prompts,
         "rollout.n_samples_per_prompt": 2,
@@ -147,6 +165,58 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
         "ckpt.max_num": 1,
         "logger.rollouts_per_step": prompts,
     }
+
+
+def test_a_run_goes_on_by_itself_when_its_policy_and_then_its_engine_is_killed(tiny_checkpoint, tmp_path):
+    prompts, mark = 2, uuid.uuid4().hex
+    questions, values = rl_run(tmp_path, model=tiny_checkpoint("llm"), prompts=prompts)
+    values |= {"ckpt.max_restarts": 2, "logger.rollouts_per_step": 2 * prompts}
+    argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
+    (tmp_path / "reward.py").write_text(WAITING_REWARD)
+    run = tmp_path / "run"
+    # Step 1 is saved, and step 2 under way; then step 3.
+    deaths = {
+        name: kills(title, mark, when=(tmp_path / f"{name} is awaited").exists)
+        for name, title in (("policy", "ray::KitPolicyActor"), ("engine", "ray::KitRolloutActor"))
+    }
+
+    def kill() -> bool:
+        for name, dead in deaths.items():
+            if dead():
+                (tmp_path / f"{name} is killed").touch()
+        return False
+
+    command = KillableCommand(argv=argv, cwd=tmp_path, environment={"LMM_R1_TEST_WORKERS": mark})
+    ended = command.run(kill=kill, limit_s=600)
+    assert ended.code == 0, ended.output
+    # Ray names the classes that the actors' are made of.
+    restarts = [json.loads(line) for line in (run / "restarts.jsonl").read_text().splitlines()]
+    assert [restart["lost"].split(": ")[:2] for restart in restarts] == [
+        ["ActorDiedError", "PolicyModelActor"],
+        ["ActorDiedError", "RolloutRayActor"],
+    ]
+    assert [restart["saved"] for restart in restarts] == [1, 3]
+    for number, restart in enumerate(restarts, start=1):
+        assert f"restart {number} of 2 from step {restart['saved']}" in ended.output
+        assert f"resumed at step {restart['saved']}/{RL_STEPS}" in ended.output
+
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, RL_STEPS + 1))
+    assert json.loads((run / "stage.json").read_text())["steps"] == RL_STEPS
+    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    asked = Counter((rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts)
+    order = PromptStream(questions, seed=42, episodes=1)
+    assert asked == {
+        (step, text): 2 for step in steps for text in order.take(prompts)
+    }, "each prompt's two samples, once"
+    assert all(rollout["reward"] in (0.0, 1.0) for rollout in rollouts)
+    assert complete_steps(run / "checkpoints" / "_actor") == [RL_STEPS]
+
+
+def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
+    prompts = 2
+    questions, values = rl_run(tmp_path, model=tiny_checkpoint("llm"), prompts=prompts)
+    values |= {"critic.num_gpus_per_node": 1, "algo.advantage.estimator": "gae"}
     argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
     command, run = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "run"
     policy, critic = folders = [run / "checkpoints" / name for name in ("_actor", "_critic")]

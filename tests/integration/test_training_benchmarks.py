@@ -52,31 +52,39 @@ def test_train_step_says_what_every_way_computes_holds_and_takes(tmp_path):
     assert mixed["ways"]["openrlhf"]["patches_computed"] == 2 * mixed["ways"]["shared"]["patches_computed"] > 0
 
 
-def test_gpu_check_compares_kits_and_measures_a_model_on_the_cpu_as_on_a_gpu():
-    model = ["--hidden-size", "64", "--layers", "1", "--vision-layers", "1", "--vocabulary", "512"]
-    sizes = ["--scale", "0.06", "--samples", "2", "--repeats", "1"]
-    result = last_line_of("gpu_check.py", "--device", "cpu", "--kits", "llm", "gemma3", *model, *sizes)
-    assert result["agrees"] is True
-    assert {name: entry["judgement"] for name, entry in result["kits"].items()} == {
-        "llm": "agrees",
-        "gemma3": "agrees",
-    }
-    for entry in result["kits"].values():
-        assert entry["fp32"].keys() == entry["bf16"].keys() == {"padded", "packed", "shared"}
-        assert max(value for way in entry["fp32"].values() for value in way.values()) < 1e-4
-        assert min(entry["bf16"]["shared"].values()) > 1e-4
-    steps = result["update_steps"]
-    assert steps["ways"].keys() == {"padded", "packed", "shared"}
-    for way in steps["ways"].values():
-        assert way.keys() == {"seconds", "sample_tokens_per_second", "tera_operations", "utilisation", "memory_gib"}
-    assert steps["speedup_of_shared"].keys() == {"padded", "packed"}
+def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):
+    file = tmp_path / "result.json"
+    sizes = ["--device", "cpu", "--scale", "0.02", "--repeats", "1", "--output", str(file)]
+    result = last_line_of("gpu_check.py", *sizes, "--kits", "llm", "gemma3", "qwen2_5_vl")
+    assert json.loads(file.read_text()) == result
+    assert list(result["stages"]) == ["a", "b", "c", "d", "e"]
+    for stage in result["stages"].values():
+        assert stage["left_out"] == []
+        assert not [name for name, entry in stage["results"].items() if "error" in entry or "unfinished" in entry]
+    for kit in ("llm", "gemma3", "qwen2_5_vl"):
+        entry = result["stages"]["a"]["results"][f"parity/{kit}"]
+        assert entry["judgement"] == "agrees"
+        assert max(value for way in entry["differences"]["fp32"].values() for value in way.values()) < 1e-4
+        assert min(entry["differences"]["bf16"]["shared"].values()) > 1e-4
+    sent = result["stages"]["e"]["results"]
+    assert sent["ipc/tensors"]["calls"] == sent["ipc/tensors"]["tensors"] == 16
+    assert 1 < sent["ipc/buckets"]["calls"] < 16
+    assert sent["ipc/buckets"]["bytes"] == sent["ipc/tensors"]["bytes"]
+    assert sent["adam/deepspeed_fused"]["absent"].startswith("a GPU")
+    for name in ("zero_2", "zero_3", "zero_3_adam_offload"):
+        assert sent[name]["adam"] == {"torch_adam": True, "chosen_by": "lmm_r1.trainer.strategy"}
+        assert sent[name]["seconds"] > 0
 
 
 def test_gpu_check_needs_nothing_of_the_training_stack():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import gpu_check; "
+        "gpu_check.main(['--device', 'cpu', '--budget_s', '0']); "
         "print([name for name in ('openrlhf', 'deepspeed', 'vllm', 'ray') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(BENCHMARKS)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert ended.stdout.strip() == "[]"
+    assert ended.stdout.splitlines()[-1] == "[]"
+    left_out = {name: stage["left_out"] for name, stage in json.loads(ended.stdout.splitlines()[0])["stages"].items()}
+    assert left_out.keys() == {"a", "b", "c", "d", "e"}
+    assert all(left_out.values())
