@@ -7,7 +7,7 @@ import os
 from lmm_r1.config import PPOConfig
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.kit import Config
-from lmm_r1.planning.estimates import ModelSettings, size_of
+from lmm_r1.planning.estimates import WIDTHS, ModelSettings, size_of
 from lmm_r1.planning.machine import GIB, PROCESS, SLEEPING_ENGINE, Machine
 from lmm_r1.planning.placement import PlannedEngine
 
@@ -15,7 +15,6 @@ from lmm_r1.planning.placement import PlannedEngine
 WORKSPACE = 3 * GIB
 # On CPUs vLLM keeps its linear layers' weights once more, packed for its kernels.
 CPU_COPIES = 2
-WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def planned_engine(config: PPOConfig, machine: Machine) -> PlannedEngine:

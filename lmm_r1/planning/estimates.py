@@ -22,6 +22,8 @@ from lmm_r1.planning.pass_memory import (
     text_batch,
 )
 
+# Bytes of a number, by `--ds.param_dtype`.
+WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Tokens of the passes that are run, of models whose kernels are, and of others. Between the last two memory grows evenly:
 # a pass's activations are more than what the largest weight's gradient takes when they are gone.
 RUN = (512, 1024, 1536)
@@ -182,9 +184,10 @@ def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Ite
         return
     every = list(layers)
     del layers[count:]
-    yield
-    for layer in every[len(layers) :]:
-        layers.append(layer)
+    try:
+        yield
+    finally:
+        layers.extend(every[len(layers) :])
 
 
 def _language_layers(model: EmptyModel, checkpoint: Checkpoint) -> torch.nn.ModuleList | None:

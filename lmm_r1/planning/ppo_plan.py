@@ -9,14 +9,13 @@ from lmm_r1.config.ppo import MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefCo
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.engine_memory import planned_engine
-from lmm_r1.planning.estimates import ModelSettings, PlanImage, estimate
+from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
 from lmm_r1.planning.plan import GroupLimit, Plan
 from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_states
 
-WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Passes are cut to multiples of it.
 TOKEN_STEP = 256
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.planning import machine as machines
-from lmm_r1.planning.estimates import ModelSettings, PlanImage, estimate
+from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.placement import Device, Phase, PlannedModel
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import TOKEN_STEP, WIDTHS
+from lmm_r1.planning.ppo_plan import TOKEN_STEP
 from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_states
 
 
