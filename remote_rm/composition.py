@@ -100,6 +100,10 @@ class Composition:
         assert composed is not None
         return composed
 
+    def answer_of(self, label: str) -> str:
+        """Return the gold answer of a label, less the name of the verifier that it selects."""
+        return self._selected(label)[1]
+
     def _selected(self, label: str) -> tuple[tuple[Part, ...], str]:
         """The verifier that the label names, as a tuple of at most one, and the gold answer without that name."""
         name, separator, gold = label.partition(LABEL_SEPARATOR)

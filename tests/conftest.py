@@ -23,6 +23,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "unit/lmm_kits/*",
         "unit/test_cpu.py",
         "contracts/test_kit_buffers.py",
+        "contracts/test_check_data.py",
         "contracts/test_engine_gap.py",
         "contracts/test_kit_engines.py",
         "contracts/test_kit_generation.py",

@@ -1,0 +1,123 @@
+"""Look at a row file before training on it: `lmm-r1 check_data FILE --model MODEL`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.config.check_data import CheckDataConfig, check
+from lmm_r1.files.atomic import write_atomically
+from lmm_r1.files.json_files import write_json_object
+
+if TYPE_CHECKING:
+    from lmm_r1.data_check.check import CheckedData
+
+PROG = "lmm-r1 check_data"
+DESCRIPTION = (
+    "Tell what is in a row file and what of it a training would stumble over: rows that cannot be used, broken images, "
+    "lengths beyond the budget, answers that no response could be right by, rows that are there twice or in a held-out "
+    "file, too. Nothing is changed. Ends with code 3 where something was found."
+)
+FOUND_CODE = 3
+# Findings of one kind that the terminal shows.
+LISTED = 5
+_LINE_S = 5.0
+
+
+def main(argv: list[str] | None = None) -> None:
+    config = parse(CheckDataConfig, argv, prog=PROG, description=DESCRIPTION)
+    with user_errors(PROG):
+        check(config)
+        check_data(config)
+
+
+def check_data(config: CheckDataConfig) -> None:
+    """Print the findings, write the page and the JSON file."""
+    from lmm_r1.data_check.check import check_rows
+    from lmm_r1.data_check.page import build_page
+
+    checked = check_rows(config, progress=_Lines())
+    _print(checked)
+    write_atomically(config.html, text=build_page(checked, thumbnails=config.thumbnails))
+    print(f"page: {config.html}", flush=True)
+    if config.output is not None:
+        write_json_object(config.output, _record(checked))
+        print(f"findings: {config.output}", flush=True)
+    if checked.findings:
+        raise SystemExit(FOUND_CODE)
+
+
+class _Lines:
+    """Tells on stderr how far the check is, every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown = time.perf_counter()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if now - self._shown >= _LINE_S:
+            self._shown = now
+            print(f"{PROG}: {what}, {done:,} of {total:,} rows", file=sys.stderr, flush=True)
+
+
+def _print(checked: CheckedData) -> None:
+    from lmm_r1.data_check.findings import KINDS
+
+    console = Console(highlight=False, soft_wrap=True)
+    prompts = len(checked.rows) - checked.conversations
+    console.print(
+        f"{checked.source}: {checked.count:,} rows, of them {prompts:,} prompts and {checked.conversations:,} conversations",
+        markup=False,
+    )
+    if checked.distributions:
+        console.print(_distributions(checked))
+    for note in checked.notes:
+        console.print(note, markup=False)
+    for kind, what in KINDS.items():
+        findings = checked.of_kind(kind)
+        if not findings:
+            continue
+        rows = "1 row, which" if len(findings) == 1 else f"{len(findings):,} rows, each of which"
+        console.print(f"{kind}: {rows} {what}", markup=False)
+        for finding in findings[:LISTED]:
+            console.print(f"  {finding.location}: {finding.what}", markup=False)
+        if len(findings) > LISTED:
+            console.print(f"  and {len(findings) - LISTED:,} more", markup=False)
+    if not checked.findings:
+        console.print("nothing was found that a training would stumble over", markup=False)
+
+
+def _distributions(checked: CheckedData) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("least", "median", "90 %", "99 %", "most", "limit"):
+        table.add_column(name, justify="right")
+    for spread in checked.distributions:
+        values = (spread.least, spread.median, spread.most_of_90, spread.most_of_99, spread.largest, spread.limit)
+        shown = ["" if value is None else f"{value:,.4g}" if value % 1 else f"{value:,.0f}" for value in values]
+        table.add_row(Text(spread.name), *shown)
+    return table
+
+
+def _record(checked: CheckedData) -> dict[str, object]:
+    return {
+        "source": checked.source,
+        "rows": checked.count,
+        "usable": len(checked.rows),
+        "conversations": checked.conversations,
+        "datasources": dict(checked.datasources),
+        "distributions": [asdict(spread) for spread in checked.distributions],
+        "notes": list(checked.notes),
+        "findings": [asdict(finding) for finding in checked.findings],
+    }
+
+
+if __name__ == "__main__":
+    main()

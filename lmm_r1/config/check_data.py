@@ -1,0 +1,73 @@
+"""Every flag of `lmm-r1 check_data`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lmm_r1.config.ppo import PPODataConfig
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckDataConfig:
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
+    model: str | None = None
+    """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
+    against: tuple[str, ...] = ()
+    """Other row files, held-out ones for example: a row that one of them has, too, is told."""
+    verifiers: tuple[str, ...] = ("math",)
+    """Verifiers that must be able to judge every answer and take it for right, as `serve_verifier` names them."""
+    max_len: int = PPODataConfig.max_len
+    """Longest sequence of the training, in tokens."""
+    max_new_tokens: int | None = None
+    """Longest response; a prompt must leave so much room in max_len, or one token where it is None."""
+    split: str = "train"
+    """Split of a dataset that has several."""
+    input_key: str | None = None
+    """Column with the messages; None looks for `message` and `messages`."""
+    label_key: str = PPODataConfig.label_key
+    """Column with the answer."""
+    image_key: str = PPODataConfig.image_key
+    """Column with the images."""
+    max_rows: int | None = None
+    """Rows taken from the start of each file; None takes all."""
+    html: Path = Path("check_data.html")
+    """Page to write: figures, what was found, and rows with their images."""
+    output: Path | None = None
+    """JSON file to write with everything that was found."""
+    thumbnails: int = 48
+    """Rows shown on the page beside those with findings, spread evenly over the file."""
+    judge_workers: int = 2
+    """Processes that judge what rules of thumb cannot, for each verifier."""
+    judge_timeout: float = 5.0
+    """Seconds after which the judging of an answer is cut off, which is a finding, too."""
+    trust_remote_code: bool = False
+    """Run Python code that the model's checkpoint brings along."""
+
+
+def check(config: CheckDataConfig) -> None:
+    """Raise UserError for what can be told from the flags alone."""
+    for name in ("max_len", "max_new_tokens", "max_rows", "judge_workers"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be 1 or more")
+    if config.max_new_tokens is not None and config.max_new_tokens >= config.max_len:
+        raise UserError(
+            f"--max_new_tokens {config.max_new_tokens}: leaves no room for a prompt in --max_len {config.max_len}; "
+            "raise that, or lower this"
+        )
+    if config.thumbnails < 0:
+        raise UserError(f"--thumbnails {config.thumbnails}: must be 0 or more")
+    if config.judge_timeout <= 0:
+        raise UserError(f"--judge_timeout {config.judge_timeout}: must be above 0")
+    for flag, path in (("--html", config.html), ("--output", config.output)):
+        if path is not None:
+            check_creatable(path, flag=flag)
+            if path.is_dir():
+                raise UserError(f"{flag} {path} is a folder; name a file")
+    if config.output == config.html:
+        raise UserError(f"--output {config.output} is where the page goes; name another file")

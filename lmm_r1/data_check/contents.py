@@ -1,0 +1,74 @@
+"""What rows hold, told apart by content: text without its spaces, images by their pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Row, TextPart, images_of, videos_of
+from lmm_r1.data.videos import load_video
+from lmm_r1.errors import UserError
+
+# Rows whose images are in memory at a time, in all threads together.
+_AT_A_TIME = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowContent:
+    """What one row holds."""
+
+    question: bytes
+    """The same for rows with the same prompt: its text, less spaces and capitals, its images and its videos."""
+    answer: str
+    sizes: tuple[tuple[int, int], ...]
+    """Width and height of each image."""
+    error: str | None
+    """Why an image or a video cannot be read; what the row asks is not known then."""
+
+
+def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
+    """Yield what each row holds, in order; images are decoded by several threads and not kept."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        for chunk in _chunks(rows.items(), size=_AT_A_TIME):
+            found = threads.map(content_of, [row for _, row in chunk])
+            yield from zip((index for index, _ in chunk), found, strict=True)
+
+
+def content_of(row: Row) -> RowContent:
+    """Return what a row holds; what it asks is all but a last turn of the assistant."""
+    prompt = row.messages[:-1] if is_conversation(row) else row.messages
+    answer = row.answer or _text(row.messages[-1].parts)
+    digest, sizes = hashlib.sha256(), []
+    for message in prompt:
+        digest.update(f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode())
+    try:
+        for part in images_of(row.messages):
+            image = load_image(part, location=row.location)
+            sizes.append(image.size)
+            digest.update(repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest())
+        for video in videos_of(row.messages):
+            frames = load_video(video, location=row.location).frames
+            digest.update(repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest())
+    except UserError as error:
+        return RowContent(question=b"", answer=answer, sizes=tuple(sizes), error=str(error))
+    return RowContent(question=digest.digest(), answer=answer, sizes=tuple(sizes), error=None)
+
+
+def is_conversation(row: Row) -> bool:
+    """Say whether a row ends with a turn to learn from, and is no prompt."""
+    return row.messages[-1].role == "assistant"
+
+
+def _text(parts: Iterable[object]) -> str:
+    return " ".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tuple[int, Row]]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk

@@ -1,0 +1,67 @@
+"""How many tokens rows take of a model, and what a training's budgets make of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmm_r1.data.messages import Row
+from lmm_r1.data_check.contents import is_conversation
+from lmm_r1.data_check.findings import Finding
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a row may take."""
+
+    max_len: int
+    """Tokens of prompt, images and response together, in the trainer and in the engine."""
+    max_new_tokens: int | None
+    """Those that a response must have room for; None asks for one."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the longest prompt that RL takes."""
+        return self.max_len - (self.max_new_tokens or 1)
+
+
+class Lengths:
+    """Encodes rows as training and engine do, and holds them against a budget."""
+
+    def __init__(self, model: str, budget: Budget, *, trust_remote_code: bool = False) -> None:
+        self._model = model
+        self._checkpoint = Checkpoint(model, trust_remote_code=trust_remote_code)
+        self.budget = budget
+        self.prompts: list[int] = []
+        """Tokens of each prompt that was encoded, images included."""
+        self.conversations: list[int] = []
+        """The same of rows that end with a turn to learn from."""
+
+    def finding(self, index: int, row: Row) -> Finding | None:
+        """Encode one row; return what there is to say of it."""
+        kit, whole = self._checkpoint.kit, is_conversation(row)
+        try:
+            check_images_taken([row], kit=kit, model=self._model)
+            encoded = encode_row(row, kit=kit, processor=self._checkpoint.processor, add_generation_prompt=not whole)
+        except UserError as error:
+            what = str(error).removeprefix(f"{row.location}: ")
+            return Finding(kind="encoding", index=index, location=row.location, what=what)
+        tokens = len(encoded.token_ids)
+        (self.conversations if whole else self.prompts).append(tokens)
+        if whole and tokens > self.budget.max_len:
+            what = f"takes {tokens} tokens, more than --max_len {self.budget.max_len}: SFT leaves it out"
+        elif not whole and tokens > self.budget.prompt:
+            room = self.budget.max_new_tokens or 1
+            what = f"the prompt takes {tokens} tokens and a response {room}, more than --max_len {self.budget.max_len}"
+        else:
+            return None
+        return Finding(kind="length", index=index, location=row.location, what=what)
+
+    @property
+    def too_long_for_model(self) -> str | None:
+        """A sentence where the budget is beyond the positions that the model knows."""
+        known = self._checkpoint.config.get_text_config().max_position_embeddings
+        if self.budget.max_len <= known:
+            return None
+        return f"--max_len {self.budget.max_len} is more than the {known} positions that {self._model} knows; lower it"

@@ -1,0 +1,69 @@
+"""Rows are the same when they ask the same, however that is written and wherever their pictures lie."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.data_check.contents import content_of, contents
+from lmm_r1.data_check.repeats import OtherFile, Repeats
+
+pytestmark = pytest.mark.unit
+
+
+def picture(color: str, *, size: tuple[int, int] = (8, 4), kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, color).save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def row(text: str, answer: str = "4", *images: bytes, line: int = 1, said: str | None = None) -> Row:
+    messages = [Message(role="user", parts=(*map(ImagePart, images), TextPart(text)))]
+    if said is not None:
+        messages.append(Message(role="assistant", parts=(TextPart(said),)))
+    return Row(messages=tuple(messages), answer=answer, datasource="d", location=f"rows.jsonl line {line}")
+
+
+def test_spaces_and_capitals_do_not_matter_but_pictures_do():
+    first = content_of(row("What is 2 + 2?"))
+    assert content_of(row("what  is\n2+2?")).question == first.question
+    assert content_of(row("What is 2 + 3?")).question != first.question
+    red = content_of(row("What is 2 + 2?", "4", picture("red")))
+    assert red.question != first.question
+    assert red.sizes == ((8, 4),)
+    # The same pixels in another file.
+    assert content_of(row("What is 2 + 2?", "4", picture("red", kind="BMP"))).question == red.question
+    assert content_of(row("What is 2 + 2?", "4", picture("red", size=(4, 8)))).question != red.question
+    assert content_of(row("What is 2 + 2?", "4", picture("blue"))).question != red.question
+
+
+def test_what_a_conversation_teaches_is_its_answer():
+    asked, taught = content_of(row("Hi?", "4")), content_of(row("Hi?", "", said="hello"))
+    assert asked.question == taught.question
+    assert (asked.answer, taught.answer) == ("4", "hello")
+
+
+def test_a_picture_that_cannot_be_decoded_is_told():
+    found = dict(contents({0: row("a", "1", b"no image"), 7: row("b")}))
+    assert list(found) == [0, 7]
+    assert "rows.jsonl line 1: cannot read the image" in found[0].error
+    assert found[7].error is None
+
+
+def told(repeats: Repeats, *rows: Row) -> list[tuple[str, int, str]]:
+    return [
+        (finding.kind, finding.index, finding.what)
+        for index, one in enumerate(rows)
+        for finding in repeats.findings(index, one, content_of(one))
+    ]
+
+
+def test_repeated_rows_and_those_of_another_file_are_told_with_their_places():
+    held_out = OtherFile.of("test.jsonl", {0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
+    rows = [row("2+2?"), row("2 + 2?", " 4", line=2), row("2+2?", "5", line=3), row("WHICH?", "2", line=4)]
+    assert told(Repeats((held_out,)), *rows) == [
+        ("duplicate", 1, "is the same as rows.jsonl line 1"),
+        ("contradiction", 2, "asks what rows.jsonl line 1 asks, and has the answer '5' where that has '4'"),
+        ("leak", 3, "asks what rows.jsonl line 9 asks"),
+    ]
