@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.data.reading import AS_THEY_ARE
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -13,7 +14,7 @@ USER = {"role": "user", "content": "1+1?"}
 
 
 def load(path, **options):
-    settings = {"split": "train", "max_rows": None, "message_key": None, "answer_key": "answer", "image_key": "images"}
+    settings = {"split": "train", "max_rows": None, "reading": AS_THEY_ARE}
     return load_responses(str(path), **{**settings, **options}, count_tokens=lambda text: len(text.split()))
 
 
