@@ -7,7 +7,7 @@ from typing import Any
 
 from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, chat_message, response_text
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled
 
 _PROMPTS = ("prompt", "question", "query", "instruction")
 _RESPONSES = ("response", "completion", "output")
@@ -64,7 +64,7 @@ def _turn(column: Column, *, columns: Columns) -> Any:
         if len(value) != 1:
             columns.fail(f'"{column.name}" must be text or one message, not a list of {len(value)}')
         value = chat_message(value[0])
-    if value is None:
+    if not filled(value):
         columns.fail(f'the field "{column.name}" is empty; fill it in')
     if not isinstance(value, str) and not (isinstance(value, Mapping) and value.get("role") == "assistant"):
         columns.fail(f'"{column.name}" must be text or a message of the assistant')
