@@ -48,6 +48,7 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
     found = run(
         "train_sft",
         tmp_path,
+        "--ckpt.disable_ds",
         model__model_name_or_path=tiny_checkpoint("qwen2_5_vl"),
         # Of LMM-R1's rows those that end with a response.
         data__dataset=",".join(map(str, {**files, "lmm_r1": SAMPLES / "lmm_r1" / "solved.jsonl"}.values())),
@@ -55,7 +56,6 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
         train__micro_batch_size=7,
         train__max_epochs=1,
         ckpt__output_dir="sft",
-        ckpt__disable_ds=True,
         **shared,
     )
     assert found == list(FORMATS)
@@ -66,6 +66,7 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
         "train_ppo_ray",
         tmp_path,
         "--train.colocate_all",
+        "--ckpt.disable_ds",
         actor__model_name_or_path="sft",
         actor__num_gpus_per_node=1,
         ref__num_gpus_per_node=1,
@@ -79,9 +80,9 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
         train__batch_size=2 * ROWS,
         train__micro_batch_size=6,
         algo__kl__init_coef=0,
+        algo__advantage__is_correction_level="token",
         logger__rollouts_per_step=2 * ROWS,
         ckpt__output_dir="rl",
-        ckpt__disable_ds=True,
         **shared,
     )
     assert found == list(FORMATS)
