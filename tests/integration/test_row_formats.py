@@ -43,7 +43,7 @@ def steps(folder: Path) -> list[dict[str, object]]:
 def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkpoint, tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     files = {name: next((SAMPLES / name).glob("rows.*")) for name in FORMATS}
-    shared = {"ds__param_dtype": "fp32", "data__max_len": 768, "data__max_pixels": 6272}
+    shared = {"ds__param_dtype": "fp32", "data__max_len": 768, "data__min_pixels": 12544}
 
     found = run(
         "train_sft",
@@ -93,3 +93,20 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
     assert len(rollouts) == 2 * ROWS
     begun = [rollout["response"].startswith("<think> Let me count") for rollout in rollouts]
     assert sum(begun) == 4, "two rows of r1_vlm, two samples each"
+
+    found = run(
+        "batch_inference",
+        tmp_path,
+        eval_task="generate",
+        model="rl",
+        data=files["r1_vlm"],
+        system_prompt="Be brief.",
+        max_new_tokens=4,
+        output="responses.jsonl",
+    )
+    assert found == ["r1_vlm"]
+    for line in map(json.loads, (tmp_path / "responses.jsonl").open()):
+        assert [turn["role"] for turn in line["prompt"]] == ["system", "user"]
+        assert line["prompt"][0]["content"] == "Be brief."
+        assert line["responses"][0]["text"].startswith("<think> Let me count")
+        assert line["responses"][0]["tokens"] <= 4

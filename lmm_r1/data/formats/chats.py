@@ -36,17 +36,25 @@ def _lmm_r1(columns: Columns) -> RowFields:
 
 
 def _r1_vlm(columns: Columns) -> RowFields:
-    """The last turn of the assistant, where the messages end with one, is how responses are to begin."""
+    """The last turn of the assistant, where the messages end with one, is how responses are to begin.
+
+    Not so in rows with an image and no mark for it: these are whole conversations, as other writers put them.
+    """
     messages = columns.prompt("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         columns.fail("the messages must be a list with at least one message")
-    image = columns.images("image", "images")
     answer = columns.answer("answer", "label")
     if isinstance(answer.value, list):
         answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
-    before, last = _split_last([_without_placeholders(message) for message in messages])
+    sources = [part.get("image") for part in _image_parts(messages)]
+    image = Column(name="image", value=None)
+    if not sources or any(source in (None, PLACEHOLDER) for source in sources):
+        image = columns.images("image", "images")
+    last = None
+    if PLACEHOLDER in sources or columns.record.get(columns.names.images or "image") is None:
+        messages, last = _split_last([_without_placeholders(message) for message in messages])
     return RowFields(
-        messages=before,
+        messages=messages,
         answer=answer,
         images=image,
         videos=columns.videos("videos"),
@@ -56,10 +64,15 @@ def _r1_vlm(columns: Columns) -> RowFields:
     )
 
 
+def _image_parts(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if not isinstance(content, str) for part in listed(content)]
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == "image"]
+
+
 def _without_placeholders(message: Any) -> Any:
-    if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), Sequence):
-        return message
-    if isinstance(content, str):
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, Sequence) or isinstance(content, str):
         return message
     parts = [
         {**part, "image": None} if isinstance(part, Mapping) and part.get("image") == PLACEHOLDER else part
@@ -150,7 +163,7 @@ CHATS = (
     ),
     RowFormat(
         name="sharegpt",
-        source="ShareGPT, LLaMA-Factory",
+        source="ShareGPT",
         needs=(("conversations",),),
         without=("image", "chosen", "rejected"),
         adapt=_sharegpt,

@@ -85,7 +85,6 @@ def _vlmeval(columns: Columns) -> RowFields:
         [*([str(hint)] if filled(hint) else []), question, *([*lines, CHOOSE] if lines else [])],
     )
     answer = columns.answer("answer")
-    columns.take("index")
     return RowFields(
         messages=[{"role": "user", "content": _placed(text, images, columns=columns)}],
         answer=answer,

@@ -92,6 +92,26 @@ def test_a_turn_to_go_on_from_must_be_text():
         row_of({"messages": turns, "answer": "1"}, "r1_vlm")
 
 
+def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
+    asked = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Which?"}]
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A"}]
+    row = row_of({"messages": turns, "image": "a.png", "answer": "A"}, "r1_vlm")
+    assert [message.role for message in row.messages] == ["user", "assistant"]
+    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png"})
+    turns[0]["content"] = [{"type": "image"}, {"type": "text", "text": "Which?"}]
+    row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+    assert (row.messages[0].parts[0], row.prefill) == (ImagePart("/data/b.png"), "")
+    turns[0]["content"] = "Which?"
+    with pytest.raises(UserError, match='1 images in the field "image" but 0 "<image>" places'):
+        row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+
+
+def test_a_row_without_an_image_goes_on_from_its_last_turn_where_its_format_is_named():
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}]
+    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm")
+    assert ([message.role for message in row.messages], row.prefill) == (["user"], "It is")
+
+
 def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_last_turn():
     record = {
         "image": ["a.png", "b.png"],
