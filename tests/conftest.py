@@ -56,6 +56,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_packed_training.py",
         "integration/test_ray_collective.py",
         "integration/test_replay_passes.py",
+        "integration/test_row_formats.py",
         "integration/test_serve_rm.py",
         "integration/test_sft_trackers.py",
         "integration/test_start_order.py",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.files import Record, SkippedRow, read_records
+from lmm_r1.data.files import SkippedRow, read_records
+from lmm_r1.data.formats import FORMATS, OWN
+from lmm_r1.data.formats.row_format import Record
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Row, TextPart, images_of
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.messages import Row, TextPart, demonstration, images_of
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
@@ -24,9 +25,7 @@ def load_responses(
     *,
     split: str,
     max_rows: int | None,
-    message_key: str | None,
-    answer_key: str,
-    image_key: str,
+    reading: RowReading,
     count_tokens: Callable[[str], int],
 ) -> tuple[list[Outcome], list[SkippedRow]]:
     """Return the rows of a file with their responses, and the records that cannot be used.
@@ -37,16 +36,7 @@ def load_responses(
     skipped: list[SkippedRow] = []
     for index, record in _first(read_records(path, split=split), max_rows):
         try:
-            outcomes.append(
-                _outcome(
-                    index,
-                    record,
-                    message_key=message_key,
-                    answer_key=answer_key,
-                    image_key=image_key,
-                    count_tokens=count_tokens,
-                )
-            )
+            outcomes.append(_outcome(index, record, reading=reading, count_tokens=count_tokens))
         except UserError as error:
             skipped.append(SkippedRow(index=index, reason=str(error)))
     if not outcomes:
@@ -66,16 +56,14 @@ def _outcome(
     index: int,
     record: Record,
     *,
-    message_key: str | None,
-    answer_key: str,
-    image_key: str,
+    reading: RowReading,
     count_tokens: Callable[[str], int],
 ) -> Outcome:
-    fields, location, base_dir = record
-    listed = fields.get(RESPONSES_KEY)
-    if listed is not None and message_key is None:
-        message_key = PROMPT_KEY
-    row = _row(fields, location, base_dir, message_key=message_key, answer_key=answer_key, image_key=image_key)
+    location = record[1]
+    listed = record[0].get(RESPONSES_KEY)
+    if listed is not None and reading.names.prompt is None:
+        reading = replace(reading, names=replace(reading.names, prompt=PROMPT_KEY))
+    row = _row(record, reading)
     if listed is None:
         row, text = _split(row)
         return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
@@ -85,8 +73,13 @@ def _outcome(
     return Outcome(index=index, row=row, completions=completions)
 
 
-def _row(fields: Mapping[str, Any], location: str, base_dir: Path, **keys: Any) -> Row:
-    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False, **keys)
+def _row(record: Record, reading: RowReading) -> Row:
+    """Return the row in this project's own format, where none is named."""
+    fields, location, base_dir = record
+    row_format = OWN if reading.format is None else FORMATS[reading.format]
+    row = demonstration(
+        reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=False)
+    )
     for image in images_of(row.messages):
         check_image_exists(image, location=location)
     return row

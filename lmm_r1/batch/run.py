@@ -14,7 +14,8 @@ from lmm_r1.batch.job import JobTotals, run_job
 from lmm_r1.batch.row_log import INDEX, RowLog
 from lmm_r1.batch.selection import select
 from lmm_r1.config.batch_inference import BatchConfig, check
-from lmm_r1.data.files import SkippedRow, load_good_rows
+from lmm_r1.config.rows import row_reading
+from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
@@ -23,6 +24,7 @@ from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import Backend, check_backend, make_engine, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
 
@@ -48,6 +50,8 @@ class BatchReport:
     skipped: list[SkippedRow] = field(default_factory=list)
     """Rows that were left out, in this session and before."""
     selected: int | None = None
+    told: str | None = None
+    """The file of rows and the format in which they were found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class _Plan:
     log: RowLog
     rows: int
     order: list[int]
+    told: str | None = None
+    """What is to be said of the rows."""
 
 
 def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
@@ -75,27 +81,27 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
         seconds=time.perf_counter() - began,
         skipped=log.skipped(),
         selected=None if config.select is None else _select(config, log),
+        told=plan.told,
     )
 
 
 def _generate(
     config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
-    rows, skipped = load_good_rows(
+    read = read_good_rows(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
-        message_key=config.input_key,
-        answer_key=config.label_key,
-        image_key=config.image_key,
+        reading=row_reading(config),
         answer_required=config.verifier is not None,
     )
+    rows, skipped = read.rows, read.skipped
     path, adapter = split_adapter(config.model, config.adapter)
     _check_models(config, path)
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo))
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told)
     if not todo:
         return plan, JobTotals()
     settings = EngineSettings(
@@ -123,9 +129,7 @@ def _score_given(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
-        message_key=config.input_key,
-        answer_key=config.label_key,
-        image_key=config.image_key,
+        reading=row_reading(config),
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
@@ -238,9 +242,10 @@ def _select(config: BatchConfig, log: RowLog) -> int:
 
 def _check_models(config: BatchConfig, path: str) -> None:
     """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
+    model = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     if config.eval_task != "rm":
-        kit = Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
-        check_backend(BACKENDS[config.eval_task], kit, model=f"--model {path}")
+        check_backend(BACKENDS[config.eval_task], model.kit, model=f"--model {path}")
+    check_pixel_bounds(config, model, model=f"--model {path}")
     for checkpoint in filter(None, (path, config.reward_model)):
         _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor
         check_weights(checkpoint)

@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
     totals, seconds = report.totals, report.seconds
+    told = [report.told] if report.told else []
     if report.done_before == report.rows:
         lines = [f"{config.output}: all {report.rows} rows were done before"]
     else:
@@ -46,7 +47,7 @@ def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
         ]
     if report.selected is not None:
         lines.append(f"{config.selected}: {report.selected} rows by {config.select}")
-    return lines
+    return [*told, *lines]
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ def evaluate(config: EvaluateConfig) -> None:
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
     row_sets = read_row_sets(config, files=files, copies=copies)
-    for note in (note for row_set in row_sets for note in row_set.notes):
-        _say(note)
+    for row_set in row_sets:
+        for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
+            _say(line)
     checkpoints, measured = measure(config, named, row_sets, report=_say)
     _finish(config, measured, checkpoints, baseline=baseline)
     skipped = [row for file in measured for row in file.skipped]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
+from lmm_r1.config.rows import RowsConfig
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -24,7 +25,7 @@ COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig:
+class BatchConfig(RowsConfig):
     eval_task: Literal["generate_vllm", "generate", "rm"] = "generate_vllm"
     """Generate through vLLM, generate through plain transformers, or score given responses with a reward model."""
     model: str
@@ -39,12 +40,6 @@ class BatchConfig:
     """Begin anew where the output exists."""
     split: str = "train"
     """Split of a dataset that has several."""
-    input_key: str | None = None
-    """Column with the messages; None looks for `message` and `messages`."""
-    label_key: str = "answer"
-    """Column with the answer; only a verifier needs it."""
-    image_key: str = "images"
-    """Column with the images of `<image>` places."""
     max_rows: int | None = None
     """Rows taken from the start of the file; None takes all."""
     n_samples: int = 1

@@ -22,7 +22,6 @@ _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie
 _RESUMES = "the same command in the same folder goes on where it stopped"
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
-
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
 
 DIFFERENCES = (
@@ -33,12 +32,6 @@ DIFFERENCES = (
         reason="LMM-R1's recipe; it needs no critic",
     ),
     Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
-    Difference(
-        command="train_ppo_ray",
-        flag="data.label_key",
-        theirs=None,
-        reason="a rule-based reward needs the answer, and without one every response would be scored against nothing",
-    ),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
+from lmm_r1.config.rows import RowsConfig, refuse_row_flags
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
@@ -12,7 +13,7 @@ RESPONSES_SUFFIX = ".responses.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(RowsConfig):
     checkpoints: tuple[str, ...] = ()
     """Checkpoints or LoRA adapters as NAME=FOLDER, in the order of the table."""
     backend: Literal["vllm", "transformers"] = "vllm"
@@ -50,10 +51,6 @@ class EvaluateConfig:
     """Longest prompt and response together."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
-    input_key: str | None = None
-    """Column with the messages; None looks for `message` and `messages`."""
-    label_key: str = "answer"
-    """Column with the answer."""
     judge_workers: int = 4
     """Processes that judge what rules of thumb cannot, for each verifier."""
     judge_timeout: float = 5.0
@@ -91,6 +88,8 @@ def check(config: EvaluateConfig) -> None:
             raise UserError("--files and --suite are missing: name rows as NAME=PATH, or a suite (--list_suites)")
         if config.output is None:
             raise UserError("--output is missing: name the JSON file to write")
+    if not config.files:
+        refuse_row_flags(config, because="it is for --files, and there are none (suites have their own)")
     for flag, path in (("--output", config.output), ("--html", page_path(config))):
         if path is None:
             continue

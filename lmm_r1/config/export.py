@@ -24,7 +24,13 @@ _FREE = (
     "critic.save_value_network",
     "data.dataloader_num_workers",
     "data.dataset",
+    # What these make of the rows is in the rows' digest.
+    "data.datasource_key",
+    "data.format",
+    "data.image_dir",
     "data.prompt_dataset",
+    "data.prompt_template",
+    "data.system_prompt",
     "ds.attn_implementation",
     "ds.deepcompile",
     "ds.enable_sleep",

@@ -272,10 +272,6 @@ class PPODataConfig(DataConfig):
     """Split of the prompt dataset."""
     max_samples: int = 100_000_000
     """Rows used at most."""
-    label_key: str = "answer"
-    """Column with the right answer."""
-    image_key: str = "images"
-    """Column with the images of OpenRLHF's own rows; rows of messages name theirs inside."""
     max_images_per_prompt: int = 0
     """Most images that one prompt may hold; 0 counts them in the data."""
     overlong_prompts: Literal["error", "skip"] = "skip"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmm_r1.config.rows import RowsConfig
+
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
 
 
@@ -189,9 +191,7 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    input_key: str | None = None
-    """Column with the messages; None takes `message` or `messages`, whichever a row has."""
+class DataConfig(RowsConfig):
     input_template: str | None = None
     """Text around a plain-text prompt, with {} in its place; rows of messages go through the chat template instead."""
     apply_chat_template: bool = False

@@ -1,9 +1,10 @@
-"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, Arrow, saved datasets and Hugging Face names.
+"""Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, Arrow, saved datasets and Hugging Face names.
 
 Written are folders: rows.jsonl and images/, made beside their place and moved there when complete.
 """
 
 import copy
+import csv
 import itertools
 import json
 import os
@@ -16,9 +17,11 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1 import hub
+from lmm_r1.data.formats import FORMATS, OWN, find_format
+from lmm_r1.data.formats.row_format import Record, RowFormat
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -26,15 +29,16 @@ from lmm_r1.files.atomic import check_creatable
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder that `make_task` or `prepare_data` wrote."""
 IMAGES_FOLDER = "images"
-Record = tuple[dict[str, Any], str, Path]
 _BATCH_ROWS = 256
+# Most that the csv module takes on every system: of an image as base64, 1.5 GiB.
+_LONGEST_FIELD = 2**31 - 1
 
 
 def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     """Yields (record, location such as `rows.jsonl line 7`, folder that relative image paths start from).
 
     Args:
-        path: a .jsonl, .json, .parquet, .csv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
+        path: a .jsonl, .json, .parquet, .csv, .tsv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
         split: which split of a dataset that has several; single files have none.
     """
@@ -60,72 +64,108 @@ class SkippedRow:
     """One sentence with the file and the line."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowFile:
+    """The rows of one file, and in which format they were found."""
+
+    path: str
+    row_format: RowFormat
+    rows: dict[int, Row]
+    """By their place in the file."""
+    skipped: list[SkippedRow]
+    """The records that a row could not be made of, where those are left out."""
+
+    @property
+    def told(self) -> str:
+        """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
+        return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
+
+
 def load_rows(
     path: str,
     *,
     split: str = "train",
     max_rows: int | None = None,
-    message_key: str | None = None,
-    answer_key: str = "answer",
-    image_key: str = "images",
+    reading: RowReading = AS_THEY_ARE,
     answer_required: bool = True,
 ) -> list[Row]:
-    """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
-
-    Raises:
-        UserError: the file is missing or empty, or a record breaks the schema (with file and line).
-    """
-    rows = [
-        _row(record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required)
-        for record in itertools.islice(read_records(path, split=split), max_rows)
-    ]
-    if not rows:
-        raise _no_rows(path)
-    return rows
+    """The rows of `read_row_file`."""
+    file = read_row_file(path, split=split, max_rows=max_rows, reading=reading, answer_required=answer_required)
+    return list(file.rows.values())
 
 
-def load_good_rows(
+def read_row_file(
     path: str,
     *,
     split: str = "train",
     max_rows: int | None = None,
-    message_key: str | None = None,
-    answer_key: str = "answer",
-    image_key: str = "images",
+    reading: RowReading = AS_THEY_ARE,
     answer_required: bool = True,
-) -> tuple[dict[int, Row], list[SkippedRow]]:
-    """The rows of `load_rows` by their place in the file, and the records that it would raise an error for.
+) -> RowFile:
+    """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
 
     Raises:
-        UserError: the file is missing, empty or not readable, or none of its rows is good.
+        UserError: the file is missing or empty, several formats fit its columns, or a record breaks its format (with
+            file and line).
     """
+    row_format, records = _found(path, split=split, max_rows=max_rows, reading=reading)
+    rows = {
+        index: _row(record, row_format, reading=reading, required=answer_required)
+        for index, record in enumerate(records)
+    }
+    if not rows:
+        raise _no_rows(path)
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=[])
+
+
+def read_good_rows(
+    path: str,
+    *,
+    split: str = "train",
+    max_rows: int | None = None,
+    reading: RowReading = AS_THEY_ARE,
+    answer_required: bool = True,
+) -> RowFile:
+    """The rows of `read_row_file`, and as `skipped` the records that it would raise an error for.
+
+    Raises:
+        UserError: the file is missing, empty or not readable, several formats fit its columns, or none of its rows is
+            good.
+    """
+    row_format, records = _found(path, split=split, max_rows=max_rows, reading=reading)
     rows: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
-    for index, record in enumerate(itertools.islice(read_records(path, split=split), max_rows)):
+    for index, record in enumerate(records):
         try:
-            rows[index] = _row(
-                record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required
-            )
+            rows[index] = _row(record, row_format, reading=reading, required=answer_required)
         except UserError as error:
             skipped.append(SkippedRow(index=index, reason=str(error)))
     if not rows and not skipped:
         raise _no_rows(path)
     if not rows:
         raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
-    return rows, skipped
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
 
 
-def _row(record: Record, *, message_key: str | None, answer_key: str, image_key: str, required: bool) -> Row:
+def _found(path: str, *, split: str, max_rows: int | None, reading: RowReading) -> tuple[RowFormat, Iterator[Record]]:
+    """The format of a file, told by the columns of its first records, and its first `max_rows` records."""
+    records = read_records(path, split=split)
+    if reading.format is not None:
+        row_format = FORMATS[reading.format]
+    elif reading.names.prompt is not None:
+        row_format = OWN
+    else:
+        first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
+        row_format = find_format({name for fields, _, _ in first for name in fields}, file=path)
+        records = itertools.chain(first, records)
+    if row_format.link is not None:
+        records = iter(row_format.link(list(records)))
+    return row_format, itertools.islice(records, max_rows)
+
+
+def _row(record: Record, row_format: RowFormat, *, reading: RowReading, required: bool) -> Row:
     fields, location, base_dir = record
-    row = parse_row(
-        fields,
-        location=location,
-        base_dir=base_dir,
-        message_key=message_key,
-        answer_key=answer_key,
-        image_key=image_key,
-        answer_required=required,
-    )
+    row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
     for image in images_of(row.messages):
         check_image_exists(image, location=location)
     for video in videos_of(row.messages):
@@ -197,6 +237,27 @@ def _read_parquet(file: Path) -> Iterator[Record]:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from error
 
 
+def _read_tsv(file: Path) -> Iterator[Record]:
+    """Tab-separated values under a line of names; an empty one counts as missing, and images are longer than csv allows."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        lines = csv.reader(stream, dialect="excel-tab", strict=True)
+        start = 1
+        try:
+            names = next(lines, [])
+            for values in lines:
+                location, start = f"{file} line {start + 1}", lines.line_num
+                if not values:
+                    continue
+                if len(values) != len(names):
+                    raise UserError(f"{location}: {len(values)} values under {len(names)} names; correct the line")
+                yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: not UTF-8 text ({error})") from error
+        except csv.Error as error:
+            raise UserError(f"{file} line {lines.line_num}: not tab-separated values: {error}") from error
+
+
 def _read_with_datasets(file: Path) -> Iterator[Record]:
     import datasets
 
@@ -255,6 +316,7 @@ _READERS = {
     ".parquet": _read_parquet,
     ".csv": _read_with_datasets,
     ".arrow": _read_with_datasets,
+    ".tsv": _read_tsv,
 }
 
 

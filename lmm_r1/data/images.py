@@ -85,7 +85,8 @@ def check_image_exists(part: ImagePart, *, location: str) -> None:
 def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:
     if isinstance(error, FileNotFoundError):
         return UserError(
-            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder"
+            f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
+            "or at --data.image_dir"
         )
     # strerror leaves out the path, which describe() gives already.
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -1,8 +1,8 @@
 """The one row schema: chat messages of text, image and video parts, with an answer."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from lmm_r1.data.image_sources import ImageSource, describe
@@ -59,6 +59,21 @@ class Row:
     datasource: str
     location: str
     """File and line, for error messages."""
+    response: Message | None = None
+    """The assistant turn that SFT learns behind the messages, where the row's format tells it from them."""
+    rejected: Message | None = None
+    """In a preference the worse response, of which `response` is the better."""
+    prefill: str = ""
+    """How every response begins: the model goes on from it, and what is scored has it in front."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the record."""
+
+
+def demonstration(row: Row) -> Row:
+    """Return the row as SFT learns it: its response is the last message."""
+    if row.response is None:
+        return row
+    return replace(row, messages=(*row.messages, row.response), response=None, prefill="")
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:

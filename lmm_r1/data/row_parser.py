@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 from PIL import Image
 
+from lmm_r1.data.formats import OWN
+from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, listed
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
-_DEFAULT_MESSAGE_KEYS = ("message", "messages")
 # A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
 _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
@@ -40,7 +41,7 @@ def parse_row(
     video_key: str = "videos",
     answer_required: bool = True,
 ) -> Row:
-    """The validated row of one record; relative paths of images and videos become absolute against `base_dir`.
+    """The validated row of one record in this project's own format; relative paths become absolute against `base_dir`.
 
     Args:
         message_key: the field with the messages (a list, or JSON text of one) or with a plain prompt, which becomes
@@ -51,40 +52,31 @@ def parse_row(
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
+    names = ColumnNames(prompt=message_key, answer=answer_key, images=image_key, videos=video_key)
+    return read_row(OWN, Columns(record, location=location, names=names), base_dir, answer_required=answer_required)
+
+
+def read_row(row_format: RowFormat, columns: Columns, base_dir: Path, *, answer_required: bool) -> Row:
+    """The validated row of one record in any format; raises UserError as `parse_row` does."""
+    fields = row_format.adapt(columns)
     parser = _Parser(
-        location=location,
+        location=columns.location,
         base_dir=base_dir,
-        images=_MediaField("image", key=image_key, entries=_entries(record.get(image_key))),
-        videos=_MediaField("video", key=video_key, entries=_entries(record.get(video_key))),
+        images=_MediaField("image", key=fields.images.name, entries=listed(fields.images.value)),
+        videos=_MediaField("video", key=fields.videos.name, entries=listed(fields.videos.value)),
     )
-    messages = parser.messages(_message_field(record, message_key=message_key, parser=parser))
+    messages = parser.messages(fields.messages)
     parser.finish()
     return Row(
         messages=messages,
-        answer=parser.answer(record, key=answer_key, required=answer_required),
-        datasource=str(record.get("datasource") or "default"),
-        location=location,
+        answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
+        datasource=fields.datasource,
+        location=columns.location,
+        response=parser.response(fields.response, where="the response"),
+        rejected=parser.response(fields.rejected, where="the rejected response"),
+        prefill=fields.prefill,
+        columns=columns.rest(),
     )
-
-
-def _entries(value: Any) -> list[Any]:
-    """A media field's value as a list: a single entry needs none."""
-    if value is None:
-        return []
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        return [value]
-    return list(value)
-
-
-def _message_field(record: Mapping[str, Any], *, message_key: str | None, parser: _Parser) -> Any:
-    keys = _DEFAULT_MESSAGE_KEYS if message_key is None else (message_key,)
-    found = [key for key in keys if record.get(key) is not None]
-    if not found:
-        wanted = " or ".join(f'"{key}"' for key in keys)
-        parser.fail(f"no field {wanted} (found: {', '.join(record) or 'nothing'}); name it with --data.input_key")
-    if len(found) > 1:
-        parser.fail('both "message" and "messages" are given; choose one with --data.input_key')
-    return record[found[0]]
 
 
 class _MediaField:
@@ -259,23 +251,63 @@ class _Parser:
             self.fail(f"{where} has {key} {value!r}; a whole number of {unit}, 1 or more, is needed")
         return int(value)
 
-    def answer(self, record: Mapping[str, Any], *, key: str, required: bool) -> str:
-        value = record.get(key)
-        if isinstance(value, float) and math.isnan(value):  # how pandas writes a missing value
-            value = None
+    def answer(self, column: Column, *, found: Mapping[str, Any], required: bool) -> str:
+        value = column.value
         if value is None or (isinstance(value, str) and not value.strip()):
             if not required:
                 return ""
-            state = "is empty" if key in record else f"is missing (found: {', '.join(record)})"
-            self.fail(f'the answer "{key}" {state}; fill it in, or name another field with --data.label_key')
+            state = "is empty" if column.name in found else f"is missing (found: {', '.join(found)})"
+            self.fail(f'the answer "{column.name}" {state}; fill it in, or name another field with --data.label_key')
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Number)):
-            self.fail(f'the answer "{key}" must be text or a number, not {type(value).__name__}')
+            self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
         return str(value)
+
+    def response(self, value: Any, *, where: str) -> Message | None:
+        if value is None:
+            return None
+        if isinstance(value, numbers.Number) and not isinstance(value, bool):
+            value = str(value)
+        return self.message(
+            value if isinstance(value, Mapping) else {"role": "assistant", "content": value}, where=where
+        )
 
 
 def _other_field(field: _MediaField) -> str:
     """The second way out of a mismatch, where a flag names the field."""
     return ", or name another field with --data.image_key" if field.kind == "image" else ""
+
+
+def tagged_text(message: Message) -> str:
+    """Return a message's text with tags for its images and videos: [image, "Find x."] -> "<image>Find x."."""
+    tags = {ImagePart: IMAGE_TAG, VideoPart: VIDEO_TAG}
+    return "".join(part.text if isinstance(part, TextPart) else tags[type(part)] for part in message.parts)
+
+
+def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
+    """Return the parts of a text in which tags stand for the images and videos of a message, in their order.
+
+    Raises:
+        UserError: the text has other than one tag for each of them, or nothing but blanks.
+    """
+    media: list[ImagePart | VideoPart] = [part for part in message.parts if not isinstance(part, TextPart)]
+    pieces = _TAGS.split(text)
+    wanted = [IMAGE_TAG if isinstance(part, ImagePart) else VIDEO_TAG for part in media]
+    if sorted(pieces[1::2]) != sorted(wanted):
+        raise UserError(
+            f"{location}: the prompt's template writes {len(pieces) // 2} places for the {len(media)} images and videos "
+            "of the prompt; each needs one"
+        )
+    images = iter([part for part in media if isinstance(part, ImagePart)])
+    videos = iter([part for part in media if isinstance(part, VideoPart)])
+    parts: list[Part] = []
+    for piece in pieces:
+        if piece in (IMAGE_TAG, VIDEO_TAG):
+            parts.append(next(images) if piece == IMAGE_TAG else next(videos))
+        elif piece.strip():
+            parts.append(TextPart(piece.strip() if media else piece))
+    if not parts:
+        raise UserError(f"{location}: the prompt's template writes nothing")
+    return tuple(parts)
 
 
 def stored_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

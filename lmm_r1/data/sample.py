@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -29,6 +29,10 @@ class Completion:
     num_tokens: int
     """The end token counts."""
     finish_reason: FinishReason
+
+    def behind(self, prefill: str) -> Completion:
+        """Return the response with what it was begun with in front of its text; the model wrote none of those tokens."""
+        return replace(self, text=prefill + self.text) if prefill else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,7 @@ class Sample:
     row: Row
     segments: tuple[Segment, ...]
     response: str
-    """The text that was generated, as it is scored and shown."""
+    """The text that was generated, as it is scored and shown: with what the row says that it begins with in front."""
     finish_reason: str
     """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
     weight_version: int

@@ -126,5 +126,6 @@ def check_prompts(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.messages[-1].role == "assistant":
             raise UserError(
-                f"{row.location}: a prompt for RL must not end with an assistant turn; such rows are for train_sft"
+                f"{row.location}: a prompt for RL must not end with an assistant turn; such rows are for train_sft (where "
+                "responses are to go on from that turn, give --data.format r1_vlm)"
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from lmm_r1.config.evaluate import EvaluateConfig, responses_path
+from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
@@ -18,7 +19,7 @@ from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import check_backend, prepare_process
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.records.responses import write_responses
 from lmm_r1.scoring.response_scores import Judge
@@ -43,10 +44,8 @@ def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: M
     for name in recipes:
         if name in files:
             raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
-    row_sets = [
-        file_rows(name, path, choices=choices, message_key=config.input_key, answer_key=config.label_key)
-        for name, path in files.items()
-    ]
+    reading = row_reading(config)
+    row_sets = [file_rows(name, path, choices=choices, reading=reading) for name, path in files.items()]
     row_sets += [suite_rows(recipe, path=copies.get(name), choices=choices) for name, recipe in recipes.items()]
     return row_sets
 
@@ -149,6 +148,7 @@ def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], r
         path, _ = split_adapter(path, None)
         checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
         check_backend(config.backend, checkpoint.kit, model=f"--checkpoints {name}={path}")
+        check_pixel_bounds(config, checkpoint, model=f"--checkpoints {name}={path}")
         _ = checkpoint.processor
         check_weights(path)
         check_images_taken(rows, kit=checkpoint.kit, model=f"--checkpoints {name}={path}")

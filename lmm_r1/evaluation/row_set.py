@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmm_r1.data.files import SkippedRow, load_good_rows
+from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scoreboard.board import MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
@@ -37,15 +38,15 @@ class RowSet:
     sampling: Sampling
     notes: tuple[str, ...] = ()
     """What the user should know of these rows, in sentences."""
+    told: str | None = None
+    """Of a file its format, in a sentence."""
 
 
-def file_rows(
-    name: str, path: str, *, choices: Choices, message_key: str | None = None, answer_key: str = "answer"
-) -> RowSet:
+def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = AS_THEY_ARE) -> RowSet:
     """Return the rows of a file; raises UserError where it cannot be read or none of its rows can be used."""
-    rows, skipped = load_good_rows(path, message_key=message_key, answer_key=answer_key, max_rows=choices.max_rows)
-    rows, undecodable = _decodable(rows, path=path)
-    skipped = sorted([*skipped, *undecodable], key=lambda row: row.index)
+    read = read_good_rows(path, max_rows=choices.max_rows, reading=reading)
+    rows, undecodable = _decodable(read.rows, path=path)
+    skipped = sorted([*read.skipped, *undecodable], key=lambda row: row.index)
     sampling = _chosen(Sampling(), choices)
     file = MeasuredFile(
         name=name,
@@ -55,7 +56,7 @@ def file_rows(
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
     )
-    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)))
+    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told)
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:

@@ -103,7 +103,8 @@ class GroupRollout:
                     sample = Sample(
                         row=row,
                         segments=(shared, generated),
-                        response=self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
+                        response=row.prefill
+                        + self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
                         finish_reason=response.finish_reason,
                         weight_version=weight_version,
                     )

@@ -55,7 +55,8 @@ class TransformersEngine:
             samples = self._generate(prompts, sampling)
             seconds = time.perf_counter() - began
             for (index, row), completions in zip(taken, samples, strict=True):
-                yield Outcome(index=index, row=row, completions=tuple(completions), seconds=seconds)
+                begun = tuple(completion.behind(row.prefill) for completion in completions)
+                yield Outcome(index=index, row=row, completions=begun, seconds=seconds)
 
     def stream(
         self,

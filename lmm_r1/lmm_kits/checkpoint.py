@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.videos import load_video
@@ -66,15 +67,53 @@ class Checkpoint:
 
 
 def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: bool) -> EncodedPrompt:
-    """Return the row's encoded messages; raises UserError, with the row's place, for media that cannot be taken."""
+    """Return the row's encoded messages; raises UserError, with the row's place, for media that cannot be taken.
+
+    With a generation prompt, what the row says that a response begins with stands behind it.
+    """
     images = [load_image(part, location=row.location) for part in images_of(row.messages)]
     videos = [load_video(part, location=row.location) for part in videos_of(row.messages)]
     try:
-        return kit.encode(
+        encoded = kit.encode(
             processor, row.messages, images=images, videos=videos, add_generation_prompt=add_generation_prompt
         )
+        if add_generation_prompt and row.prefill:
+            encoded = _begun(encoded, row.prefill, kit=kit, processor=processor)
     except UserError as error:
         raise UserError(f"{row.location}: {error}") from error
+    return encoded
+
+
+def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:
+    """Return the prompt with the beginning of the response behind it, as if the model had written it."""
+    ids = kit.tokenizer_of(processor)(prefill, add_special_tokens=False)["input_ids"]
+    if not kit.placeholder_ids(processor).isdisjoint(ids):
+        raise UserError("the assistant turn that responses go on from holds a media token; take it out of the row")
+    return replace(encoded, token_ids=[*encoded.token_ids, *ids], engine_token_ids=[*encoded.engine_token_ids, *ids])
+
+
+def check_pixel_bounds(rows: RowsConfig, checkpoint: Checkpoint, *, model: str, prefix: str = "--") -> None:
+    """Raise UserError for a bound on the pixels of images that the model's processor cannot keep to.
+
+    Args:
+        rows: the flags, of which `prefix` stands in front.
+        model: the flag that names the checkpoint, with its value.
+    """
+    given = {name: bound for name in ("min_pixels", "max_pixels") if (bound := getattr(rows, name)) is not None}
+    if not given:
+        return
+    limits = checkpoint.kit.pixel_limits(checkpoint.processor)
+    for name, bound in given.items():
+        if limits is None:
+            raise UserError(
+                f"{prefix}{name} {bound}: {model} is a {checkpoint.kit.model_type}, which leaves no choice of the size "
+                "of an image; leave it out"
+            )
+        if not limits[0] <= bound <= limits[1]:
+            raise UserError(
+                f"{prefix}{name} {bound} is not within {limits[0]} and {limits[1]}, the bounds that the image processor "
+                f"of {model} has itself"
+            )
 
 
 def check_images_taken(rows: Sequence[Row], *, kit: LmmKit, model: str) -> None:

@@ -174,6 +174,13 @@ class LmmKit(ABC):
     def render(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
 
+    def pixel_limits(self, processor: Processor) -> tuple[int, int] | None:
+        """Return the fewest and the most pixels that an image may be scaled to; None where its size is not a choice.
+
+        An image's own bounds count within them, in training and, as the image is scaled before, in the engine.
+        """
+        return None
+
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -97,7 +97,11 @@ class RewardModel:
         return self._model.packing_samples
 
     def encode_prompt(self, row: Row) -> EncodedPrompt:
-        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does."""
+        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does.
+
+        What a row says that responses begin with is a part of them.
+        """
+        row = replace(row, prefill="")
         return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
     def encode(

@@ -19,7 +19,8 @@ from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
-from lmm_r1.data.files import load_rows
+from lmm_r1.config.rows import row_reading
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
@@ -33,7 +34,7 @@ from lmm_r1.generation.run_engines import (
     without_sleep,
 )
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
@@ -95,6 +96,7 @@ def train(config: PPOConfig) -> None:
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
     check_prompts(rows + eval_rows)
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
+    check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
     if config.reward.remote_url:
         _check_rewards(config, config.reward.remote_url)
@@ -248,10 +250,9 @@ def _prompts(config: PPOConfig) -> list[Row]:
 
 
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
-    data = config.data
-    return load_rows(
-        path, split=split, message_key=data.input_key, answer_key=data.label_key, image_key=data.image_key
-    )
+    file = read_row_file(path, split=split, reading=row_reading(config.data, prefix="--data."))
+    Console(highlight=False).print(file.told)
+    return list(file.rows.values())
 
 
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:

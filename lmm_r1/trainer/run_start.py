@@ -227,7 +227,8 @@ def rows_digest(rows: Sequence[Row]) -> str:
             for part in message.parts:
                 digest.update(_described(part))
             digest.update(message.role.encode())
-        digest.update(f"\0{row.answer}\0{row.datasource}\n".encode(errors="replace"))
+        begun = f"\0{row.prefill}" if row.prefill else ""
+        digest.update(f"\0{row.answer}\0{row.datasource}{begun}\n".encode(errors="replace"))
     return f"{len(rows)} rows {digest.hexdigest()[:12]}"
 
 

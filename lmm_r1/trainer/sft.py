@@ -16,12 +16,13 @@ import torch.distributed as dist
 from rich.console import Console
 
 from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
-from lmm_r1.data.files import load_rows
-from lmm_r1.data.messages import Row
+from lmm_r1.config.rows import row_reading
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.checkpoint import check_images_taken
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import check_balanced
@@ -57,6 +58,7 @@ def train(config: SFTConfig) -> None:
     check_rope(model_config, model=f"--model.model_name_or_path {path}")
     rows = _load_rows(config)
     check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
+    check_pixel_bounds(config.data, checkpoint, model=f"--model.model_name_or_path {path}", prefix="--data.")
     samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
     fitting = next((sample for sample in samples if sample is not None), None)
     if fitting is None:
@@ -146,10 +148,15 @@ def _check_plan(config: SFTConfig, rows: list[Row]) -> None:
 def _load_rows(config: SFTConfig) -> list[Row]:
     assert config.data.dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
-    row_lists = [
-        load_rows(path, split=config.data.dataset_split, message_key=config.data.input_key, answer_required=False)
-        for path in paths
+    reading = row_reading(config.data, prefix="--data.")
+    files = [
+        read_row_file(path, split=config.data.dataset_split, reading=reading, answer_required=False) for path in paths
     ]
+    # Every rank reads them, and one says so.
+    console = Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0")
+    for file in files:
+        console.print(file.told)
+    row_lists = [[demonstration(row) for row in file.rows.values()] for file in files]
     rows = blend(row_lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
     if len(rows) < config.train.batch_size:
         raise UserError(

@@ -179,6 +179,16 @@ def test_pixel_bounds_of_an_image_change_its_patches_as_computed_by_hand(load, n
     assert tuple(counts) == BOUNDED_PLACEHOLDERS[name]
 
 
+@pytest.mark.parametrize("name", KITS)
+def test_a_kit_says_within_which_bounds_the_size_of_an_image_is_a_choice(load, name):
+    loaded = load(name)
+    limits = loaded.kit.pixel_limits(loaded.processor)
+    counts = BOUNDED_PLACEHOLDERS.get(name, (0, 0, 0))
+    assert (limits is not None) == (len(set(counts)) > 1)
+    if limits is not None:
+        assert limits[0] <= 5000 < 20000 <= limits[1]
+
+
 @pytest.mark.parametrize("name", IMAGE_KITS)
 def test_bounds_beyond_the_processors_own_do_not_blow_an_image_up(load, name):
     loaded = load(name)

@@ -21,6 +21,10 @@ class CharacterTokenizer:
     eos_token_id = END
     pad_token_id = 0
 
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": [PLACEHOLDER if character == "#" else ord(character) for character in text]}
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         assert not skip_special_tokens
         special = {END: "<end>", PLACEHOLDER: "<image>", AFTER_IMAGE: "</image>"}

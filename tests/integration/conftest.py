@@ -20,6 +20,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_reward_failures.py": ("one_of_two_servers",),
     "test_reward_fuzz.py": (),
     "test_rl_prompts.py": (),
+    "test_row_formats.py": (),
     "test_zero_log_probs.py": (),
     "test_training_benchmarks.py": (),
     "test_two_processes_save.py": ("[ZeRO-2]", "[LoRA", "[experts", "saved[2]"),

@@ -91,6 +91,9 @@ class Phi4MultimodalKit(LmmKit):
         tokenizer.eos_token = towers.TURN_END
         return processor
 
+    def pixel_limits(self, processor: Phi4MultimodalProcessor) -> tuple[int, int]:
+        return 1, _most_pixels(processor)
+
     def encode(
         self,
         processor: Phi4MultimodalProcessor,
@@ -181,6 +184,12 @@ def _render_text(
     return text
 
 
+def _most_pixels(processor: Phi4MultimodalProcessor) -> int:
+    """Pixels of the processor's largest number of crops."""
+    image_processor = processor.image_processor
+    return image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
+
+
 def _within_bounds(
     processor: Phi4MultimodalProcessor, image: Image.Image, min_pixels: int | None, max_pixels: int | None
 ) -> Image.Image:
@@ -190,8 +199,7 @@ def _within_bounds(
     """
     if min_pixels is None and max_pixels is None:
         return image
-    image_processor = processor.image_processor
-    most = image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
+    most = _most_pixels(processor)
     highest = min(most, max_pixels or most)
     height, width = bounded_size(
         height=image.height,

@@ -14,7 +14,7 @@ from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media, text_positions
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, video_metadata
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, image_limits, video_metadata
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
 
 MEDIA_TOKENS = (
@@ -77,6 +77,9 @@ class QwenVlKit(LmmKit):
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
         text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
+        return image_limits(processor)
 
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})

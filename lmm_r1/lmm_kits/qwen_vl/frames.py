@@ -13,6 +13,12 @@ from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import bounded_size
 
 
+def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
+    """Return the processor's own bounds on the pixels of an image."""
+    size = processor.image_processor.size
+    return size["shortest_edge"], size["longest_edge"]
+
+
 def bounded_image(
     processor: ProcessorMixin, image: Image.Image, min_pixels: int | None, max_pixels: int | None
 ) -> Image.Image:
@@ -23,7 +29,7 @@ def bounded_image(
     if min_pixels is None and max_pixels is None:
         return image
     image_processor = processor.image_processor
-    lowest, highest = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
+    lowest, highest = image_limits(processor)
     highest = min(highest, max_pixels or highest)
     height, width = bounded_size(
         height=image.height,

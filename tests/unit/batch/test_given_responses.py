@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -13,7 +14,7 @@ USER = {"role": "user", "content": "1+1?"}
 
 
 def load(path, **options):
-    settings = {"split": "train", "max_rows": None, "message_key": None, "answer_key": "answer", "image_key": "images"}
+    settings = {"split": "train", "max_rows": None, "reading": AS_THEY_ARE}
     return load_responses(str(path), **{**settings, **options}, count_tokens=lambda text: len(text.split()))
 
 
@@ -75,3 +76,11 @@ def test_only_the_first_rows_are_taken_where_asked(tmp_path):
     good = {"messages": [USER, {"role": "assistant", "content": "2"}]}
     outcomes, _ = load(write(tmp_path / "rows.jsonl", good, good, good), max_rows=2)
     assert len(outcomes) == 2
+
+
+def test_rows_in_a_format_that_is_named_bring_their_responses(tmp_path):
+    path = write(tmp_path / "rows.jsonl", {"prompt": "1+1?", "response": "it is 2", "answer": "2"})
+    (outcome,), skipped = load(path, reading=RowReading(format="pairs"))
+    assert skipped == []
+    assert ([part.role for part in outcome.row.messages], outcome.row.answer) == (["user"], "2")
+    assert [item.text for item in outcome.completions] == ["it is 2"]

@@ -5,7 +5,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from lmm_r1.data.files import load_good_rows, load_rows, read_records, write_row_folder
+from lmm_r1.data.files import load_rows, read_good_rows, read_records, write_row_folder
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
@@ -93,7 +93,7 @@ def test_parquet_images_stay_encoded_and_are_read_with_their_rows(tmp_path):
         "answer": [3, 2],
     }
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    first, second = load_rows(str(tmp_path / "rows.parquet"), message_key="problem")
+    first, second = load_rows(str(tmp_path / "rows.parquet"))
     assert first.messages[0].parts == (ImagePart(png("red")), TextPart("Which?"))
     assert load_image(images_of(first.messages)[0], location="").getpixel((1, 0)) == (255, 0, 0)
     assert (first.answer, second.answer) == ("3", "2")
@@ -169,22 +169,22 @@ def test_rows_that_cannot_be_used_are_left_out_by_place_and_reason(tmp_path):
     good = {"messages": [{"role": "user", "content": "1+1?"}], "answer": 2}
     file.write_text("\n".join(map(json.dumps, [good, broken, {"messages": good["messages"]}, good])))
 
-    rows, skipped = load_good_rows(str(file))
+    read = read_good_rows(str(file))
 
-    assert {index: row.location for index, row in rows.items()} == {0: f"{file} line 1", 3: f"{file} line 4"}
-    assert [row.index for row in skipped] == [1, 2]
-    assert skipped[0].reason.startswith(f"{file} line 2: no image file {tmp_path}/no.png")
-    assert skipped[1].reason.startswith(f'{file} line 3: the answer "answer" is missing')
+    assert {index: row.location for index, row in read.rows.items()} == {0: f"{file} line 1", 3: f"{file} line 4"}
+    assert [row.index for row in read.skipped] == [1, 2]
+    assert read.skipped[0].reason.startswith(f"{file} line 2: no image file {tmp_path}/no.png")
+    assert read.skipped[1].reason.startswith(f'{file} line 3: the answer "answer" is missing')
 
 
 def test_a_file_of_which_no_row_can_be_used_is_an_error(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"messages": []}\n')
     with pytest.raises(UserError, match="none of its 1 rows can be used; the first: .*line 1: the messages must be"):
-        load_good_rows(str(file))
+        read_good_rows(str(file))
     file.write_text("\n")
     with pytest.raises(UserError, match="holds no rows"):
-        load_good_rows(str(file))
+        read_good_rows(str(file))
 
 
 def record(*images, answer="1"):

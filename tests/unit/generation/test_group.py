@@ -287,3 +287,20 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
         return stamped
 
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
+
+
+def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_with_it():
+    scorer = RecordingScorer()
+    begun = replace(row(message("user", IMAGE, "?"), answer="<t>2"), prefill="<t>")
+    settings = replace(SETTINGS, media=False)
+    samples, engine, _ = run(begun, scorer=scorer, settings=settings)
+    ((request, _),) = engine.requests
+    assert request["prompt_token_ids"][-4:] == [ord("a"), *b"<t>"]
+    assert request["prompt_token_ids"].count(PLACEHOLDER) == 1
+    cut, ended = samples
+    assert ended.token_ids[-6:] == [ord("a"), *b"<t>", ord("2"), END]
+    assert (sum(ended.loss_mask), sum(cut.loss_mask)) == (2, 3)
+    assert (ended.response, cut.response) == ("<t>2", "<t>345")
+    assert (ended.scored.score, cut.scored.score) == (1.0, 0.0)
+    assert all(request["query"].count("<t>") == 1 for request in scorer.requests)
+    assert "<t>" not in scorer.requests[0]["prompt"]

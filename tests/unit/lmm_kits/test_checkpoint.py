@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,11 @@ from helpers.conversations import clip, message, picture, row
 from helpers.tiny_models import altered
 from PIL import Image
 
+from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, checkpoint, get_kit
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, encode_row
 
 pytestmark = pytest.mark.unit
 
@@ -133,3 +135,32 @@ def test_a_row_with_a_video_is_refused_where_the_kit_takes_none():
         check_images_taken(rows, kit=IMAGE_KIT, model="--checkpoints a=b")
     with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video"):
         check_images_taken(rows[2:], kit=TEXT_KIT, model="--checkpoints a=b")
+
+
+def test_a_prompt_ends_with_what_a_response_begins_with_and_a_conversation_does_not():
+    kit, begun = CharacterKit(), replace(row(message("user", "1+1?")), prefill="<t>")
+    plain = encode_row(replace(begun, prefill=""), kit=kit, processor=None, add_generation_prompt=True)
+    encoded = encode_row(begun, kit=kit, processor=None, add_generation_prompt=True)
+    assert encoded.token_ids == [*plain.token_ids, *b"<t>"]
+    assert encoded.engine_token_ids == [*plain.engine_token_ids, *b"<t>"]
+    whole = encode_row(begun, kit=kit, processor=None, add_generation_prompt=False)
+    assert b"<t>" not in bytes(whole.token_ids)
+    with pytest.raises(UserError, match="^rows.jsonl, line 1: .* holds a media token"):
+        encode_row(replace(begun, prefill="<#>"), kit=kit, processor=None, add_generation_prompt=True)
+
+
+def bounded(limits: tuple[int, int] | None, **bounds: int) -> None:
+    kit = SimpleNamespace(model_type="some_vl", pixel_limits=lambda processor: limits)
+    model = SimpleNamespace(kit=kit, processor=None)
+    check_pixel_bounds(RowsConfig(**bounds), model, model="--model m", prefix="--data.")
+
+
+def test_bounds_on_images_must_be_such_as_the_model_can_keep_to():
+    bounded(None)
+    bounded((100, 900), min_pixels=100, max_pixels=900)
+    with pytest.raises(UserError, match="^--data.max_pixels 500: --model m is a some_vl, which leaves no choice"):
+        bounded(None, max_pixels=500)
+    for bounds in ({"min_pixels": 99}, {"min_pixels": 901}, {"max_pixels": 99}, {"max_pixels": 901}):
+        ((name, value),) = bounds.items()
+        with pytest.raises(UserError, match=f"^--data.{name} {value} is not within 100 and 900"):
+            bounded((100, 900), **bounds)

@@ -1,5 +1,6 @@
 """What a command does with what it finds in its folder; checkpoints say of which run they are, and what differs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,7 @@ def test_a_setting_that_an_earlier_version_did_not_know_is_left_out(tmp_path):
         [row("1+2?")],
         [row(answer="3")],
         [row(), row()],
+        [replace(row(), prefill="<think>")],
         [row(image="/a/b.png")],
         [row(image=b"png")],
         [row(image=Image.new("L", (2, 1), 7))],

@@ -1,0 +1,178 @@
+"""Rows that hold conversations: LMM-R1's messages, r1_vlm's with a prefill, ShareGPT's and LLaVA's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, listed
+
+MESSAGES = ("message", "messages")
+DATASOURCE = ("datasource", "data_source")
+PLACEHOLDER = "IMAGE_PLACEHOLDER"
+"""What r1_vlm writes in a message where the row's image goes."""
+# By the name that a conversation gives a speaker; a name that is not here is told as an unknown role.
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+
+
+def _lmm_r1(columns: Columns) -> RowFields:
+    both = [name for name in MESSAGES if columns.record.get(name) is not None]
+    if len(both) > 1 and columns.names.prompt is None:
+        columns.fail('both "message" and "messages" are given; choose one with --data.input_key')
+    return RowFields(
+        messages=columns.prompt(*MESSAGES),
+        answer=columns.answer("answer"),
+        images=columns.images("images"),
+        videos=columns.videos("videos"),
+        datasource=columns.datasource(*DATASOURCE),
+    )
+
+
+def _r1_vlm(columns: Columns) -> RowFields:
+    """The last turn of the assistant, where the messages end with one, is how responses are to begin.
+
+    Not so in rows with an image and no mark for it: these are whole conversations, as other writers put them.
+    """
+    messages = columns.prompt("messages")
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        columns.fail("the messages must be a list with at least one message")
+    answer = columns.answer("answer", "label")
+    if isinstance(answer.value, list):
+        answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
+    sources = [part.get("image") for part in _image_parts(messages)]
+    image = Column(name="image", value=None)
+    if not sources or any(source in (None, PLACEHOLDER) for source in sources):
+        image = columns.images("image", "images")
+    last = None
+    if PLACEHOLDER in sources or columns.record.get(columns.names.images or "image") is None:
+        messages, last = _split_last([_without_placeholders(message) for message in messages])
+    return RowFields(
+        messages=messages,
+        answer=answer,
+        images=image,
+        videos=columns.videos("videos"),
+        datasource=columns.datasource(*DATASOURCE, "task"),
+        response=last,
+        prefill="" if last is None else _text_of(last, columns=columns),
+    )
+
+
+def _image_parts(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if not isinstance(content, str) for part in listed(content)]
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == "image"]
+
+
+def _without_placeholders(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return message
+    parts = [
+        {**part, "image": None} if isinstance(part, Mapping) and part.get("image") == PLACEHOLDER else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = [part for part in content or () if isinstance(part, Mapping)]
+    if any(part.get("type") != "text" for part in parts):
+        columns.fail("the assistant turn that responses go on from must be text")
+    return "".join(str(part.get("text")) for part in parts)
+
+
+def _sharegpt(columns: Columns) -> RowFields:
+    return _conversation(columns, images=columns.images("images"))
+
+
+def _llava(columns: Columns) -> RowFields:
+    return _conversation(columns, images=columns.images("image", "images"))
+
+
+def _conversation(columns: Columns, *, images: Column) -> RowFields:
+    if columns.take("tools").value:
+        columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
+    turns = columns.prompt("conversations")
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        columns.fail('"conversations" must be a list of turns')
+    system = columns.take("system").value
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [chat_message(turn) for turn in turns]
+    before, last = _split_last(messages)
+    answer = columns.answer("answer")
+    return RowFields(
+        messages=before,
+        answer=answer if answer.value is not None else Column(name="conversations", value=response_text(last)),
+        images=images,
+        videos=columns.videos("videos", "video"),
+        datasource=columns.datasource(*DATASOURCE),
+        response=last,
+    )
+
+
+def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Return the messages before the last one, and that one where it is the assistant's; else all of them and None."""
+    last = messages[-1] if messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant" and len(messages) > 1:
+        return list(messages[:-1]), last
+    return list(messages), None
+
+
+def chat_message(turn: Any) -> Any:
+    """Return `{"from": "gpt", "value": "4"}` as `{"role": "assistant", "content": "4"}`; anything else as it is."""
+    if not isinstance(turn, Mapping) or "role" in turn:
+        return turn
+    speaker = turn.get("from")
+    return {"role": _ROLES.get(str(speaker), speaker), "content": turn.get("value")}
+
+
+def response_text(response: Any) -> str | None:
+    """Return the text of an assistant turn; None where there is none."""
+    if response is None or isinstance(response, str):
+        return response
+    content = response.get("content") if isinstance(response, Mapping) else None
+    if isinstance(content, str) or content is None:
+        return content
+    return "".join(str(part.get("text", "")) for part in listed(content) if isinstance(part, Mapping))
+
+
+CHATS = (
+    RowFormat(
+        name="lmm_r1",
+        source="LMM-R1 and this project",
+        needs=(MESSAGES,),
+        without=("image", "chosen", "rejected"),
+        adapt=_lmm_r1,
+    ),
+    RowFormat(
+        name="r1_vlm",
+        source="r1_vlm",
+        needs=(("messages",), ("image",)),
+        without=("message", "chosen", "rejected"),
+        adapt=_r1_vlm,
+    ),
+    RowFormat(
+        name="sharegpt",
+        source="ShareGPT",
+        needs=(("conversations",),),
+        without=("image", "chosen", "rejected"),
+        adapt=_sharegpt,
+    ),
+    RowFormat(
+        name="llava",
+        source="LLaVA",
+        needs=(("conversations",), ("image",)),
+        without=("chosen", "rejected"),
+        adapt=_llava,
+    ),
+)

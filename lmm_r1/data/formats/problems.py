@@ -1,0 +1,184 @@
+"""Rows that hold a problem and its answer: EasyR1's, R1-V's, Mini-o3's and VLMEvalKit's."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES
+from lmm_r1.data.formats.row_format import Column, Columns, Record, RowFields, RowFormat, filled, listed
+
+OPTIONS = string.ascii_uppercase[:10]
+CHOOSE = "Answer with the letter of the right option."
+"""Stands behind the options of a multiple-choice question."""
+_TAG = re.compile(r"<(image|video)>")
+_JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBERED_IMAGE = re.compile(r"<image (\d+)>")
+# A shorter text is no image, but the index of the row that holds it.
+_SHORTEST_IMAGE = 64
+_CONVERSATIONS = (*MESSAGES, "conversations", "chosen", "rejected")
+
+
+def _easyr1(columns: Columns) -> RowFields:
+    answer = columns.answer("answer")
+    return RowFields(
+        messages=columns.prompt("problem"),
+        answer=answer,
+        images=columns.images("images"),
+        videos=columns.videos("videos"),
+        datasource=columns.datasource(*DATASOURCE),
+        response=answer.value,
+    )
+
+
+def _r1_v(columns: Columns) -> RowFields:
+    """Its image stands before the problem, which has no place for it; the answer is what its tags hold."""
+    solution = columns.answer("solution")
+    thinking = columns.take("thinking").value
+    images = columns.images("image")
+    return RowFields(
+        messages=media_first(columns.prompt("problem"), images),
+        answer=Column(name=solution.name, value=_unwrapped(solution.value)),
+        images=images,
+        videos=columns.videos("videos"),
+        datasource=columns.datasource(*DATASOURCE),
+        response=f"{thinking}\n\n{solution.value}" if filled(thinking) else solution.value,
+    )
+
+
+def _unwrapped(solution: Any) -> Any:
+    """`"<answer> 3 </answer>"` → `"3"`; what has no such tags, or several, stays as it is."""
+    held = _ANSWER.findall(solution) if isinstance(solution, str) else []
+    return held[0].strip() if len(held) == 1 else solution
+
+
+def _mini_o3(columns: Columns) -> RowFields:
+    solution = columns.answer("solution")
+    return RowFields(
+        messages=columns.prompt("problem"),
+        answer=solution,
+        images=columns.images("images"),
+        videos=columns.videos("videos"),
+        datasource=columns.datasource("data_source", "datasource"),
+        response=solution.value,
+    )
+
+
+def media_first(prompt: Any, images: Column) -> Any:
+    """Return a prompt's text with one place for each image in front of it, where it has none of its own."""
+    if not isinstance(prompt, str) or _TAG.search(prompt) or _JSON_MESSAGES.match(prompt):
+        return prompt
+    return "".join("<image>" for _ in listed(images.value)) + prompt
+
+
+def _vlmeval(columns: Columns) -> RowFields:
+    """One question of a benchmark: the images, a hint, the question and its options, in this order."""
+    images = _images(columns)
+    question = str(columns.prompt("question"))
+    lines = [f"{letter}. {option}" for letter in OPTIONS if filled(option := columns.take(letter).value)]
+    hint = columns.take("hint").value
+    text = "\n".join(
+        [*([str(hint)] if filled(hint) else []), question, *([*lines, CHOOSE] if lines else [])],
+    )
+    answer = columns.answer("answer")
+    return RowFields(
+        messages=[{"role": "user", "content": _placed(text, images, columns=columns)}],
+        answer=answer,
+        images=Column(name="image", value=None),
+        videos=Column(name="videos", value=None),
+        datasource=columns.datasource("category"),
+        response=answer.value if filled(answer.value) else None,
+    )
+
+
+def _images(columns: Columns) -> list[Any]:
+    value = columns.images("image", "image_path").value
+    images = listed(_read_list(value))
+    for image in images:
+        if _is_pointer(image):
+            columns.fail(f"the image {image} is no image and no index of a row that has one; correct it")
+    return images
+
+
+def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[str, Any]]:
+    """Return parts with the images at `<image 1>` and so on; those that have no such place come first."""
+    pieces = _NUMBERED_IMAGE.split(text)
+    numbers = [int(number) for number in pieces[1::2]]
+    if wrong := [number for number in numbers if not 1 <= number <= len(images)]:
+        columns.fail(f"the question names <image {wrong[0]}>, and the row has {len(images)} images; correct it")
+    unplaced = [image for number, image in enumerate(images, start=1) if number not in numbers]
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in unplaced]
+    for place, piece in enumerate(pieces):
+        if place % 2:
+            parts.append({"type": "image", "image": images[int(piece) - 1]})
+        elif piece.strip():
+            parts.append({"type": "text", "text": piece.strip()})
+    return parts
+
+
+def _read_list(value: Any) -> Any:
+    """The images of a text that lists several, as Python or JSON writes a list; anything else as it is."""
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _is_pointer(image: Any) -> bool:
+    """Whether an image is told by the index of another row: as the benchmarks do that ask several things of one."""
+    if isinstance(image, str):
+        return len(image) <= _SHORTEST_IMAGE and image.strip().isdecimal()
+    return isinstance(image, int)
+
+
+def _linked(records: list[Record]) -> list[Record]:
+    """Return the records with the images of those that they point to."""
+    images = {str(record.get("index")): record.get("image") for record, _, _ in records}
+
+    def with_image(record: dict[str, Any]) -> dict[str, Any]:
+        image = record.get("image")
+        pointed = images.get(str(image).strip()) if _is_pointer(image) else None
+        return record if pointed is None or _is_pointer(pointed) else {**record, "image": pointed}
+
+    return [(with_image(record), location, base_dir) for record, location, base_dir in records]
+
+
+PROBLEMS = (
+    RowFormat(
+        name="easyr1",
+        source="EasyR1",
+        needs=(("problem",), ("answer",)),
+        # It has no column for a single image, which would be lost.
+        without=("image", *_CONVERSATIONS),
+        adapt=_easyr1,
+    ),
+    RowFormat(
+        name="r1_v",
+        source="R1-V",
+        needs=(("problem",), ("solution",)),
+        # Beside an answer, the solution is the working.
+        without=("answer", "images", *_CONVERSATIONS),
+        adapt=_r1_v,
+    ),
+    RowFormat(
+        name="mini_o3",
+        source="Mini-o3",
+        needs=(("problem",), ("solution",), ("images",)),
+        without=("answer", "image", *_CONVERSATIONS),
+        adapt=_mini_o3,
+    ),
+    RowFormat(
+        name="vlmeval",
+        source="VLMEvalKit",
+        needs=(("index",), ("question",), ("image", "image_path")),
+        without=_CONVERSATIONS,
+        adapt=_vlmeval,
+        link=_linked,
+    ),
+)

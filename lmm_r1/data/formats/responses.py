@@ -1,0 +1,98 @@
+"""Rows that hold a prompt with the response to it, or with a better and a worse one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, chat_message, response_text
+from lmm_r1.data.formats.problems import media_first
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled
+
+_PROMPTS = ("prompt", "question", "query", "instruction")
+_RESPONSES = ("response", "completion", "output")
+_IMAGES = ("images", "image")
+
+
+def _pairs(columns: Columns) -> RowFields:
+    prompt = columns.prompt(*_PROMPTS)
+    more = columns.take("input").value
+    if isinstance(prompt, str) and isinstance(more, str) and more.strip():
+        prompt = f"{prompt}\n{more}"
+    response = _turn(columns.take(*_RESPONSES), columns=columns)
+    return _fields(columns, prompt=prompt, response=response)
+
+
+def _preference(columns: Columns) -> RowFields:
+    """Where there is no column with the prompt, it is what the two conversations have in common."""
+    better, worse = columns.take("chosen"), columns.take("rejected")
+    if columns.names.prompt is None and all(columns.record.get(name) is None for name in _PREFERENCE_PROMPTS):
+        prompt, better, worse = _common(better, worse, columns=columns)
+    else:
+        prompt = columns.prompt(*_PREFERENCE_PROMPTS)
+    return _fields(
+        columns,
+        prompt=prompt,
+        response=_turn(better, columns=columns),
+        rejected=_turn(worse, columns=columns),
+    )
+
+
+_PREFERENCE_PROMPTS = (*_PROMPTS, *MESSAGES, "conversations")
+
+
+def _fields(columns: Columns, *, prompt: Any, response: Any, rejected: Any = None) -> RowFields:
+    images = columns.images(*_IMAGES)
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        prompt = [chat_message(turn) for turn in prompt]
+    answer = columns.answer("answer")
+    return RowFields(
+        messages=media_first(prompt, images),
+        answer=answer if answer.value is not None else Column(name="response", value=response_text(response)),
+        images=images,
+        videos=columns.videos("videos"),
+        datasource=columns.datasource(*DATASOURCE),
+        response=response,
+        rejected=rejected,
+    )
+
+
+def _turn(column: Column, *, columns: Columns) -> Any:
+    """Return a response's text or message; of a list the one message that it holds."""
+    value = chat_message(column.value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != 1:
+            columns.fail(f'"{column.name}" must be text or one message, not a list of {len(value)}')
+        value = chat_message(value[0])
+    if not filled(value):
+        columns.fail(f'the field "{column.name}" is empty; fill it in')
+    if not isinstance(value, str) and not (isinstance(value, Mapping) and value.get("role") == "assistant"):
+        columns.fail(f'"{column.name}" must be text or a message of the assistant')
+    return value
+
+
+def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
+    turns = [column.value for column in (better, worse)]
+    if not all(isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 1 for value in turns):
+        columns.fail(f"no field {' or '.join(_PREFERENCE_PROMPTS)} with the prompt; name it with --data.input_key")
+    if list(turns[0][:-1]) != list(turns[1][:-1]):
+        columns.fail(f'"{better.name}" and "{worse.name}" are answers to different prompts')
+    last = [Column(name=column.name, value=column.value[-1]) for column in (better, worse)]
+    return list(turns[0][:-1]), last[0], last[1]
+
+
+RESPONSES = (
+    RowFormat(
+        name="pairs",
+        source="prompt/response pairs",
+        needs=(_PROMPTS, _RESPONSES),
+        without=("chosen", "rejected", *MESSAGES, "conversations"),
+        adapt=_pairs,
+    ),
+    RowFormat(
+        name="preference",
+        source="preferences",
+        needs=(("chosen",), ("rejected",)),
+        adapt=_preference,
+    ),
+)

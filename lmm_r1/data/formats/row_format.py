@@ -1,0 +1,148 @@
+"""What a row format is: the columns that tell it, and how a record of it becomes messages, answer and media."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from lmm_r1.errors import UserError
+
+Record: TypeAlias = tuple[dict[str, Any], str, Path]
+"""A row file's record, its location such as `rows.jsonl line 7`, and the folder that relative paths start from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnNames:
+    """Columns that the user named in place of a format's own; None leaves them to the format."""
+
+    prompt: str | None = None
+    answer: str | None = None
+    images: str | None = None
+    videos: str | None = None
+    datasource: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column's name, for messages, and its value, None where a record does not have it."""
+
+    name: str
+    value: Any
+
+
+class Columns:
+    """A record's columns as an adapter takes them; those that none took are the row's other columns."""
+
+    def __init__(self, record: Mapping[str, Any], *, location: str, names: ColumnNames) -> None:
+        self.record = record
+        self.location = location
+        self.names = names
+        self._taken: set[str] = set()
+
+    def fail(self, sentence: str) -> NoReturn:
+        raise UserError(f"{self.location}: {sentence}")
+
+    def take(self, *names: str) -> Column:
+        """Return the first of these columns that holds something, else the first of them, empty."""
+        for name in names:
+            value = self.record.get(name)
+            # A missing value is null in JSON and Arrow, and NaN from pandas.
+            if value is not None and not (isinstance(value, float) and math.isnan(value)):
+                self._taken.add(name)
+                return Column(name=name, value=value)
+        self._taken.add(names[0])
+        return Column(name=names[0], value=None)
+
+    def prompt(self, *names: str) -> Any:
+        """Return the value of the prompt's column; raises UserError where the record has none."""
+        names = names if self.names.prompt is None else (self.names.prompt,)
+        found = self.take(*names)
+        if found.value is None:
+            wanted = " or ".join(f'"{name}"' for name in names)
+            self.fail(
+                f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with --data.input_key, or "
+                "another row format with --data.format"
+            )
+        return found.value
+
+    def answer(self, *names: str) -> Column:
+        return self.take(*(names if self.names.answer is None else (self.names.answer,)))
+
+    def images(self, *names: str) -> Column:
+        return self.take(*(names if self.names.images is None else (self.names.images,)))
+
+    def videos(self, *names: str) -> Column:
+        return self.take(*(names if self.names.videos is None else (self.names.videos,)))
+
+    def datasource(self, *names: str) -> str:
+        """Return the value by which metrics are told apart; raises UserError where the column that was named is not there."""
+        named = self.names.datasource
+        if named is not None and named not in self.record:
+            self.fail(
+                f'no field "{named}" (found: {", ".join(self.record)}); name the source\'s with --data.datasource_key'
+            )
+        return str(self.take(*(names if named is None else (named,))).value or "default")
+
+    def rest(self) -> dict[str, Any]:
+        """Return the columns that nothing was taken from."""
+        return {name: value for name, value in self.record.items() if name not in self._taken}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFields:
+    """What a format makes of a record, before it is checked."""
+
+    messages: Any
+    """The prompt: a list of messages, JSON text of one, or text with `<image>` and `<video>` tags."""
+    answer: Column
+    """The gold answer."""
+    images: Column
+    """What fills `<image>` tags, and image parts without a source, in order."""
+    videos: Column
+    """The same for videos."""
+    datasource: str
+    response: Any = None
+    """The assistant turn that SFT learns behind the messages, as text or as a message."""
+    rejected: Any = None
+    """The worse one of a preference, in the same form."""
+    prefill: str = ""
+    """How a response to the messages begins; the model goes on from there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat:
+    """One kind of row; it is found where a file has one column of each of `needs` and none of `without`."""
+
+    name: str
+    source: str
+    """Whose rows they are, in a word or two."""
+    needs: tuple[tuple[str, ...], ...]
+    without: tuple[str, ...] = ()
+    adapt: Callable[[Columns], RowFields]
+    link: Callable[[list[Record]], list[Record]] | None = field(default=None)
+    """Where records refer to others of their file: puts what they refer to into them."""
+
+    def fits(self, columns: set[str]) -> bool:
+        return all(not columns.isdisjoint(names) for names in self.needs) and columns.isdisjoint(self.without)
+
+    @property
+    def wants(self) -> str:
+        """Its columns in words: `problem, solution`."""
+        return ", ".join(" or ".join(names) for names in self.needs)
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a media column's value as a list: a single entry needs none."""
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        return [value]
+    return list(value)
+
+
+def filled(text: Any) -> bool:
+    """Return whether a column holds text, or anything that is not text."""
+    return text is not None and not (isinstance(text, str) and not text.strip())

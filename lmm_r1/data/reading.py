@@ -1,0 +1,86 @@
+"""How the rows of a whole run are read: their format and columns, and what is laid over every row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lmm_r1.data.formats import FormatName
+from lmm_r1.data.formats.row_format import ColumnNames, Columns, RowFormat
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
+from lmm_r1.data.prompt_template import PromptTemplate
+from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
+from lmm_r1.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReading:
+    """What the flags of a command say of its rows; None leaves a matter to the rows."""
+
+    format: FormatName | None = None
+    names: ColumnNames = field(default_factory=ColumnNames)
+    image_dir: Path | None = None
+    """Where relative paths of images and videos start, in place of the row file's folder."""
+    min_pixels: int | None = None
+    """For every image, and frame of a video, that has no bound of its own."""
+    max_pixels: int | None = None
+    system_prompt: str | None = None
+    """Takes the place of a row's system turn, or stands in front where there is none."""
+    prompt_template: PromptTemplate | None = None
+
+    def row(
+        self,
+        record: Mapping[str, Any],
+        *,
+        row_format: RowFormat,
+        location: str,
+        base_dir: Path,
+        answer_required: bool,
+    ) -> Row:
+        """Return the validated row of a record; raises UserError, with its location, for what is wrong with it."""
+        columns = Columns(record, location=location, names=self.names)
+        folder = base_dir if self.image_dir is None else self.image_dir
+        row = read_row(row_format, columns, folder, answer_required=answer_required)
+        messages = row.messages
+        if self.prompt_template is not None:
+            messages = _templated(messages, record, template=self.prompt_template, location=location)
+        if self.system_prompt is not None:
+            turns = tuple(message for message in messages if message.role != "system")
+            messages = (Message(role="system", parts=(TextPart(self.system_prompt),)), *turns)
+        if self.min_pixels is not None or self.max_pixels is not None:
+            messages = tuple(
+                replace(message, parts=tuple(self._bounded(part, location=location) for part in message.parts))
+                for message in messages
+            )
+        return row if messages is row.messages else replace(row, messages=messages)
+
+    def _bounded(self, part: Part, *, location: str) -> Part:
+        if not isinstance(part, ImagePart | VideoPart):
+            return part
+        lowest = self.min_pixels if part.min_pixels is None else part.min_pixels
+        highest = self.max_pixels if part.max_pixels is None else part.max_pixels
+        if lowest is not None and highest is not None and lowest > highest:
+            raise UserError(
+                f"{location}: an image's own pixel bound and that of the flags leave min_pixels {lowest} above "
+                f"max_pixels {highest}; correct one of them"
+            )
+        return replace(part, min_pixels=lowest, max_pixels=highest)
+
+
+AS_THEY_ARE = RowReading()
+"""Rows in whatever format their columns tell, and nothing laid over them."""
+
+
+def _templated(
+    messages: tuple[Message, ...], record: Mapping[str, Any], *, template: PromptTemplate, location: str
+) -> tuple[Message, ...]:
+    """Return the messages with the last turn of the user written by the template, its images and videos where it says."""
+    place = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)
+    if place is None:
+        raise UserError(f"{location}: --data.prompt_template writes the turn of the user, and the row has none")
+    message = messages[place]
+    text = template.render(tagged_text(message), columns=record, location=location)
+    written = replace(message, parts=parts_of(text, message, location=location))
+    return (*messages[:place], written, *messages[place + 1 :])

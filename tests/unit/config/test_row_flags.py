@@ -1,0 +1,83 @@
+"""The flags that say how rows are read."""
+
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config.batch_inference import BatchConfig
+from lmm_r1.config.evaluate import EvaluateConfig, check
+from lmm_r1.config.rows import RowsConfig, row_reading
+from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.reading import AS_THEY_ARE
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+FLAGS = {
+    "format": "easyr1",
+    "input_key": "q",
+    "label_key": "gold",
+    "image_key": "pics",
+    "datasource_key": "set",
+    "image_dir": ".",
+    "min_pixels": "100",
+    "max_pixels": "200",
+    "system_prompt": "Think.",
+    "prompt_template": "{{ content }} Go.",
+}
+
+
+@pytest.mark.parametrize("command", [PPOConfig, SFTConfig, EvaluateConfig, BatchConfig])
+def test_every_command_that_reads_rows_takes_the_same_flags(command):
+    grouped = command in (PPOConfig, SFTConfig)
+    prefix = "--data." if grouped else "--"
+    argv = [text for name, value in FLAGS.items() for text in (prefix + name, value)]
+    if command is BatchConfig:
+        argv += ["--model", "m", "--data", "d", "--output", "o"]
+    config = parse(command, argv, prog="", description="")
+    reading = row_reading(config.data if grouped else config, prefix=prefix)
+    assert reading.names == ColumnNames(prompt="q", answer="gold", images="pics", datasource="set")
+    assert (reading.format, reading.min_pixels, reading.max_pixels) == ("easyr1", 100, 200)
+    assert (reading.system_prompt, reading.image_dir) == ("Think.", Path.cwd())
+    assert reading.prompt_template.text == "{{ content }} Go."
+
+
+def test_without_flags_rows_are_read_as_they_are():
+    assert row_reading(RowsConfig()) == AS_THEY_ARE
+
+
+def test_prompts_may_stand_in_files(tmp_path):
+    (tmp_path / "think.txt").write_text("Think first.\n")
+    (tmp_path / "ask.jinja").write_text("{{ content }}\nBox it.\n")
+    reading = row_reading(
+        RowsConfig(system_prompt=str(tmp_path / "think.txt"), prompt_template=str(tmp_path / "ask.jinja"))
+    )
+    assert reading.system_prompt == "Think first."
+    assert reading.prompt_template.text == "{{ content }}\nBox it."
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"image_dir": "no/such"}, "--data.image_dir no/such: no such folder"),
+        ({"min_pixels": 0}, "--data.min_pixels 0 must be at least 1"),
+        ({"min_pixels": 9, "max_pixels": 8}, "--data.min_pixels 9 must not be above --data.max_pixels 8"),
+        ({"system_prompt": "prompts/no.txt"}, "--data.system_prompt prompts/no.txt: cannot be read"),
+        ({"system_prompt": " "}, "--data.system_prompt is empty"),
+        ({"prompt_template": "Solve it."}, "--data.prompt_template leaves the prompt out"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused_by_name(flags, sentence):
+    with pytest.raises(UserError) as raised:
+        row_reading(RowsConfig(**flags), prefix="--data.")
+    assert str(raised.value).startswith(sentence)
+
+
+def test_flags_for_files_are_refused_where_only_suites_are_measured(tmp_path):
+    config = EvaluateConfig(
+        checkpoints=("a=b",), suite=("superclevr_200",), output=tmp_path / "o.json", system_prompt="Think."
+    )
+    with pytest.raises(UserError, match="^--system_prompt Think.: it is for --files, and there are none"):
+        check(config)

@@ -1,0 +1,102 @@
+"""What flags lay over every row of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.data.formats import OWN
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.prompt_template import PromptTemplate
+from lmm_r1.data.reading import RowReading
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+TURNS = [
+    {"role": "system", "content": "Old."},
+    {"role": "user", "content": "First."},
+    {"role": "assistant", "content": "Yes?"},
+    {
+        "role": "user",
+        "content": [{"type": "image", "image": "a.png", "max_pixels": 900}, {"type": "text", "text": "x?"}],
+    },
+]
+
+
+def read(reading: RowReading, **columns: object) -> Row:
+    record = {"messages": TURNS, "answer": "4", **columns}
+    return reading.row(record, row_format=OWN, location="line 3", base_dir=Path("/rows"), answer_required=True)
+
+
+def template(text: str) -> RowReading:
+    return RowReading(prompt_template=PromptTemplate(text, flag="--data.prompt_template"))
+
+
+def test_a_system_prompt_replaces_the_rows_own_or_stands_in_front():
+    reading = RowReading(system_prompt="New.")
+    new = Message(role="system", parts=(TextPart("New."),))
+    assert [message.role for message in read(reading).messages] == ["system", "user", "assistant", "user"]
+    assert read(reading).messages[0] == new
+    assert read(reading, messages=TURNS[1:]).messages == read(reading).messages
+
+
+def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():
+    assert read(RowReading(min_pixels=100, max_pixels=2000)).messages[-1].parts[0] == ImagePart(
+        "/rows/a.png", min_pixels=100, max_pixels=900
+    )
+    video = [{"role": "user", "content": [{"type": "video", "video": "v.mp4"}]}]
+    assert read(RowReading(max_pixels=50), messages=video).messages[0].parts == (
+        VideoPart("/rows/v.mp4", max_pixels=50),
+    )
+    with pytest.raises(UserError, match="^line 3: .* leave min_pixels 901 above max_pixels 900"):
+        read(RowReading(min_pixels=901))
+
+
+def test_paths_start_at_the_folder_that_was_named():
+    assert read(RowReading(image_dir=Path("/pictures"))).messages[-1].parts[0].source == "/pictures/a.png"
+
+
+def test_a_template_writes_the_last_turn_of_the_user_with_its_image_where_the_content_is():
+    row = read(template("Level {{ level }}: {{ content }} Box the answer.\n"), level=2)
+    assert row.messages[:-1] == read(RowReading()).messages[:-1]
+    assert row.messages[-1].parts == (
+        TextPart("Level 2:"),
+        ImagePart("/rows/a.png", max_pixels=900),
+        TextPart("x? Box the answer."),
+    )
+
+
+def test_a_template_may_move_the_image_and_keeps_the_lines_of_a_text():
+    moved = read(template("{{ content | replace('<image>', '') }}<image>"))
+    assert moved.messages[-1].parts == (TextPart("x?"), ImagePart("/rows/a.png", max_pixels=900))
+    text = read(template("Q:\n{{ content }}\n\nA:"), messages=[{"role": "user", "content": "1\n+1?"}])
+    assert text.messages[0].parts == (TextPart("Q:\n1\n+1?\n\nA:"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{{ content }}{{ hint }}", "line 3: --data.prompt_template cannot be filled in: 'hint' is undefined"),
+        ("{{ content.upper.__globals__ }}", "line 3: --data.prompt_template cannot be filled in: "),
+        ("{{ content + 1 }}", "line 3: --data.prompt_template cannot be filled in"),
+        ("{{ content }}{{ content }}", "line 3: the prompt's template writes 2 places for the 1 images"),
+        ("{{ content[:0] }}", "line 3: the prompt's template writes 0 places for the 1 images"),
+    ],
+)
+def test_a_template_that_a_row_cannot_fill_is_told_with_the_rows_place(text, sentence):
+    with pytest.raises(UserError) as raised:
+        read(template(text))
+    assert str(raised.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{% if %}{{ content }}", "--data.prompt_template line 1: Expected an expression"),
+        ("Solve it.", "--data.prompt_template leaves the prompt out; write {{ content }}"),
+    ],
+)
+def test_a_template_that_is_broken_or_leaves_the_prompt_out_is_refused(text, sentence):
+    with pytest.raises(UserError) as raised:
+        template(text)
+    assert str(raised.value).startswith(sentence)

@@ -1,0 +1,232 @@
+"""What single formats do with rows that are not like their sample, and how tab-separated files are read."""
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lmm_r1.data.files import read_good_rows, read_records, read_row_file
+from lmm_r1.data.formats import FORMATS, OWN, find_format
+from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.messages import ImagePart, Row, TextPart
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.errors import UserError
+from remote_rm.answers.accuracy import matches
+
+pytestmark = pytest.mark.unit
+
+
+def row_of(record: dict, name: str, *, reading: RowReading = AS_THEY_ARE) -> Row:
+    return reading.row(
+        record, row_format=FORMATS[name], location="rows line 3", base_dir=Path("/data"), answer_required=True
+    )
+
+
+def png(colour: str) -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 9), colour).save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        (["messages", "answer", "images"], "lmm_r1"),
+        (["message", "image"], "lmm_r1"),
+        (["problem", "answer", "solution", "images"], "easyr1"),
+        (["problem", "solution"], "r1_v"),
+        (["images", "problem", "solution"], "mini_o3"),
+        (["index", "question", "image_path", "A", "B"], "vlmeval"),
+        (["instruction", "input", "output"], "pairs"),
+        (["chosen", "rejected", "messages", "image"], "preference"),
+        # A single image would be lost as EasyR1's, and the answer beside a solution as R1-V's.
+        (["image", "problem", "answer"], "lmm_r1"),
+        (["image", "problem", "solution", "answer"], "lmm_r1"),
+    ],
+)
+def test_columns_tell_one_format_and_this_projects_own_where_none_fits(columns, name):
+    assert find_format(columns, file="f") is FORMATS[name]
+    assert OWN.name == "lmm_r1"
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("<answer> 3 </answer>", "3"),
+        ("<think>x</think>\n<answer>\\frac{1}{2}</answer>", "\\frac{1}{2}"),
+        ("3", "3"),
+        ("<answer>1</answer> or <answer>2</answer>", "<answer>1</answer> or <answer>2</answer>"),
+    ],
+)
+def test_the_gold_of_r1_v_is_what_its_tags_hold(solution, answer):
+    row = row_of({"image": "a.png", "problem": "How many?", "solution": solution}, "r1_v")
+    assert row.answer == answer
+
+
+def test_the_gold_of_r1_v_is_right_by_its_own_verifier():
+    label = row_of({"problem": "How many?", "solution": "<answer> 3 </answer>"}, "r1_v").answer
+    assert matches("3", label)
+    assert not matches("4", label)
+
+
+def test_an_image_of_r1_v_that_has_its_place_stays_there():
+    row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "r1_v")
+    assert row.messages[0].parts == (TextPart("See"), ImagePart("/data/a.png"), TextPart("here."))
+
+
+def test_a_label_of_r1_vlm_may_be_a_list_and_a_conversation_without_a_last_turn_has_no_prefill():
+    content = [{"type": "image", "image": "IMAGE_PLACEHOLDER"}, {"type": "text", "text": "Which?"}]
+    row = row_of(
+        {"messages": [{"role": "user", "content": content}], "image": {"bytes": b"x"}, "label": [1, 7]}, "r1_vlm"
+    )
+    assert row.messages[0].parts == (ImagePart(b"x"), TextPart("Which?"))
+    assert (row.answer, row.prefill, row.response) == ("[1, 7]", "", None)
+
+
+def test_a_turn_to_go_on_from_must_be_text():
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"type": "image", "image": "b.png"}]}]
+    with pytest.raises(UserError, match="^rows line 3: the assistant turn that responses go on from must be text"):
+        row_of({"messages": turns, "answer": "1"}, "r1_vlm")
+
+
+def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
+    asked = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Which?"}]
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A"}]
+    row = row_of({"messages": turns, "image": "a.png", "answer": "A"}, "r1_vlm")
+    assert [message.role for message in row.messages] == ["user", "assistant"]
+    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png"})
+    turns[0]["content"] = [{"type": "image"}, {"type": "text", "text": "Which?"}]
+    row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+    assert (row.messages[0].parts[0], row.prefill) == (ImagePart("/data/b.png"), "")
+    turns[0]["content"] = "Which?"
+    with pytest.raises(UserError, match='1 images in the field "image" but 0 "<image>" places'):
+        row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+
+
+def test_a_row_without_an_image_goes_on_from_its_last_turn_where_its_format_is_named():
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}]
+    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm")
+    assert ([message.role for message in row.messages], row.prefill) == (["user"], "It is")
+
+
+def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_last_turn():
+    record = {
+        "image": ["a.png", "b.png"],
+        "conversations": [{"from": "human", "value": "<image><image>Same?"}, {"from": "gpt", "value": "Yes, it is."}],
+        "answer": "yes",
+    }
+    row = row_of(record, "llava")
+    assert row.messages[0].parts == (ImagePart("/data/a.png"), ImagePart("/data/b.png"), TextPart("Same?"))
+    assert row.answer == "yes"
+    assert row.response.parts == (TextPart("Yes, it is."),)
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "sentence"),
+    [
+        ({"conversations": [{"from": "alien", "value": "?"}], "answer": "1"}, "sharegpt", "the role 'alien'"),
+        ({"conversations": [], "tools": "[{}]"}, "sharegpt", 'the field "tools" is not read'),
+        ({"prompt": "?", "response": " "}, "pairs", 'the field "response" is empty'),
+        ({"prompt": "?", "response": [{"role": "user", "content": "x"}]}, "pairs", "a message of the assistant"),
+        ({"chosen": "a", "rejected": "b"}, "preference", "no field prompt or question"),
+        (
+            {
+                "chosen": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}],
+                "rejected": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2"}],
+            },
+            "preference",
+            "answers to different prompts",
+        ),
+        (
+            {"index": 4, "image": "77", "question": "?", "answer": "1"},
+            "vlmeval",
+            "the image 77 is no image and no index",
+        ),
+        ({"index": 4, "image": None, "question": "<image 1>?", "answer": "1"}, "vlmeval", "the row has 0 images"),
+    ],
+)
+def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sentence):
+    with pytest.raises(UserError) as raised:
+        row_of(record, name)
+    assert str(raised.value).startswith("rows line 3: ")
+    assert sentence in str(raised.value)
+
+
+def test_an_alpaca_row_asks_with_its_input_behind_the_instruction():
+    row = row_of({"instruction": "Add.", "input": "1, 2", "output": "3"}, "pairs")
+    assert row.messages[0].parts == (TextPart("Add.\n1, 2"),)
+    assert (row.answer, dict(row.columns)) == ("3", {})
+
+
+def test_preferences_without_a_prompt_have_in_common_what_they_answer():
+    asked = {"role": "user", "content": "1+1?"}
+    turns = {
+        name: [asked, {"role": "assistant", "content": text}] for name, text in (("chosen", "2"), ("rejected", "3"))
+    }
+    row = row_of(turns, "preference")
+    assert [message.role for message in row.messages] == ["user"]
+    assert (row.response.parts, row.rejected.parts) == ((TextPart("2"),), (TextPart("3"),))
+
+
+def test_columns_that_the_user_named_go_before_a_formats_own():
+    names = ColumnNames(prompt="q", answer="gold", images="pics", datasource="set")
+    record = {"q": "<image>?", "gold": 5, "pics": ["a.png"], "set": "geo", "problem": "no", "answer": "no"}
+    row = row_of(record, "easyr1", reading=RowReading(format="easyr1", names=names))
+    assert row.messages[0].parts == (ImagePart("/data/a.png"), TextPart("?"))
+    assert (row.answer, row.datasource) == ("5", "geo")
+    with pytest.raises(UserError, match='no field "set" .*--data.datasource_key'):
+        row_of({"q": "?", "gold": 1}, "easyr1", reading=RowReading(names=names))
+
+
+def test_a_benchmarks_rows_point_to_images_before_and_behind_them(tmp_path):
+    lines = [
+        "index\timage\tquestion\tanswer\tcategory",
+        "a\t7\tWhich?\tred\t",
+        f"7\t{png('red')}\tWhich\tred\tx",
+        "8\t9\tWhich?\tred\tx",
+    ]
+    file = tmp_path / "rows.tsv"
+    file.write_text("\n".join(lines))
+    read = read_good_rows(str(file))
+    assert [row.messages[0].parts[0].source for row in read.rows.values()] == [png("red")] * 2
+    assert [row.datasource for row in read.rows.values()] == ["default", "x"]
+    (skipped,) = read.skipped
+    assert skipped.reason.startswith(f"{file} line 4: the image 9 is no image and no index")
+    assert len(read_row_file(str(file), max_rows=1).rows) == 1
+
+
+def test_tab_separated_values_hold_long_images_quotes_and_lines_of_their_own(tmp_path):
+    file = tmp_path / "rows.tsv"
+    long = "A" * 200_000
+    file.write_text(f'index\timage\tquestion\n1\t{long}\t"He said ""2"",\nand left."\n2\t\tNone?\n')
+    assert [(fields, location) for fields, location, _ in read_records(str(file))] == [
+        ({"index": "1", "image": long, "question": 'He said "2",\nand left.'}, f"{file} line 2"),
+        ({"index": "2", "image": None, "question": "None?"}, f"{file} line 4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a\tb\n1\t2\n3\n", "line 3: 1 values under 2 names"),
+        (b'a\tb\n1\t"2\n', "line 2: not tab-separated values"),
+        (b"a\tb\n\xff\t2\n", "not UTF-8 text"),
+    ],
+)
+def test_a_tab_separated_file_that_is_broken_is_told_with_its_line(content, sentence, tmp_path):
+    (tmp_path / "rows.tsv").write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        list(read_records(str(tmp_path / "rows.tsv")))
+    assert sentence in str(raised.value)
+
+
+def test_rows_of_a_file_may_lack_columns_that_others_tell_the_format_by(tmp_path):
+    rows = [
+        {"conversations": [{"from": "human", "value": "1?"}, {"from": "gpt", "value": "1"}]},
+        {"conversations": [{"from": "human", "value": "2?"}, {"from": "gpt", "value": "2"}], "image": None},
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert read_row_file(str(tmp_path / "rows.json")).row_format.name == "llava"
