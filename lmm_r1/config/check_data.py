@@ -7,12 +7,13 @@ from typing import Annotated
 import tyro
 
 from lmm_r1.config.ppo import PPODataConfig
+from lmm_r1.config.rows import RowsConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckDataConfig:
+class CheckDataConfig(RowsConfig):
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
     model: str | None = None
@@ -27,12 +28,6 @@ class CheckDataConfig:
     """Longest response; a prompt must leave so much room in max_len, or one token where it is None."""
     split: str = "train"
     """Split of a dataset that has several."""
-    input_key: str | None = None
-    """Column with the messages; None looks for `message` and `messages`."""
-    label_key: str = PPODataConfig.label_key
-    """Column with the answer."""
-    image_key: str = PPODataConfig.image_key
-    """Column with the images."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
     html: Path = Path("check_data.html")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmm_r1.config.check_data import CheckDataConfig
+from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import SkippedRow, load_good_rows
+from lmm_r1.data.files import RowFile, SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data_check.answers import answer_findings
 from lmm_r1.data_check.contents import contents, is_conversation
@@ -47,9 +48,10 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     # Before minutes are spent on images.
     for spec in config.verifiers:
         verifier_from(spec)
-    rows, skipped = _read(config, config.file)
-    others = [OtherFile.of(path, _read(config, path)[0]) for path in config.against]
-    findings = [_of_skipped(row) for row in skipped]
+    file = _read(config, config.file)
+    rows = file.rows
+    others = [OtherFile.of(path, _read(config, path).rows) for path in config.against]
+    findings = [_of_skipped(row) for row in file.skipped]
     sizes: list[tuple[int, int]] = []
     readable: dict[int, Row] = {}
     repeats = Repeats(tuple(others))
@@ -63,7 +65,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             readable[index] = row
             findings.extend(repeats.findings(index, row, content))
         progress("reading", done, len(rows))
-    distributions, notes = _image_sizes(rows, sizes), []
+    distributions, notes = _image_sizes(rows, sizes), [file.told]
     findings.extend(_without_answer(readable))
     if config.model is not None:
         of_lengths, found, note = _lengths(config, readable, progress=progress)
@@ -77,7 +79,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     return CheckedData(
         source=config.file,
         rows=rows,
-        count=len(rows) + len(skipped),
+        count=len(rows) + len(file.skipped),
         conversations=sum(map(is_conversation, rows.values())),
         datasources=dict(Counter(row.datasource for row in rows.values()).most_common()),
         distributions=distributions,
@@ -86,14 +88,12 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     )
 
 
-def _read(config: CheckDataConfig, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
-    return load_good_rows(
+def _read(config: CheckDataConfig, path: str) -> RowFile:
+    return read_good_rows(
         path,
         split=config.split,
         max_rows=config.max_rows,
-        message_key=config.input_key,
-        answer_key=config.label_key,
-        image_key=config.image_key,
+        reading=row_reading(config),
         answer_required=False,
     )
 
