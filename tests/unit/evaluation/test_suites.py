@@ -153,7 +153,7 @@ def test_rows_that_do_not_count_are_neither_taken_nor_skipped(tmp_path):
 
 
 def test_every_ready_made_suite_is_a_sound_recipe():
-    assert suite_names() == ("geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe")
+    assert {"geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe"} <= set(suite_names())
     for name in suite_names():
         recipe = get_suite(name)
         assert recipe.name == name
