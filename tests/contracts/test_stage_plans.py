@@ -76,7 +76,7 @@ def stage(script: str, machine_name: str, *, model: Path, folder: Path) -> PPOCo
     """Return the settings with which a stage's script starts on a machine."""
     gpus, memory, _ = MACHINES[machine_name]
     variables = {"NUM_GPUS": str(gpus), "MEMORY": str(memory), "MODEL": str(model)}
-    (command,) = printed_commands(STAGES / script, folder=folder, **variables)
+    *_, command = printed_commands(STAGES / script, folder=folder, **variables)
     return trainer_config(command)
 
 
