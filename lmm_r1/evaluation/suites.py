@@ -53,7 +53,7 @@ def load_suite(
     source = _source(recipe, path=path)
     rows: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
-    with MediaFiles(source.media, unpack_into=None) as finder:
+    with MediaFiles(source.media, folder=source.folder, unpack_into=None) as finder:
         for index, record in enumerate(source.records(split=recipe.source.split)):
             if max_rows is not None and len(rows) + len(skipped) == max_rows:
                 break

@@ -27,13 +27,13 @@ class MediaFiles:
     Zip archives are read in place. Of tar archives only the whole can be read, so they are unpacked.
     """
 
-    def __init__(self, files: Sequence[Path], *, unpack_into: Path | None) -> None:
-        """Args: unpack_into: where tar archives are unpacked; None refuses them."""
+    def __init__(self, files: Sequence[Path], *, folder: Path, unpack_into: Path | None) -> None:
+        """Look at files of the dataset's folder; tar archives are unpacked into `unpack_into`, None refuses them."""
         self._by_name: dict[str, list[tuple[PurePosixPath, Member]]] = {}
         self._open: list[zipfile.ZipFile] = []
         for file in files:
             if not is_archive(file):
-                self._add(PurePosixPath(file.as_posix()), file)
+                self._add(PurePosixPath(file.relative_to(folder).as_posix()), file)
             elif file.suffix.lower() == ".zip":
                 self._add_zip(file)
             else:

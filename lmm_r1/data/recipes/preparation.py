@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +53,7 @@ LOCK_FILE = "lock"
 UNPACKED_FOLDER = "unpacked"
 _HASH_DIGITS = 24
 PARTS = {ROWS_FILE, IMAGES_FOLDER, MANIFEST_FILE, LEFT_OUT_FILE}
+OWN = {STATE_FILE, LOCK_FILE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,8 @@ class Preparation:
         source = self._files()
         with _locked(self.partial, output=self.output):
             hashes = self._begin(source, overwrite=overwrite)
-            with MediaFiles(source.media, unpack_into=self.partial / UNPACKED_FOLDER) as finder:
+            unpack_into = self.partial / UNPACKED_FOLDER
+            with MediaFiles(source.media, folder=source.folder, unpack_into=unpack_into) as finder:
                 counts = _Writer(self, source=source, finder=finder).write()
             manifest = Manifest(
                 settings=self.settings,
@@ -151,7 +153,7 @@ class Preparation:
         names = {entry.name for entry in self.output.iterdir()}
         if names and not overwrite and MANIFEST_FILE not in names:
             raise UserError(f"--output {self.output} is not empty; name another folder or add --overwrite")
-        foreign = sorted(names - PARTS)
+        foreign = sorted(names - PARTS - OWN)
         if foreign:
             raise UserError(
                 f"--output {self.output} holds {foreign[0]}, which is no part of a row folder; name another folder"
@@ -167,6 +169,8 @@ class Preparation:
             raise UserError(
                 f"--output {self.output} was made with another {difference}; name another or add --overwrite"
             )
+        # A session that was killed at its very end left them.
+        _remove(self.output, names=OWN)
         return Prepared(manifest=found, left_out=read_left_out(self.output / LEFT_OUT_FILE), was_complete=True)
 
     def _files(self) -> SourceFiles:
@@ -195,7 +199,9 @@ class Preparation:
         state = read_json_object(state_file) if state_file.exists() else None
         known = [] if state is None else file_hashes(state.get("files"), place=str(state_file))
         hashes = hash_files(source, known=known, report=self.say)
-        if state is not None:
+        if state is None:
+            _clear(self.partial)
+        else:
             difference = JobSettings.of(state, place=str(state_file)).difference(self.settings)
             if difference is None and _contents(known) != _contents(hashes):
                 difference = "content of the source files"
@@ -210,16 +216,22 @@ class Preparation:
         return hashes
 
     def _finish(self, manifest: Manifest) -> None:
-        shutil.rmtree(self.partial / UNPACKED_FOLDER, ignore_errors=True)
-        # What a killed session was writing.
-        for leftover in (self.partial / IMAGES_FOLDER).glob(".*"):
-            leftover.unlink()
+        # What is unpacked, and what a killed session was writing.
+        _remove(self.partial, names={entry.name for entry in self.partial.iterdir()} - PARTS - OWN)
+        _remove(self.partial / IMAGES_FOLDER, names={file.name for file in self.images() if file.name[0] == "."})
         write_json_object(self.partial / MANIFEST_FILE, manifest.record())
-        for name in (STATE_FILE, LOCK_FILE):
-            (self.partial / name).unlink()
+        replaced = self.partial.with_name(f".{self.output.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
         if self.output.exists():
-            shutil.rmtree(self.output)
+            self.output.rename(replaced)
         self.partial.rename(self.output)
+        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(self.output, names=OWN)
+
+    def images(self) -> list[Path]:
+        """The images written so far, unfinished ones with them."""
+        folder = self.partial / IMAGES_FOLDER
+        return list(folder.iterdir()) if folder.is_dir() else []
 
 
 @dataclass(kw_only=True)
@@ -245,7 +257,7 @@ class _Writer:
         self.rows_file = job.partial / ROWS_FILE
         self.left_out_file = job.partial / LEFT_OUT_FILE
         self.images = job.partial / IMAGES_FOLDER
-        self.names = {file.stem: file.name for file in self.images.glob("[!.]*")}
+        self.names = {file.stem: file.name for file in job.images() if file.name[0] != "."}
 
     def write(self) -> _Counts:
         recipe = self.job.recipe
@@ -360,11 +372,16 @@ def _contents(hashes: list[FileHash]) -> list[tuple[str, str]]:
 
 def _clear(folder: Path) -> None:
     """Remove all but the lock that is held."""
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != LOCK_FILE:
-            entry.unlink()
+    _remove(folder, names={entry.name for entry in folder.iterdir()} - {LOCK_FILE})
+
+
+def _remove(folder: Path, *, names: Set[str]) -> None:
+    """Remove entries of a folder, those that are there."""
+    for name in sorted(names):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
