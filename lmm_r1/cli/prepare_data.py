@@ -112,14 +112,18 @@ def _print_recipes() -> None:
 
 
 def _print_summary(recipe: Recipe, manifest: Manifest, *, output: Path, was_complete: bool) -> None:
-    images = f" and {manifest.images:,} images" if manifest.images else ""
-    rows = f"{manifest.kept:,} rows{images} of {recipe.name}"
+    images = f" and {_counted(manifest.images, 'image')}" if manifest.images else ""
+    rows = f"{_counted(manifest.kept, 'row')}{images} of {recipe.name}"
     print(f"{output} holds {rows} already" if was_complete else f"wrote {rows} to {output}")
     for column, count in manifest.filtered.items():
         print(f"  {count:,} of {manifest.read:,} were filtered by {column}")
     if recipe.rows and manifest.settings.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
         print(f"  the recipe expects {recipe.rows:,} rows, {manifest.kept + manifest.left_out:,} were found")
     print(f"  licence: {manifest.licence}; judged by: {', '.join(recipe.verifiers)}", flush=True)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class Preparation:
                 split=self.recipe.source.split,
                 revision=source.revision,
                 licence=self.recipe.licence,
-                unchecked=dict(self.recipe.unchecked),
+                unchecked={str(aspect): assumed for aspect, assumed in self.recipe.unchecked.items()},
                 files=tuple(hashes),
                 read=counts.read,
                 kept=counts.kept,

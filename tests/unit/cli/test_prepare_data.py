@@ -35,7 +35,7 @@ def test_rows_of_a_copy_are_written_and_what_is_left_out_or_unchecked_is_said(tm
         main(command)
     assert ended.value.code == 3
     out, err = capsys.readouterr()
-    assert f"wrote 2 rows and 1 images of mathv360k to {tmp_path / 'out'}" in out
+    assert f"wrote 2 rows and 1 image of mathv360k to {tmp_path / 'out'}" in out
     assert "licence: unknown; judged by: math" in out
     assert "recipe mathv360k: its answer could not be checked against the published files: the reply ends in" in err
     assert "hashing data_images.zip (" in err
@@ -46,7 +46,7 @@ def test_rows_of_a_copy_are_written_and_what_is_left_out_or_unchecked_is_said(tm
         main(command)
     assert ended.value.code == 3
     out, err = capsys.readouterr()
-    assert f"{tmp_path / 'out'} holds 2 rows and 1 images of mathv360k already" in out
+    assert f"{tmp_path / 'out'} holds 2 rows and 1 image of mathv360k already" in out
     assert "1 row was left out" in err
 
 
