@@ -385,3 +385,13 @@ def test_bytes_in_the_row_are_stored_as_they_were_published(tmp_path):
     prepared(tmp_path / "copy", tmp_path / "out")
     (image,) = (tmp_path / "out/images").iterdir()
     assert (image.suffix, image.read_bytes()) == (".jpeg", data.getvalue())
+
+
+def test_an_annotation_file_may_hold_its_rows_under_a_number_each(tmp_path):
+    copy = tmp_path / "copy"
+    (copy / "data/images").mkdir(parents=True)
+    (copy / "data/images/0.png").write_bytes(png())
+    record = dict(SAMPLES["logicvista"].record)
+    (copy / "data/dataset.json").write_text(json.dumps({"0": record, "1": record | {"answer": "A"}}))
+    prepared(copy, tmp_path / "out", made=get_recipe("logicvista"))
+    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["C", "A"]
