@@ -1,6 +1,7 @@
-"""The Hugging Face hub: whether it can be reached, so that a name that is nowhere is told at once, and uploads to it."""
+"""The Hugging Face hub: whether it can be reached, so that a name that is nowhere is told at once, downloads and uploads."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmm_r1.errors import UserError
@@ -25,6 +26,32 @@ def is_reachable() -> bool:
         huggingface_hub.constants.HF_HUB_OFFLINE = True
         return False
     return True
+
+
+def dataset_folder(dataset: str, *, patterns: Sequence[str], revision: str | None) -> Path:
+    """Fetch files of a dataset, or find them in the hub's cache, and return their folder, named after its commit.
+
+    A download that broke off goes on where it stopped.
+
+    Args:
+        patterns: which files, as `fnmatch` reads them.
+
+    Raises:
+        UserError: the hub cannot be reached and the cache holds nothing, or the hub refuses.
+    """
+    import httpx
+    import huggingface_hub
+
+    is_reachable()
+    try:
+        folder = huggingface_hub.snapshot_download(
+            dataset, repo_type="dataset", revision=revision, allow_patterns=list(patterns)
+        )
+    # The hub's own errors are those of HTTP, of files or of values.
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{dataset}: cannot be had from the Hugging Face hub ({reason})") from error
+    return Path(folder)
 
 
 def check_uploadable(repo: str, *, flag: str) -> None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
     "report": "one self-contained HTML page about a run or a curriculum, or about several compared: curves, scores, rollouts",
     "check_data": "what is in a row file, and what of it a training would stumble over; a page with its images",
+    "prepare_data": "rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",

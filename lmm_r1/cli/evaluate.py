@@ -119,6 +119,7 @@ def _print_suites() -> None:
         rows = f"{recipe.rows:,} rows, " if recipe.rows else ""
         print(f"{recipe.name}: {recipe.description}")
         print(f"  {source}, split {recipe.source.split}; {rows}licence {recipe.licence}")
+        assert recipe.sampling is not None, "a suite says how it is sampled"
         sampling = ", ".join(f"{name} {value}" for name, value in recipe.sampling.model_dump().items())
         print(f"  verifiers {', '.join(recipe.verifiers)}; {sampling}")
 

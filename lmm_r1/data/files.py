@@ -211,6 +211,8 @@ def _read_json(file: Path) -> Iterator[Record]:
             yield from _read_jsonl(file)
             return
         raise UserError(f"{file} line {error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
+    if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
+        content = list(content.values())  # rows under a number or a name for each
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         if len(lists) != 1:

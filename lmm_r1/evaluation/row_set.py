@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.recipes.mapping import check_embedded_images
+from lmm_r1.data.recipes.recipe import Recipe, Sampling
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scoreboard.board import MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
-from lmm_r1.evaluation.suites import Recipe, Sampling, check_embedded_images, load_suite
+from lmm_r1.evaluation.suites import load_suite
 
 DEFAULT_VERIFIER = "math"
 
@@ -62,6 +64,7 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     """Return the rows of a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
     rows, skipped = load_suite(recipe, path=path, max_rows=choices.max_rows)
+    assert recipe.sampling is not None, "a suite says how it is sampled"
     sampling = _chosen(recipe.sampling, choices)
     file = MeasuredFile(
         name=recipe.name,

@@ -13,8 +13,10 @@ from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, t
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
+from lmm_r1.cli.prepare_data import PrepareDataConfig
 from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, resolve
 from lmm_r1.config.evaluate import EvaluateConfig
+from lmm_r1.data.recipes import recipe_names
 
 pytestmark = pytest.mark.contract
 
@@ -84,7 +86,7 @@ def test_a_stage_takes_its_model_data_folder_gpus_and_rewards_from_the_environme
 
 
 def test_the_text_stage_has_the_published_settings(tmp_path):
-    (command,) = printed_commands(STAGES / "train_fre_text.sh", folder=tmp_path)
+    _, command = printed_commands(STAGES / "train_fre_text.sh", folder=tmp_path)
     config = trainer_config(command)
     assert (config.rollout.batch_size, config.rollout.n_samples_per_prompt, config.train.batch_size) == (256, 16, 256)
     assert (config.actor.adam.lr, config.algo.kl.init_coef) == (4e-7, 1e-3)
@@ -94,13 +96,109 @@ def test_the_text_stage_has_the_published_settings(tmp_path):
 
 @pytest.mark.parametrize("script", ["train_mgt_geo.sh", "train_direct_rl_geo.sh"])
 def test_the_geometry_stages_have_the_published_settings_and_their_critic(script, tmp_path):
-    (command,) = printed_commands(STAGES / script, folder=tmp_path, MODEL="a model")
+    _, command = printed_commands(STAGES / script, folder=tmp_path, MODEL="a model")
     config = trainer_config(command)
     assert config.algo.advantage.estimator == "gae"
     assert (config.algo.advantage.gamma, config.algo.advantage.lambd) == (1.0, 1.0)
     assert (config.critic.model_name_or_path, config.critic.num_gpus_per_node) == ("a model", 8)
     assert (config.actor.adam.lr, config.critic.adam.lr, config.algo.kl.init_coef) == (1e-6, 9e-6, 1e-3)
     assert (config.rollout.batch_size, config.rollout.n_samples_per_prompt, config.train.batch_size) == (256, 16, 256)
+
+
+RECIPES = {
+    "train_fre_text.sh": "deepscaler_40k",
+    "train_fre_multi.sh": "mathv60k",
+    "train_mgt_geo.sh": "vermulti_geo",
+    "train_mgt_percereas.sh": "vermulti",
+    "train_direct_rl_geo.sh": "mathv360k_geo",
+    "train_r1v_clevr.sh": "clevr_70k_counting",
+    "train_r1v_geoqa.sh": "geoqa_8k",
+}
+
+
+@pytest.mark.parametrize("script", sorted(STAGES.glob("train_*.sh")), ids=relative)
+def test_a_stage_without_rows_prepares_those_of_its_recipe_first(script, tmp_path):
+    recipe = RECIPES[script.name]
+    assert recipe in recipe_names()
+    assert f"prepare_data {recipe}" in script.read_text(encoding="utf-8").split("set -euo")[0]
+    prepare, train = printed_commands(script, folder=tmp_path)
+    assert prepare[1:] == ["-m", "lmm_r1.cli.prepare_data", recipe, "--output", f"data/{recipe}"]
+    assert trainer_config(train).data.prompt_dataset == f"data/{recipe}"
+    own = {"RECIPE": "my/own.yaml", "SOURCES": "/copies", "DATA_FOLDER": "/rows"}
+    prepare, train = printed_commands(script, folder=tmp_path, **own)
+    config = parse(PrepareDataConfig, prepare[3:], prog="p", description="")
+    assert (config.recipe, config.output, config.source) == ("my/own.yaml", Path("/rows/own"), Path("/copies/own"))
+    assert trainer_config(train).data.prompt_dataset == "/rows/own"
+
+
+def test_the_other_stages_have_the_published_settings(tmp_path):
+    def config(script: str) -> PPOConfig:
+        return trainer_config(printed_commands(STAGES / script, folder=tmp_path)[1])
+
+    multi, percereas = config("train_fre_multi.sh"), config("train_mgt_percereas.sh")
+    assert {stage.algo.advantage.estimator for stage in (multi, percereas)} == {"reinforce_baseline"}
+    assert (multi.actor.adam.lr, multi.rollout.max_new_tokens, multi.train.micro_batch_size) == (1e-6, 4096, 2)
+    assert (percereas.actor.adam.lr, percereas.rollout.max_new_tokens) == (4e-7, 8192)
+    assert (percereas.train.micro_batch_size, percereas.rollout.micro_batch_size) == (1, 1)
+    assert percereas.actor.model_name_or_path == "runs/fre_text"
+    clevr, geoqa = config("train_r1v_clevr.sh"), config("train_r1v_geoqa.sh")
+    for stage in (clevr, geoqa):
+        kl = stage.algo.kl
+        assert (stage.algo.advantage.estimator, kl.init_coef, kl.use_loss, kl.estimator) == (
+            "group_norm",
+            0.04,
+            True,
+            "k3",
+        )
+        # Two prompts for each of eight GPUs with eight samples, and one update from each rollout.
+        assert (stage.rollout.batch_size, stage.rollout.n_samples_per_prompt, stage.train.batch_size) == (16, 8, 128)
+    assert (clevr.actor.model_name_or_path, geoqa.actor.model_name_or_path) == (
+        "Qwen/Qwen2-VL-2B-Instruct",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+    )
+
+
+def test_the_curriculum_chains_any_stages(tmp_path):
+    commands = printed_commands(
+        STAGES / "run_curriculum.sh",
+        *("fre_multi", "train_mgt_percereas.sh", "r1v_geoqa", "--actor.adam.lr", "3e-7"),
+        folder=tmp_path,
+        ROOT="runs/chain",
+        DATA_mgt_percereas="own.jsonl",
+    )
+    prepared = [command[3] for command in commands if "lmm_r1.cli.prepare_data" in command]
+    assert prepared == ["mathv60k", "geoqa_8k"]
+    stages = [trainer_config(command) for command in commands if TRAINERS.keys() & set(command)]
+    assert [stage.ckpt.output_dir for stage in stages] == [
+        *("runs/chain/fre_multi", "runs/chain/mgt_percereas"),
+        "runs/chain/r1v_geoqa",
+    ]
+    assert [stage.actor.model_name_or_path for stage in stages] == [
+        *("Qwen/Qwen2.5-VL-3B-Instruct", "runs/chain/fre_multi"),
+        "runs/chain/mgt_percereas",
+    ]
+    assert [stage.data.prompt_dataset for stage in stages] == ["data/mathv60k", "own.jsonl", "data/geoqa_8k"]
+    assert {stage.actor.adam.lr for stage in stages} == {3e-7}
+    assert stages[1].rollout.max_new_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (("fre_txt",), "run_curriculum.sh: no stage fre_txt; known are direct_rl_geo fre_multi fre_text mgt_geo"),
+        (("mgt_geo", "train_mgt_geo.sh"), "run_curriculum.sh: the stage train_mgt_geo.sh is given twice"),
+    ],
+)
+def test_a_curriculum_of_stages_that_cannot_be_is_refused(stages, said, tmp_path):
+    done = subprocess.run(
+        ["bash", str(STAGES / "run_curriculum.sh"), *stages],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DRY_RUN": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
 
 
 def test_the_curriculum_hands_each_stages_model_to_the_next(tmp_path):

@@ -50,6 +50,8 @@ VISION = {
 # GPUs, GB of each, and GiB of the machine's memory.
 MACHINES = {"8 x 80": (8, 80, 1024), "1 x 80": (1, 80, 256), "1 x 24": (1, 24, 64)}
 RL_STAGES = ("train_fre_text.sh", "train_mgt_geo.sh", "train_direct_rl_geo.sh")
+# With the longest and the shortest responses; in memory train_fre_multi.sh is train_fre_text.sh.
+MORE_STAGES = ("train_mgt_percereas.sh", "train_r1v_geoqa.sh")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def stage(script: str, machine_name: str, *, model: Path, folder: Path) -> PPOCo
     """Return the settings with which a stage's script starts on a machine."""
     gpus, memory, _ = MACHINES[machine_name]
     variables = {"NUM_GPUS": str(gpus), "MEMORY": str(memory), "MODEL": str(model)}
-    (command,) = printed_commands(STAGES / script, folder=folder, **variables)
+    *_, command = printed_commands(STAGES / script, folder=folder, **variables)
     return trainer_config(command)
 
 
@@ -95,6 +97,12 @@ def test_an_rl_stage_fits_its_machine(script, machine_name, model_3b, tmp_path):
     assert ("critic" in roles) == with_critic
     assert plan.devices[0].models[0].estimate.size.parameters > 3.7e9
     assert plan.pass_tokens == 16192
+
+
+@pytest.mark.parametrize("machine_name", MACHINES)
+@pytest.mark.parametrize("script", MORE_STAGES)
+def test_a_stage_with_other_lengths_fits_its_machine(script, machine_name, model_3b, tmp_path):
+    check(plan_ppo(stage(script, machine_name, model=model_3b, folder=tmp_path), machine(machine_name)))
 
 
 def test_an_rl_stage_with_images_fits_its_machines(model_3b, tmp_path):

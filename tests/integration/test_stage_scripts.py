@@ -38,7 +38,8 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     python.write_text(TRAINING, encoding="utf-8")
     python.chmod(0o755)
     fixed = {"PYTHON": str(python), "REAL_PYTHON": sys.executable, "LOG": str(folder / "log"), "ASK": ASK}
-    return {"PATH": os.environ["PATH"], "TMPDIR": str(folder)} | fixed | variables
+    rows = {"DATA": "rows.jsonl", "FRE_DATA": "text.jsonl", "MGT_DATA": "image.jsonl"}
+    return {"PATH": os.environ["PATH"], "TMPDIR": str(folder)} | fixed | rows | variables
 
 
 def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the stage scripts: how a command is shown or run, when a stage is skipped, what an RL stage is.
+# Sourced by the stage scripts: how a command is shown or run, and when a stage is skipped.
 #   PYTHON      the interpreter that lmm_r1 is installed in
 #   NUM_GPUS    GPUs that policy, critic, reference and engines share; empty: as the config file says
 #   DRY_RUN=1   print the commands, one argument a line with an empty line between them, and run nothing
@@ -11,6 +11,8 @@ SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$SCRIPTS/reward_service.sh"
 # shellcheck source=examples/scripts/lmm_r1/gpus.sh
 source "$SCRIPTS/gpus.sh"
+# shellcheck source=examples/scripts/lmm_r1/rl_stage.sh
+source "$SCRIPTS/rl_stage.sh"
 
 stop_children() {
   local pid
@@ -41,18 +43,4 @@ stage() {
   else
     run "${@:2}"
   fi
-}
-
-# rl_stage NAME FLAGS...: one RL stage from MODEL on the rows in DATA into OUTPUT, as CONFIG says.
-rl_stage() {
-  local inputs=(--actor.model_name_or_path "$MODEL" --data.prompt_dataset "$DATA" --reward.remote_url "$REWARD_URL")
-  local outputs=(--ckpt.output_dir "$OUTPUT" --logger.stage_name "$1")
-  local gpus=()
-  [[ -z $NUM_GPUS ]] || gpus=(
-    --actor.num_gpus_per_node "$NUM_GPUS" --critic.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS"
-    --vllm.num_engines "$NUM_GPUS"
-  )
-  fit_to_memory rl
-  stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" "${FITTING[@]}" \
-    "${inputs[@]}" "${outputs[@]}" "${gpus[@]}" "${@:2}"
 }

@@ -3,13 +3,14 @@
 #   DATA=data/deepscaler.jsonl bash examples/scripts/lmm_r1/train_fre_text.sh
 #   NUM_GPUS=4 OUTPUT=runs/trial bash examples/scripts/lmm_r1/train_fre_text.sh --train.num_episodes 1
 #   DRY_RUN=1 bash examples/scripts/lmm_r1/train_fre_text.sh
-# With REWARD_URL empty, a reward service is started for the stage and stopped after it.
+# Without DATA, `lmm-r1 prepare_data deepscaler_40k` makes the rows. With REWARD_URL empty, a reward service is started for the
+# stage and stopped after it.
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 : "${MODEL:=Qwen/Qwen2.5-VL-3B-Instruct}"
-: "${DATA:=datasets/deepscaler_message.jsonl}"
+: "${RECIPE:=deepscaler_40k}"
 : "${OUTPUT:=runs/fre_text}"
 : "${CONFIG:=$SCRIPTS/configs/fre_text.yaml}"
 

@@ -3,13 +3,14 @@
 #   MODEL=runs/fre_text DATA=data/mathv_geo.jsonl bash examples/scripts/lmm_r1/train_mgt_geo.sh
 #   NUM_GPUS=4 OUTPUT=runs/trial bash examples/scripts/lmm_r1/train_mgt_geo.sh --train.num_episodes 1
 #   DRY_RUN=1 bash examples/scripts/lmm_r1/train_mgt_geo.sh
-# With REWARD_URL empty, a reward service is started for the stage and stopped after it.
+# Without DATA, `lmm-r1 prepare_data vermulti_geo` makes the rows. With REWARD_URL empty, a reward service is started for the
+# stage and stopped after it.
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 : "${MODEL:=runs/fre_text}"
-: "${DATA:=datasets/mathv_geo_message.jsonl}"
+: "${RECIPE:=vermulti_geo}"
 : "${OUTPUT:=runs/mgt_geo}"
 : "${CONFIG:=$SCRIPTS/configs/mgt_geo.yaml}"
 

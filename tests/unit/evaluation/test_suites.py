@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from lmm_r1.cli.prepare_data import main as prepare_data
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.errors import UserError
@@ -153,7 +155,7 @@ def test_rows_that_do_not_count_are_neither_taken_nor_skipped(tmp_path):
 
 
 def test_every_ready_made_suite_is_a_sound_recipe():
-    assert suite_names() == ("geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe")
+    assert {"geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe"} <= set(suite_names())
     for name in suite_names():
         recipe = get_suite(name)
         assert recipe.name == name
@@ -253,3 +255,34 @@ def test_an_answer_may_name_its_choice_by_letter_or_place(names, answer, tmp_pat
     (tmp_path / "r.jsonl").write_text(json.dumps({"question": "q", "options": ["a", "b"], "answer": answer}))
     rows, _ = load_suite(recipe, path=str(tmp_path / "r.jsonl"))
     assert (rows[0].answer, text_of(rows[0])) == ("B", "q\n(A) a\n(B) b")
+
+
+def test_a_folder_that_prepare_data_made_is_a_copy_of_its_suite_alone(tmp_path):
+    copy, made = tmp_path / "copy", tmp_path / "made"
+    copy.mkdir()
+    prepare_data(["geometry3k", "--source", str(geometry(copy)), "--output", str(made)])
+    rows, skipped = load_suite(get_suite("geometry3k"), path=str(made))
+    assert skipped == []
+    assert [(row.answer, row.datasource) for row in rows.values()] == [(r"2\sqrt{2}", "geometry3k")]
+    with pytest.raises(
+        UserError, match="suite mathvista: .*made was prepared with the recipe geometry3k; run `lmm-r1"
+    ):
+        load_suite(get_suite("mathvista"), path=str(made))
+
+
+def test_a_suite_reads_images_out_of_an_archive(tmp_path):
+    row = {"image_path": "./Geo170K/images/test/0.png", "question": "?", "ground_truth": "4"}
+    (tmp_path / "geoqa_test_prompts.jsonl").write_text(json.dumps(row))
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.writestr("images/test/0.png", png())
+        archive.writestr("images/train/0.png", png("red"))
+    rows, skipped = load_suite(get_suite("geoqa_test"), path=str(tmp_path))
+    assert skipped == []
+    assert rows[0].messages[0].parts[0] == ImagePart(png())
+
+
+def test_a_recipe_without_sampling_is_no_suite(tmp_path):
+    with pytest.raises(UserError, match="--suite math12k: this recipe is for training, it says nothing of sampling"):
+        get_suite("math12k")
+    with pytest.raises(UserError, match="own.yaml: the recipe says nothing of sampling; add the field sampling"):
+        get_suite(own_recipe(tmp_path, sampling=None))

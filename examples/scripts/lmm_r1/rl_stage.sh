@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# Sourced by common.sh: what an RL stage is, and its rows, made from a public dataset where the user names none.
+#   DATA         row files of one's own; empty: the stage's recipe makes them
+#   RECIPE       another recipe than the stage's, by name or as a YAML file (lmm-r1 prepare_data --list_recipes)
+#   DATA_FOLDER  where rows are made, a folder for each recipe
+#   SOURCES      a folder with a local copy of each dataset under its recipe's name; empty: the Hugging Face hub
+: "${DATA_FOLDER:=data}"
+: "${SOURCES:=}"
+SKIPPED_ROWS_CODE=3
+
+# prepare_data: sets DATA, and makes the rows unless they are there; rows that cannot be used are listed and do not stop it.
+prepare_data() {
+  [[ -z ${DATA:-} ]] || return 0
+  local name code=0
+  name=$(basename "$RECIPE" .yaml)
+  DATA=$DATA_FOLDER/$name
+  local source=()
+  [[ -z $SOURCES ]] || source=(--source "$SOURCES/$name")
+  run "$PYTHON" -m lmm_r1.cli.prepare_data "$RECIPE" --output "$DATA" "${source[@]}" || code=$?
+  ((code == 0 || code == SKIPPED_ROWS_CODE)) || exit "$code"
+}
+
+# rl_stage NAME FLAGS...: one RL stage from MODEL on the rows in DATA, or of RECIPE, into OUTPUT, as CONFIG says.
+rl_stage() {
+  if [[ ! -f $OUTPUT/stage.json ]]; then prepare_data; fi
+  local inputs=(--actor.model_name_or_path "$MODEL" --data.prompt_dataset "$DATA" --reward.remote_url "$REWARD_URL")
+  local outputs=(--ckpt.output_dir "$OUTPUT" --logger.stage_name "$1")
+  local gpus=()
+  [[ -z $NUM_GPUS ]] || gpus=(
+    --actor.num_gpus_per_node "$NUM_GPUS" --critic.num_gpus_per_node "$NUM_GPUS" --ref.num_gpus_per_node "$NUM_GPUS"
+    --vllm.num_engines "$NUM_GPUS"
+  )
+  fit_to_memory rl
+  stage "$OUTPUT" "$PYTHON" -m lmm_r1.cli.train_ppo_ray --config "$CONFIG" "${FITTING[@]}" \
+    "${inputs[@]}" "${outputs[@]}" "${gpus[@]}" "${@:2}"
+}

@@ -1,0 +1,173 @@
+"""`lmm-r1 prepare_data RECIPE --output DIR [--source PATH]`: the rows of a public dataset, by its recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from lmm_r1.cli import arguments
+from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    from lmm_r1.data.recipes.manifest import Manifest
+    from lmm_r1.data.recipes.preparation import Progress as JobProgress
+    from lmm_r1.data.recipes.recipe import Recipe
+
+PROG = "lmm-r1 prepare_data"
+DESCRIPTION = (
+    "Write the rows of a public dataset into a folder, with their images and a manifest of hashes. Killed and started "
+    "again, it goes on; a complete folder is left as it is. Rows that cannot be used are left out and listed, and the "
+    "exit code is 3 then."
+)
+LINE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareDataConfig:
+    recipe: Positional[str] = ""
+    """Name of a recipe, or one of your own as FILE.yaml."""
+    list_recipes: bool = False
+    """List the ready-made recipes and end."""
+    output: Path | None = None
+    """Folder to write: rows.jsonl, images/, manifest.json, and left_out.jsonl where rows could not be used."""
+    source: Path | None = None
+    """A local copy in the published layout: a row file (Parquet, JSON, JSON lines), with zip or tar archives of images
+    beside it, or the folder of all that; None takes the dataset from the Hugging Face hub."""
+    max_rows: int | None = None
+    """Rows taken from the start, those that the recipe filters not counted; None takes all."""
+    overwrite: bool = False
+    """Replace a folder of rows that is already there."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the folder and say what is in it."""
+    config = arguments.parse(PrepareDataConfig, argv, prog=PROG, description=DESCRIPTION)
+    with arguments.user_errors(PROG):
+        run(config)
+
+
+def run(config: PrepareDataConfig) -> None:
+    """Raises UserError if a value is wrong, the dataset cannot be had or the folder is taken."""
+    from lmm_r1.data.recipes import get_recipe
+    from lmm_r1.data.recipes.manifest import LEFT_OUT_FILE
+    from lmm_r1.data.recipes.preparation import Preparation
+
+    if config.list_recipes:
+        _print_recipes()
+        return
+    if not config.recipe:
+        raise UserError("RECIPE is missing: name one (--list_recipes), or give a YAML file of your own")
+    if config.output is None:
+        raise UserError("--output is missing: name the folder to write")
+    if config.max_rows is not None and config.max_rows < 1:
+        raise UserError(f"--max_rows {config.max_rows}: must be 1 or more")
+    recipe = get_recipe(config.recipe)
+    for line in _warnings(recipe):
+        _say(line)
+    with _progress(recipe.name) as show:
+        job = Preparation(
+            recipe=recipe,
+            output=config.output,
+            source=config.source,
+            max_rows=config.max_rows,
+            say=_say,
+            show=show,
+        )
+        prepared = job.run(overwrite=config.overwrite)
+    _print_summary(recipe, prepared.manifest, output=config.output, was_complete=prepared.was_complete)
+    if prepared.left_out:
+        from lmm_r1.cli.job_progress import report_skipped
+
+        report_skipped(PROG, prepared.left_out, listed_in=str(config.output / LEFT_OUT_FILE))
+
+
+def _say(line: str) -> None:
+    print(f"{PROG}: {line}", file=sys.stderr, flush=True)
+
+
+def _warnings(recipe: Recipe) -> Iterator[str]:
+    """What of a recipe was not compared with the published files, in words."""
+    for aspect, assumed in recipe.unchecked.items():
+        yield f"recipe {recipe.name}: its {aspect} could not be checked against the published files: {assumed}"
+
+
+def _print_recipes() -> None:
+    from lmm_r1.data.recipes import get_recipe, recipe_names
+
+    for recipe in map(get_recipe, recipe_names()):
+        source = recipe.source.dataset or "no dataset on the hub, so --source is needed"
+        rows = f"{recipe.rows:,} rows, " if recipe.rows else ""
+        print(f"{recipe.name}: {recipe.description}")
+        print(f"  {'evaluation' if recipe.is_suite else 'training'}; {source}, split {recipe.source.split}")
+        print(f"  {rows}licence {recipe.licence}; verifiers {', '.join(recipe.verifiers)}")
+        if recipe.unchecked:
+            print(f"  not checked against the published files: {', '.join(recipe.unchecked)}")
+
+
+def _print_summary(recipe: Recipe, manifest: Manifest, *, output: Path, was_complete: bool) -> None:
+    images = f" and {_counted(manifest.images, 'image')}" if manifest.images else ""
+    rows = f"{_counted(manifest.kept, 'row')}{images} of {recipe.name}"
+    print(f"{output} holds {rows} already" if was_complete else f"wrote {rows} to {output}")
+    for column, count in manifest.filtered.items():
+        print(f"  {count:,} of {manifest.read:,} were filtered by {column}")
+    if recipe.rows and manifest.settings.max_rows is None and recipe.rows != manifest.kept + manifest.left_out:
+        print(f"  the recipe expects {recipe.rows:,} rows, {manifest.kept + manifest.left_out:,} were found")
+    print(f"  licence: {manifest.licence}; judged by: {', '.join(recipe.verifiers)}", flush=True)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[JobProgress], None]]:
+    """Give the function that is told how far the job is: a bar on stderr, or a line now and then where that is a log."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(what).show
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("read  {task.fields[kept]} rows kept  {task.fields[left_out]}ETA"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(what, total=None, kept="0", left_out="")
+
+        def show(state: JobProgress) -> None:
+            left_out = f"{state.left_out:,} left out  " if state.left_out else ""
+            bar.update(task, total=state.total, completed=state.read, kept=f"{state.kept:,}", left_out=left_out)
+
+        yield show
+
+
+class _Lines:
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.shown = time.perf_counter()
+
+    def show(self, state: JobProgress) -> None:
+        now = time.perf_counter()
+        if now - self.shown < LINE_SECONDS:
+            return
+        self.shown = now
+        of = f" of {state.total:,}" if state.total else ""
+        _say(f"{self.what}: {state.read:,}{of} read, {state.kept:,} rows kept, {state.left_out:,} left out")
+
+
+if __name__ == "__main__":
+    main()

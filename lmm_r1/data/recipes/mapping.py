@@ -1,0 +1,161 @@
+"""From one record of a published dataset to one row."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmm_r1.data.files import Record
+from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.images import check_image_exists, load_image
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.recipes.columns import LETTERS, RecordView
+from lmm_r1.data.recipes.recipe import CHOICES_FIELD, Recipe, template_fields
+from lmm_r1.data.row_parser import parse_row
+
+_MEDIA_KEYS = ("image", "image_url", "url", "path")
+
+
+class ImageFinder(Protocol):
+    """Knows where the images are that rows name by path."""
+
+    def find(self, path: str, *, base_dir: Path, location: str) -> str | bytes:
+        """Return the path of a file that is there, or the encoded image out of an archive; raises UserError."""
+
+
+def map_record(record: Record, *, recipe: Recipe, finder: ImageFinder | None = None) -> Row:
+    """Return the row that a recipe makes of one record; raises UserError, with its location, where it cannot.
+
+    Args:
+        finder: where images that are named by path are looked for; None looks beside the row file only.
+    """
+    columns, location, base_dir = record
+    mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
+    row = parse_row(mapper.fields(), location=location, base_dir=base_dir)
+    for image in images_of(row.messages):
+        check_image_exists(image, location=location)
+    return row
+
+
+def check_embedded_images(row: Row) -> None:
+    """Raise UserError for an image that the row itself holds and that cannot be decoded; files are not looked at."""
+    for image in images_of(row.messages):
+        if kind_of(image.source) not in ("path", "url"):
+            load_image(image, location=row.location)
+
+
+class _Mapper:
+    def __init__(self, view: RecordView, *, base_dir: Path, finder: ImageFinder | None) -> None:
+        self.view = view
+        self.recipe = view.recipe
+        self.base_dir = base_dir
+        self.finder = finder
+
+    def fields(self) -> dict[str, Any]:
+        """The row as `parse_row` reads it."""
+        choices = self.view.choices()
+        messages = self._messages(choices)
+        if self.recipe.response is not None:
+            messages = [*messages, {"role": "assistant", "content": self._filled(self.recipe.response, choices)}]
+        group = f"/{self.view.first((self.recipe.group,))}" if self.recipe.group else ""
+        return {
+            "messages": messages,
+            "answer": self.view.label(choices),
+            "datasource": f"{self.recipe.name}{group}",
+        }
+
+    def _messages(self, choices: Sequence[str]) -> list[Any]:
+        recipe = self.recipe
+        if recipe.messages is not None:
+            return self._ready_made(self.view.first((recipe.messages,)))
+        assert recipe.prompt is not None, "a recipe has a prompt or ready-made messages"
+        images = [self._image_part(image) for image in self._images()]
+        content = self._content(self._filled(recipe.prompt, choices), images)
+        system = [{"role": "system", "content": recipe.system}] if recipe.system else []
+        return [*system, {"role": "user", "content": content}]
+
+    def _content(self, text: str, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        tag = self.recipe.image_tag
+        if tag is None:
+            return [*images, {"type": "text", "text": text}]
+        pieces = text.split(tag)
+        if len(pieces) - 1 != len(images):
+            raise self.view.fail(f"{len(images)} images, but {len(pieces) - 1} places {tag} in the prompt")
+        content = []
+        for place, piece in enumerate(pieces):
+            if piece.strip():
+                content.append({"type": "text", "text": piece.strip()})
+            content += images[place : place + 1]
+        return content
+
+    def _filled(self, template: str, choices: Sequence[str]) -> str:
+        lettered = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+        values = {}
+        for field in template_fields(template):
+            # A column of this name in a recipe without choices is a column like any other.
+            if field == CHOICES_FIELD and self.recipe.choices is not None:
+                values[field] = lettered
+                continue
+            text = str(self.view.first((field,)))
+            for piece in self.recipe.remove:
+                text = text.replace(piece, "")
+            values[field] = text.strip()
+        return string.Formatter().vformat(template, (), values).strip()
+
+    def _images(self) -> list[Any]:
+        if not self.recipe.images:
+            return []
+        if self.recipe.images_from == "all":
+            found = [self.view.value(name) for name in self.recipe.images]
+            return [image for value in found if value is not None for image in _as_list(value)]
+        return _as_list(self.view.first(self.recipe.images))
+
+    def _image_part(self, image: Any) -> dict[str, Any]:
+        bound = {"max_pixels": self.recipe.max_pixels} if self.recipe.max_pixels else {}
+        return {"type": "image", "image": self._located(image), **bound}
+
+    def _located(self, image: Any) -> Any:
+        # Hugging Face's image feature: the bytes, or where the writer had none, a path.
+        if isinstance(image, Mapping) and image.get("bytes") is None and isinstance(image.get("path"), str):
+            image = image["path"]
+        if not isinstance(image, str) or kind_of(image) != "path":
+            return image
+        path = image.removeprefix(self.recipe.image_prefix)
+        if self.finder is None:
+            return path
+        return self.finder.find(path, base_dir=self.base_dir, location=self.view.location)
+
+    def _ready_made(self, value: Any) -> list[Any]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise self.view.fail(f"the messages are not valid JSON: {error}") from error
+        if not isinstance(value, Sequence):
+            raise self.view.fail(f"the messages must be a list, not {type(value).__name__}")
+        return [self._with_located_images(message) for message in value]
+
+    def _with_located_images(self, message: Any) -> Any:
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), Sequence):
+            return message
+        content = message["content"]
+        if isinstance(content, str):
+            return message
+        return {**message, "content": [self._located_part(part) for part in content]}
+
+    def _located_part(self, part: Any) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") not in ("image", "image_url"):
+            return part
+        value = next((part[key] for key in _MEDIA_KEYS if part.get(key) is not None), None)
+        if isinstance(value, Mapping) and "url" in value:
+            value = value["url"]
+        rest = {key: entry for key, entry in part.items() if key not in _MEDIA_KEYS and entry is not None}
+        return {**rest, "type": "image", "image": self._located(value)}
+
+
+def _as_list(value: Any) -> list[Any]:
+    one = isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence)
+    return [value] if one else list(value)

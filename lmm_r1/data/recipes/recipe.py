@@ -1,0 +1,218 @@
+"""What a recipe is: a published dataset, how its columns become rows, and how its answers are judged.
+
+A recipe with `sampling` is an evaluation suite as well: that says how responses are drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from typing_extensions import Self
+
+from lmm_r1.errors import UserError
+
+CHOICES_FIELD = "choices"
+"""In a prompt, `{choices}` is the list of lettered choices."""
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Scalar = str | int | bool
+Aspect = Literal["files", "columns", "answer", "split", "rows", "licence"]
+"""What of a recipe can be true or not of the published dataset."""
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Checked):
+    """Where the rows are."""
+
+    dataset: str | None = None
+    """Its name on the Hugging Face hub; None where it has to be put together by hand."""
+    revision: str | None = None
+    """A branch, tag or commit of the dataset; None takes its main branch."""
+    split: str
+    files: tuple[str, ...] = ()
+    """The row files, as patterns (`*` also crosses folders); none takes the Parquet files named after the split."""
+    media: tuple[str, ...] = ()
+    """What holds the images that rows name by path, as patterns: archives (zip, tar, tar.gz) or the images themselves."""
+    obtain: str | None = None
+    """Where there is no dataset: how to get a local copy."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.dataset is None) == (self.obtain is None):
+            raise ValueError("give either dataset, a name on the hub, or obtain, how to get a copy")
+        return self
+
+    @property
+    def row_patterns(self) -> tuple[str, ...]:
+        """The patterns of the row files."""
+        return self.files or (f"{self.split}-*.parquet", f"*/{self.split}-*.parquet")
+
+
+class Sampling(_Checked):
+    """How responses are sampled where no flag says otherwise; row files without a recipe have these defaults."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    n_samples: int = Field(default=1, ge=1)
+    max_new_tokens: int = Field(default=1024, ge=1)
+
+
+class Condition(_Checked):
+    """A test of a column beyond equality."""
+
+    matches: str | None = None
+    """A regular expression that is found in the value."""
+    filled: bool | None = None
+    """Whether there is a value."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.matches is None) == (self.filled is None):
+            raise ValueError("give either matches or filled")
+        return self
+
+    @field_validator("matches")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        return pattern and _regular(pattern)
+
+
+class Recipe(_Checked):
+    """One dataset."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    description: str
+    source: Source
+    licence: str
+    """An SPDX name, or `unknown`."""
+    rows: int | None = Field(default=None, ge=1)
+    """How many rows it makes, where that is known."""
+    unchecked: Mapping[Aspect, str] = Field(default_factory=dict)
+    """What could not be compared with the published files, and what is assumed there instead."""
+    columns: Mapping[str, str] = Field(default_factory=dict)
+    """Names of one's own for columns with other names, or for what lies in them: `conversations.0.value`."""
+    where: Mapping[str, Scalar | tuple[Scalar, ...] | Condition] = Field(default_factory=dict)
+    """Rows count only where these columns have this value, one of these values, or what the condition asks."""
+    images: tuple[str, ...] = ()
+    """The column with the image or the images: the first of these that a row has; none for text."""
+    images_from: Literal["first", "all"] = "first"
+    """`all` takes the images of every one of the columns in `images` that a row has, and no image where it has none."""
+    image_prefix: str = ""
+    """Cut off the front of image paths."""
+    image_tag: str | None = None
+    """Where this stands in the prompt, the next image goes; None puts all of them before the text."""
+    max_pixels: int | None = Field(default=None, ge=1)
+    """Larger images are scaled down to so many pixels."""
+    messages: str | None = None
+    """The column with ready-made messages, a list or JSON text of one, instead of `prompt` and `images`."""
+    answer: Names
+    """The column with the answer: the first of these that a row has."""
+    answer_list: Literal["first", "most_common", "joined"] | None = None
+    """What to take of an answer that is a list: its first entry, the most common one, or all, joined by commas."""
+    answer_in: Literal["text", "answer_tag", "boxed", "boxed_or_text"] = "text"
+    r"""What of the text is the answer: all of it, what stands in <answer> tags or in the last \boxed{}, if there is one."""
+    answer_pattern: str | None = None
+    """A regular expression whose one group is the answer, in the place of `answer_in`; its last match counts."""
+    choices: str | Names | None = None
+    """The column with the list of choices, or a column for each; they get letters from A, and the letter is the label."""
+    choices_optional: bool = False
+    """Rows without choices are questions with an open answer, and no error."""
+    choices_shuffled: bool = False
+    """Choices are put in an order of their own for each row, always the same: for datasets that list the right one first."""
+    choice_prefix: str | None = None
+    """A regular expression for what stands before a choice's text, such as a letter of its own, and is taken off."""
+    answer_names: Literal["text", "letter", "index"] = "text"
+    """What the answer names its choice by: its text, its letter, or its place from 0."""
+    remove: tuple[str, ...] = ()
+    """Pieces that are taken out of columns before they go into the prompt."""
+    system: str | None = None
+    """The system's turn before the user's."""
+    prompt: str | None = None
+    """The user's turn behind the images: `{column}` stands for a column, `{choices}` for the lettered choices."""
+    response: str | None = None
+    """The assistant's turn to learn, for supervised training: columns in braces as in the prompt."""
+    group: str | None = None
+    """A column by whose values metrics are told apart: the datasource becomes NAME/VALUE."""
+    verifiers: Names
+    """As `--verifiers` takes them; the first one's accuracy is the suite's."""
+    sampling: Sampling | None = None
+    """How responses are drawn for evaluation; None for training data."""
+
+    @field_validator("answer_pattern", "choice_prefix")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        return pattern and _regular(pattern)
+
+    @model_validator(mode="after")
+    def _prompt_fits(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages, the column with ready-made ones")
+        for template in (self.prompt, self.response):
+            odd = [field for field in template_fields(template or "") if not field.isidentifier()]
+            if odd:
+                raise ValueError(
+                    f"the prompt has the field {{{odd[0]}}}; a field is the plain name of a column (`columns` can give one)"
+                )
+        if (CHOICES_FIELD in template_fields(self.prompt or "")) != (self.choices is not None):
+            raise ValueError("a prompt with {choices} needs the column of the choices, and the other way round")
+        if self.messages is not None and (self.images or self.system or self.image_tag):
+            raise ValueError("messages hold images and system turns themselves: drop images, image_tag and system")
+        if self.answer_pattern is not None and re.compile(self.answer_pattern).groups != 1:
+            raise ValueError("answer_pattern needs exactly one group, the answer")
+        return self
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether `lmm-r1 evaluate` takes it."""
+        return self.sampling is not None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the rows depend on: comments and the order of fields do not count."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def template_fields(template: str) -> list[str]:
+    """Return the names in braces, in order."""
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+
+
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+    return pattern
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Return the recipe in a YAML file; raises UserError with the file and what is wrong in it."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; check the path") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not a YAML file ({error})") from error
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: {'; '.join(map(_sentence, error.errors()))}") from error
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    place = ".".join(map(str, fault["loc"])) or "the recipe"
+    if fault["type"] == "extra_forbidden":
+        return f"{place} is no field of a recipe"
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"

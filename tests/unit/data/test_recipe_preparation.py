@@ -1,0 +1,397 @@
+"""Rows made of local copies in published layouts, jobs that are killed anywhere, and what stands in the manifest."""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.interrupted_writes import Interrupter, killed_at
+from helpers.recipe_samples import SAMPLES, png
+
+from lmm_r1.data.files import load_rows
+from lmm_r1.data.messages import images_of
+from lmm_r1.data.recipes import get_recipe, preparation
+from lmm_r1.data.recipes.preparation import Preparation, Prepared
+from lmm_r1.data.recipes.recipe import Recipe
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def recipe(**changes: object) -> Recipe:
+    """A recipe for rows of question, answer, image and kind."""
+    fields = {
+        "name": "own",
+        "description": "d",
+        "source": {"dataset": "a/b", "split": "train", "media": ["*.zip", "*.tar.gz"]},
+        "licence": "MIT",
+        "images": ["image"],
+        "answer": ["answer"],
+        "prompt": "{question}",
+        "verifiers": ["math"],
+    }
+    return Recipe.model_validate(fields | changes)
+
+
+def records(count: int = 6) -> list[dict[str, object]]:
+    """Rows of which every third is of another kind, row 1 has no answer, and two share an image."""
+    return [
+        {
+            "question": f"q{number}",
+            "answer": "" if number == 1 else str(number),
+            "image": f"images/{min(number, 4)}.png",
+            "kind": "b" if number % 3 == 2 else "a",
+        }
+        for number in range(count)
+    ]
+
+
+def zipped(folder: Path, *, count: int = 6) -> Path:
+    """An annotation file beside a zip of its images."""
+    folder.mkdir(parents=True)
+    (folder / "rows.json").write_text(json.dumps(records(count)))
+    with zipfile.ZipFile(folder / "images.zip", "w") as archive:
+        for number in range(5):
+            archive.writestr(f"images/{number}.png", png(size=(8 + number, 8)))
+    return folder
+
+
+def prepared(
+    folder: Path, output: Path, *, made: Recipe | None = None, overwrite: bool = False, **settings
+) -> Prepared:
+    job = Preparation(recipe=made or recipe(), output=output, source=folder, **settings)
+    return job.run(overwrite=overwrite)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_zip_of_images_beside_its_annotations_becomes_rows_and_a_manifest(tmp_path):
+    made = prepared(zipped(tmp_path / "copy"), tmp_path / "out", made=recipe(where={"kind": "a"}))
+    rows = load_rows(str(tmp_path / "out"))
+    assert [(row.messages[0].parts[-1].text, row.answer) for row in rows] == [("q0", "0"), ("q3", "3"), ("q4", "4")]
+    for row, number in zip(rows, (0, 3, 4), strict=True):
+        data = png(size=(8 + number, 8))
+        (image,) = images_of(row.messages)
+        assert Path(image.source).name == f"{hashlib.sha256(data).hexdigest()[:24]}.png"
+        assert Path(image.source).read_bytes() == data
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    copy = tmp_path / "copy"
+    assert manifest["files"] == [
+        {"name": name, "bytes": (copy / name).stat().st_size, "sha256": sha(copy / name)}
+        for name in ("rows.json", "images.zip")
+    ]
+    counts = ("read", "kept", "filtered", "left_out", "images")
+    assert [manifest[key] for key in counts] == [6, 3, {"kind": 2}, 1, 3]
+    assert (manifest["licence"], manifest["revision"], manifest["dataset"]) == ("MIT", None, "a/b")
+    assert manifest["rows_sha256"] == sha(tmp_path / "out/rows.jsonl")
+    (left_out,) = made.left_out
+    assert left_out.index == 1
+    assert left_out.reason.startswith(f'{copy / "rows.json"} row 2: no column "answer", or it is empty')
+    assert json.loads((tmp_path / "out/left_out.jsonl").read_text())["reason"] == left_out.reason
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "out"}
+
+
+def sha(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_an_image_of_several_questions_is_stored_once(tmp_path):
+    made = prepared(zipped(tmp_path / "copy"), tmp_path / "out")
+    assert (made.manifest.kept, made.manifest.images) == (5, 4)
+
+
+@pytest.mark.parametrize("layout", ["folder", "file", "unpacked", "tar", "flat"])
+def test_a_copy_may_be_given_in_several_ways(layout, tmp_path):
+    copy = zipped(tmp_path / "copy")
+    given = copy / "rows.json" if layout == "file" else copy
+    if layout in ("unpacked", "flat", "tar"):
+        with zipfile.ZipFile(copy / "images.zip") as archive:
+            archive.extractall(copy)
+        (copy / "images.zip").unlink()
+    if layout == "flat":
+        for file in (copy / "images").iterdir():
+            file.rename(copy / file.name)
+    if layout == "tar":
+        with tarfile.open(copy / "images.tar.gz", "w:gz") as archive:
+            archive.add(copy / "images", arcname="top/images")
+        for file in (copy / "images").iterdir():
+            file.unlink()
+    prepared(given, tmp_path / "out")
+    prepared(zipped(tmp_path / "other"), tmp_path / "expected")
+    assert (tmp_path / "out/rows.jsonl").read_bytes() == (tmp_path / "expected/rows.jsonl").read_bytes()
+    assert {name for name in content(tmp_path / "out") if "unpacked" in name} == set()
+
+
+def write_parquet(folder: Path, name: str, rows: list[dict]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / name)
+
+
+def test_parquet_files_are_read_in_order_and_only_those_of_the_split(tmp_path):
+    row = dict(SAMPLES["geometry3k_train"].record)
+    for place, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
+        write_parquet(tmp_path / "copy/data", f"{name}.parquet", [row | {"answer": str(place)}])
+    made = prepared(tmp_path / "copy", tmp_path / "out", made=get_recipe("geometry3k_train"))
+    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "1"]
+    assert [file.name for file in made.manifest.files] == [
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+    ]
+
+
+def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    made = recipe(where={"kind": "a"})
+    prepared(copy, tmp_path / "whole", made=made)
+    interrupter = Interrupter()
+    killed = 0
+    for at in range(200):
+        output = tmp_path / f"out{at}"
+        if not killed_at(interrupter, lambda output=output: prepared(copy, output, made=made), at=at):
+            break
+        killed += 1
+        prepared(copy, output, made=made)
+        assert content(output) == content(tmp_path / "whole"), at
+    else:
+        pytest.fail("the job has no end")
+    assert killed > 20
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_job_that_goes_on_makes_no_row_again(tmp_path, monkeypatch):
+    copy = zipped(tmp_path / "copy")
+
+    def stop(progress: preparation.Progress) -> None:
+        if progress.kept == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(copy, tmp_path / "out", show=stop)
+    assert not (tmp_path / "out").exists()
+    mapped = []
+    original = preparation.map_record
+    monkeypatch.setattr(
+        preparation,
+        "map_record",
+        lambda record, **given: mapped.append(record[0]["question"]) or original(record, **given),
+    )
+    said: list[str] = []
+    made = prepared(copy, tmp_path / "out", say=said.append)
+    assert mapped == ["q4", "q5"]
+    assert "going on behind 4 rows of an earlier session" in said
+    assert (made.manifest.kept, made.manifest.left_out) == (5, 1)
+
+
+def test_a_complete_folder_is_left_as_it_is_and_tells_its_rows_again(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    first = prepared(copy, tmp_path / "out")
+    before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in content(tmp_path / "out")}
+    again = prepared(copy, tmp_path / "out")
+    assert (first.was_complete, again.was_complete) == (False, True)
+    assert again.manifest.record() == first.manifest.record()
+    assert again.left_out == first.left_out
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
+
+
+def half_done(copy: Path, output: Path) -> None:
+    def stop(progress: preparation.Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(copy, output, show=stop)
+
+
+@pytest.mark.parametrize("done", [half_done, prepared], ids=["begun", "complete"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"made": recipe(prompt="{question}!")}, "another version of the recipe own; name another"),
+        ({"max_rows": 2}, "another max_rows (None, now 2); name another"),
+        ({"made": recipe(name="other")}, "another recipe (own, now other); name another"),
+    ],
+)
+def test_a_folder_of_another_job_is_not_continued(done: Callable, change, said, tmp_path):
+    copy = zipped(tmp_path / "copy")
+    done(copy, tmp_path / "out")
+    with pytest.raises(UserError) as refused:
+        prepared(copy, tmp_path / "out", **change)
+    assert said in str(refused.value)
+    made = prepared(copy, tmp_path / "out", overwrite=True, **change)
+    assert made.manifest.kept == (1 if "max_rows" in change else 5)
+
+
+def test_a_job_is_not_continued_on_files_that_changed(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    half_done(copy, tmp_path / "out")
+    (copy / "rows.json").write_text(json.dumps(records(7)))
+    with pytest.raises(UserError, match="was begun with another content of the source files; .* --overwrite"):
+        prepared(copy, tmp_path / "out")
+
+
+def test_two_jobs_do_not_write_one_folder(tmp_path):
+    copy = zipped(tmp_path / "copy")
+
+    def second(progress: preparation.Progress) -> None:
+        with pytest.raises(UserError, match="another prepare_data is writing it; wait for it"):
+            prepared(copy, tmp_path / "out")
+
+    prepared(copy, tmp_path / "out", show=second, max_rows=1)
+
+
+def test_what_is_no_row_folder_is_never_replaced(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="mine is not empty; name another folder or add --overwrite"):
+        prepared(copy, tmp_path / "mine")
+    with pytest.raises(UserError, match="mine holds thesis.tex, which is no part of a row folder"):
+        prepared(copy, tmp_path / "mine", overwrite=True)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_rows_that_cannot_be_used_are_told_by_file_and_line(tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    good = {"question": "q", "answer": "1", "image": "a.png"}
+    (copy / "a.png").write_bytes(png())
+    (copy / "cut.png").write_bytes(png(size=(64, 64))[:60])
+    bad = [{"image": "no.png"}, {"image": "cut.png"}, {"question": ""}, {"image": "data:image/png;base64,AAAA"}]
+    (copy / "rows.jsonl").write_text("".join(json.dumps(good | change) + "\n" for change in [*bad, {}]))
+    made = prepared(copy / "rows.jsonl", tmp_path / "out")
+    assert (made.manifest.kept, made.manifest.left_out) == (1, 4)
+    expected = ("no image file", "cannot read the image", 'no column "question"', "cannot read the image")
+    for number, (row, said) in enumerate(zip(made.left_out, expected, strict=True), start=1):
+        assert row.reason.startswith(f"{copy / 'rows.jsonl'} line {number}: {said}")
+    (copy / "rows.jsonl").write_text(json.dumps(good | bad[0]))
+    with pytest.raises(UserError, match="recipe own: none of 1 rows can be used; the first: .* line 1: no image file"):
+        prepared(copy / "rows.jsonl", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_image_that_may_be_one_of_two_files_is_not_guessed(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    for part in ("train", "test"):
+        (copy / part / "images").mkdir(parents=True)
+        (copy / part / "images/0.png").write_bytes(png())
+    (copy / "images.zip").unlink()
+    with pytest.raises(UserError, match="the image images/0.png may be any of 2 files, such as .*test/images/0.png"):
+        prepared(copy, tmp_path / "out", max_rows=1)
+
+
+def test_a_full_disk_ends_the_job_and_blames_no_row(tmp_path, monkeypatch):
+    copy = zipped(tmp_path / "copy")
+    monkeypatch.setattr(preparation, "append_json_lines", full_disk)
+    with pytest.raises(UserError, match=r"rows.jsonl: cannot be written \(No space left.*the same command again"):
+        prepared(copy, tmp_path / "out")
+    monkeypatch.undo()
+    made = prepared(copy, tmp_path / "out")
+    assert (made.manifest.kept, made.manifest.left_out) == (5, 1)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "copy: no such file or folder; check the path"),
+        (
+            lambda path: path.mkdir(),
+            "copy: no files train-*.parquet or */train-*.parquet, and 0 files that rows could be",
+        ),
+        (
+            lambda path: zipfile.ZipFile(path.with_suffix(".zip"), "w").close(),
+            "copy.zip: an archive alone has no rows",
+        ),
+        (
+            lambda path: path.with_suffix(".txt").write_text("x"),
+            "copy.txt: unknown kind of row file; known are .jsonl",
+        ),
+    ],
+)
+def test_a_copy_that_cannot_be_read_is_told(make, said, tmp_path):
+    make(tmp_path / "copy")
+    given = next(iter(tmp_path.iterdir()), tmp_path / "copy")
+    with pytest.raises(UserError) as refused:
+        prepared(given, tmp_path / "out")
+    assert said in str(refused.value)
+
+
+def test_a_damaged_archive_is_told(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    (copy / "images.zip").write_bytes(b"PK" + bytes(100))
+    with pytest.raises(UserError, match="images.zip: not a readable zip archive .*; fetch it again"):
+        prepared(copy, tmp_path / "out")
+
+
+def test_without_network_the_dataset_and_the_way_to_local_files_are_named(tmp_path):
+    with pytest.raises(UserError) as refused:
+        Preparation(recipe=get_recipe("mmk12"), output=tmp_path / "out").run()
+    said = str(refused.value)
+    assert said.startswith("recipe mmk12: FanqingM/MMK12: cannot be had from the Hugging Face hub (")
+    assert "hf download FanqingM/MMK12 --repo-type dataset --local-dir FOLDER" in said
+    assert said.endswith("give that folder here with --source FOLDER")
+    with pytest.raises(
+        UserError, match="recipe geoqa_test: no dataset on the hub .* --source PATH: put geoqa_test_prom"
+    ):
+        Preparation(recipe=get_recipe("geoqa_test"), output=tmp_path / "out").run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_in_the_hubs_cache_is_found_without_network(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    repo = tmp_path / "hub/datasets--hiyouga--math12k"
+    write_parquet(
+        repo / "snapshots/0123abc/data", "train-00000-of-00001.parquet", [{"problem": "1+1?", "answer": "2"}]
+    )
+    (repo / "refs").mkdir()
+    (repo / "refs/main").write_text("0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    made = Preparation(recipe=get_recipe("math12k"), output=tmp_path / "out").run()
+    assert (made.manifest.revision, made.manifest.kept) == ("0123abc", 1)
+    assert made.manifest.settings.origin == "hiyouga/math12k"
+
+
+def test_a_recipe_may_filter_by_more_than_equality(tmp_path):
+    copy = zipped(tmp_path / "copy")
+    where = yaml.safe_load("{kind: [a, c], answer: {filled: true}, question: {matches: '^q[0-4]$'}}")
+    made = prepared(copy, tmp_path / "out", made=recipe(where=where))
+    assert made.manifest.filtered == {"kind": 2, "answer": 1, "question": 0}
+    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "3", "4"]
+
+
+def test_bytes_in_the_row_are_stored_as_they_were_published(tmp_path):
+    data = io.BytesIO()
+    from PIL import Image
+
+    Image.new("RGB", (9, 9), "red").save(data, format="JPEG")
+    write_parquet(
+        tmp_path / "copy", "train-0.parquet", [{"question": "q", "answer": "1", "image": {"bytes": data.getvalue()}}]
+    )
+    prepared(tmp_path / "copy", tmp_path / "out")
+    (image,) = (tmp_path / "out/images").iterdir()
+    assert (image.suffix, image.read_bytes()) == (".jpeg", data.getvalue())
+
+
+def test_an_annotation_file_may_hold_its_rows_under_a_number_each(tmp_path):
+    copy = tmp_path / "copy"
+    (copy / "data/images").mkdir(parents=True)
+    (copy / "data/images/0.png").write_bytes(png())
+    record = dict(SAMPLES["logicvista"].record)
+    (copy / "data/dataset.json").write_text(json.dumps({"0": record, "1": record | {"answer": "A"}}))
+    prepared(copy, tmp_path / "out", made=get_recipe("logicvista"))
+    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["C", "A"]
