@@ -26,9 +26,10 @@ class Completion:
 
     text: str
     """Without the end token."""
-    num_tokens: int
-    """The end token counts."""
-    finish_reason: FinishReason
+    num_tokens: int | None
+    """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
+    finish_reason: FinishReason | Literal["unknown"]
+    """`unknown` only for a response that was read from a file which does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
