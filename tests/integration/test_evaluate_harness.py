@@ -120,6 +120,7 @@ def test_disagreements_are_listed_with_their_images(work, capsys):
     page = Path("out/scores.html").read_text()
     assert page.count(f'<img src="{image}"') == 2
     assert "2 rows judged differently by hit and choice" in page
+    assert "What is 2+1?\nA. 3\nB. 0</p>" in page
 
     (rejudged,) = json.loads(Path("out/scores.json").read_text())["rejudged"]
     agreement = rejudged["agreements"][0]

@@ -118,8 +118,8 @@ def _agreement_table(board: Board) -> Table:
         "Difference",
         f"{CONFIDENCE_TEXT} interval",
         "p",
-        "Ours right",
-        "Theirs right",
+        "Ours higher",
+        "Theirs higher",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for rejudged in board.rejudged:
