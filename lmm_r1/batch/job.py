@@ -62,7 +62,7 @@ def run_job(
             log.append([record])
             totals.rows += 1
             totals.responses += len(outcome.completions)
-            totals.tokens += sum(completion.num_tokens for completion in outcome.completions)
+            totals.tokens += sum(completion.num_tokens or 0 for completion in outcome.completions)
         on_progress(totals)
     return totals
 

@@ -119,6 +119,7 @@ class Session:
 
     def _account(self, completion: Completion, *, seconds: float) -> str:
         tokens = completion.num_tokens
+        assert tokens is not None, "an engine in this process counts"
         account = f"{tokens} {'token' if tokens == 1 else 'tokens'}, {tokens / seconds:.1f} tokens/s"
         if self.stopped:
             return f"{account}, stopped"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,17 +10,26 @@ from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
-from lmm_r1.config.evaluate import EvaluateConfig, check, page_path, responses_path
+from lmm_r1.config.evaluate import (
+    ENGINE_FLAGS,
+    EvaluateConfig,
+    check,
+    disagreements_path,
+    page_path,
+    responses_path,
+)
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
+    from lmm_r1.evaluation.disagreements import Rejudged
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
-    "Measure checkpoints on row files and on ready-made suites: accuracy, pass@k, majority@k, format, length and "
+    "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
+    "the predictions of VLMEvalKit and lmms-eval again: accuracy, pass@k, majority@k, format, length and "
     "truncation, by one or more verifiers, with standard errors and paired comparisons. Rows that cannot be used are "
     "left out and listed, and the exit code is 3 then."
 )
@@ -38,26 +48,97 @@ def evaluate(config: EvaluateConfig) -> None:
         return
     check(config)
     if config.compare:
-        from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
-
-        checkpoints = saved_checkpoints(config.compare)
-        baseline = _baseline(config, [checkpoint.name for checkpoint in checkpoints])
-        _finish(config, saved_files(checkpoints, ks=config.k), checkpoints, baseline=baseline)
+        _compare(config)
         return
+    measured = _rejudge(config) if config.rejudge else _measure(config)
+    skipped = [row for file in measured for row in file.skipped]
+    if skipped:
+        report_skipped(PROG, skipped, listed_in=None if config.output is None else str(config.output))
+
+
+def _measure(config: EvaluateConfig) -> Sequence[MeasuredFile]:
     named = _named(config.checkpoints, "--checkpoints")
-    baseline = _baseline(config, list(named))
+    for model in config.model:
+        if model in named:
+            raise UserError(f"--checkpoints {model}={named[model]}: a --model has this name; choose another")
+    names = [*named, *config.model]
+    baseline = _baseline(config, names)
     files, copies = _named(config.files, "--files"), _named(config.suite_data, "--suite_data")
+    from lmm_r1.evaluation.harness.export import check_exports
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
     row_sets = read_row_sets(config, files=files, copies=copies)
+    samples = {row_set.file.name: row_set.sampling.n_samples for row_set in row_sets}
+    check_exports(config.export, checkpoints=names, files=samples)
     for row_set in row_sets:
         for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
             _say(line)
     checkpoints, measured = measure(config, named, row_sets, report=_say)
     _finish(config, measured, checkpoints, baseline=baseline)
-    skipped = [row for file in measured for row in file.skipped]
-    if skipped:
-        report_skipped(PROG, skipped, listed_in=str(config.output))
+    _export(config, measured, checkpoints)
+    return measured
+
+
+def _compare(config: EvaluateConfig) -> None:
+    from lmm_r1.evaluation.harness.export import check_exports
+    from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
+
+    # One alone has nothing to be compared with, but can be exported.
+    checkpoints = saved_checkpoints(config.compare, fewest=1 if config.export else 2)
+    names = [checkpoint.name for checkpoint in checkpoints]
+    baseline = _baseline(config, names)
+    files = saved_files(checkpoints, ks=config.k)
+    check_exports(config.export, checkpoints=names, files=_most_samples(files, checkpoints))
+    _finish(config, files, checkpoints, baseline=baseline)
+    _export(config, files, checkpoints)
+
+
+def _rejudge(config: EvaluateConfig) -> Sequence[MeasuredFile]:
+    from lmm_r1.evaluation.harness.export import check_exports, write_exports
+    from lmm_r1.evaluation.harness.rejudging import CHECKPOINT, rejudge
+    from lmm_r1.records.responses import write_responses
+
+    files = _named([_with_name(entry) for entry in config.rejudge], "--rejudge")
+    check_exports(config.export, checkpoints=[CHECKPOINT], files=dict.fromkeys(files, 1))
+    found = rejudge(config, files, _named(config.rejudge_data, "--rejudge_data"), report=_say)
+    checkpoints = [found.checkpoint]
+    check_exports(config.export, checkpoints=[CHECKPOINT], files=_most_samples(found.files, checkpoints))
+    if config.output is not None:
+        everything = (one for responses in found.checkpoint.files.values() for one in responses)
+        write_responses(responses_path(config.output), everything, append=False)
+        listed = [asdict(one) for rejudged in found.rejudged for one in rejudged.disagreements]
+        lines = "".join(json.dumps(one) + "\n" for one in listed)
+        write_atomically(disagreements_path(config.output), text=lines)
+    _finish(config, found.files, checkpoints, baseline=CHECKPOINT, rejudged=found.rejudged)
+    for path in write_exports(config.export, checkpoints=checkpoints, files=found.files, columns=found.columns):
+        _say(f"export: {path}")
+    return found.files
+
+
+def _with_name(entry: str) -> str:
+    """PATH as NAME=PATH; a path may hold the sign, too."""
+    return entry if "=" in entry and not Path(entry).exists() else f"{Path(entry).stem}={entry}"
+
+
+def _most_samples(files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> dict[str, int]:
+    return {
+        file.name: max(one.sample + 1 for own in checkpoints for one in own.files.get(file.name, ())) for file in files
+    }
+
+
+def _export(config: EvaluateConfig, files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> None:
+    if not config.export:
+        return
+    from lmm_r1.evaluation.harness.export import source_columns, write_exports
+
+    columns = {file.name: source_columns(file, checkpoints=checkpoints, report=_say) for file in files}
+    try:
+        paths = write_exports(config.export, checkpoints=checkpoints, files=files, columns=columns)
+    except UserError as error:
+        saved = "" if config.compare else f"; the responses are saved: export them with --compare {config.output}"
+        raise UserError(f"{error}{saved}") from error
+    for path in paths:
+        _say(f"export: {path}")
 
 
 def _say(line: str) -> None:
@@ -70,6 +151,7 @@ def _finish(
     checkpoints: Sequence[CheckpointResponses],
     *,
     baseline: str,
+    rejudged: Sequence[Rejudged] = (),
 ) -> None:
     """Print the tables; write the JSON and the page."""
     from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
@@ -81,6 +163,7 @@ def _finish(
         resamples=config.bootstrap_resamples,
         seed=config.bootstrap_seed,
         settings=_settings(config, files),
+        rejudged=rejudged,
     )
     print_board(board)
     page = page_path(config)
@@ -89,6 +172,8 @@ def _finish(
         write_json_object(config.output, board_record(board))
         if not config.compare:
             written["responses"] = responses_path(config.output)
+        if config.rejudge:
+            written["disagreements"] = disagreements_path(config.output)
     if page is not None:
         write_atomically(page, text=build_page(board))
     for what, path in written.items():
@@ -102,6 +187,11 @@ def _settings(config: EvaluateConfig, files: Sequence[MeasuredFile]) -> dict[str
     for name in ("temperature", "n_samples", "max_new_tokens"):
         values = {file.sampling.get(name) for file in files}
         settings[name] = values.pop() if len(values) == 1 else None
+    if not config.checkpoints:
+        # Nothing was generated in this process, so its engine's defaults would mislead.
+        settings |= dict.fromkeys(ENGINE_FLAGS)
+    if not config.checkpoints and config.endpoint is None:
+        settings["top_p"] = None
     return settings
 
 
@@ -124,7 +214,7 @@ def _print_suites() -> None:
         print(f"  verifiers {', '.join(recipe.verifiers)}; {sampling}")
 
 
-def _named(entries: tuple[str, ...], flag: str) -> dict[str, str]:
+def _named(entries: Sequence[str], flag: str) -> dict[str, str]:
     named = {}
     for entry in entries:
         name, equals, path = entry.partition("=")

@@ -1,8 +1,10 @@
 """Every flag of `lmm-r1 evaluate`, and which of them go together."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
@@ -10,6 +12,16 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
 RESPONSES_SUFFIX = ".responses.jsonl"
+# What only an engine in this process has.
+ENGINE_FLAGS = (
+    *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
+    *("enforce_eager", "seed", "trust_remote_code"),
+)
+SAMPLING_FLAGS = ("temperature", "top_p", "n_samples", "max_new_tokens")
+ENDPOINT_FLAGS = (
+    *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
+)
+REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +38,30 @@ class EvaluateConfig(RowsConfig):
     """Local copies of suites' datasets as SUITE=PATH; the others are taken from the Hugging Face hub."""
     list_suites: bool = False
     """List the ready-made suites and end."""
+    endpoint: str | None = None
+    """Ask the models of a server with the OpenAI chat API, given by its base URL: http://127.0.0.1:8000/v1."""
+    model: tuple[str, ...] = ()
+    """The models at --endpoint, by the names that it knows them by."""
+    api_key_env: str | None = None
+    """Environment variable with the endpoint's key; None sends none."""
+    endpoint_concurrency: int = 16
+    """Rows asked at the same time."""
+    endpoint_timeout: float = 600.0
+    """Seconds after which an attempt is given up."""
+    endpoint_attempts: int = 6
+    """Attempts at a row before it is left out, for time-outs, broken connections and what the server calls passing."""
+    endpoint_body: str | None = None
+    """A JSON object put into each request: {"max_tokens": null, "max_completion_tokens": 4096}; null takes a field out."""
+    rejudge: tuple[str, ...] = ()
+    """Judge the predictions in files of VLMEvalKit (xlsx, tsv, csv, json) or lmms-eval (samples as jsonl) instead of
+    making new ones: PATH or NAME=PATH."""
+    rejudge_metric: str | None = None
+    """Column with the file's own verdict from 0 to 1, with dots into objects; None looks for it: `hit`, `score`, ..."""
+    rejudge_data: tuple[str, ...] = ()
+    """Row files with the images of re-judged predictions as NAME=PATH, for the list of disagreements."""
+    export: tuple[str, ...] = ()
+    """Files to write the responses to: .xlsx, .tsv and .json as VLMEvalKit's predictions, .jsonl as lmms-eval's samples;
+    {checkpoint} and {file} in the name stand for theirs."""
     output: Path | None = None
     """JSON file to write; the responses and the page go beside it, as STEM.responses.jsonl and STEM.html."""
     html: Path | None = None
@@ -78,16 +114,20 @@ class EvaluateConfig(RowsConfig):
 def check(config: EvaluateConfig) -> None:
     """Raise UserError for what can be told from the flags alone."""
     if config.compare:
-        for name in ("checkpoints", "files", "suite"):
-            if getattr(config, name):
-                raise UserError(f"--compare and --{name} are both given; --compare takes saved responses: drop one")
+        _refuse_both(config, "compare", ("checkpoints", "endpoint", "files", "suite", "rejudge"), "saved responses")
+    elif config.rejudge:
+        _refuse_both(config, "rejudge", ("checkpoints", "endpoint", "files", "suite"), "responses of others")
+        _refuse_changed(
+            config,
+            (*ENGINE_FLAGS, *SAMPLING_FLAGS, "input_key", "label_key", "suite_data", "baseline"),
+            "--rejudge generates nothing",
+        )
     else:
-        if not config.checkpoints:
-            raise UserError("--checkpoints is missing: name what to measure as NAME=FOLDER")
-        if not (config.files or config.suite):
-            raise UserError("--files and --suite are missing: name rows as NAME=PATH, or a suite (--list_suites)")
-        if config.output is None:
-            raise UserError("--output is missing: name the JSON file to write")
+        _check_measurement(config)
+    if config.endpoint is None:
+        _refuse_changed(config, ENDPOINT_FLAGS, "there is no --endpoint")
+    if not config.rejudge:
+        _refuse_changed(config, REJUDGE_FLAGS, "there is no --rejudge")
     if not config.files:
         refuse_row_flags(config, because="it is for --files, and there are none (suites have their own)")
     for flag, path in (("--output", config.output), ("--html", page_path(config))):
@@ -108,6 +148,73 @@ def check(config: EvaluateConfig) -> None:
     _check_numbers(config)
 
 
+def _check_measurement(config: EvaluateConfig) -> None:
+    if not config.checkpoints and config.endpoint is None:
+        raise UserError("--checkpoints is missing: name what to measure as NAME=FOLDER")
+    if not (config.files or config.suite):
+        raise UserError("--files and --suite are missing: name rows as NAME=PATH, or a suite (--list_suites)")
+    if config.output is None:
+        raise UserError("--output is missing: name the JSON file to write")
+    if config.endpoint is None:
+        return
+    if not config.model:
+        raise UserError(f"--endpoint {config.endpoint}: add --model with the name that the server knows it by")
+    if len(set(config.model)) < len(config.model):
+        raise UserError(f"--model {' '.join(config.model)}: one of them is given twice; give each once")
+    parts = urlsplit(config.endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"--endpoint {config.endpoint}: give the API's base address, as in http://127.0.0.1:8000/v1")
+    if parts.username or parts.password or parts.query:
+        raise UserError(
+            "--endpoint must hold no user, password or query, as it is written to the results; "
+            "put the key into an environment variable and name that with --api_key_env"
+        )
+    if not config.checkpoints:
+        _refuse_changed(
+            config, ENGINE_FLAGS, "an endpoint has an engine of its own; what it takes goes into --endpoint_body"
+        )
+    endpoint_fields(config)
+
+
+def _refuse_both(config: EvaluateConfig, mode: str, names: tuple[str, ...], takes: str) -> None:
+    for name in names:
+        if getattr(config, name):
+            raise UserError(f"--{mode} and --{name} are both given; --{mode} takes {takes}: drop one")
+
+
+def _refuse_changed(config: EvaluateConfig, names: tuple[str, ...], because: str) -> None:
+    """Raise UserError for a flag that would be ignored."""
+    for name in names:
+        value, default = getattr(config, name), getattr(EvaluateConfig, name)
+        if value != default:
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise UserError(f"--{name} {shown}: {because}; drop it")
+
+
+def endpoint_fields(config: EvaluateConfig) -> dict[str, object]:
+    """Return the fields of `--endpoint_body`; raises UserError where it is no JSON object or sets what is decided elsewhere."""
+    if config.endpoint_body is None:
+        return {}
+    try:
+        fields = json.loads(config.endpoint_body)
+    except ValueError as error:
+        raise UserError(f"--endpoint_body {config.endpoint_body}: not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise UserError(f'--endpoint_body {config.endpoint_body}: a JSON object is needed, as in {{"top_k": 20}}')
+    for name, instead in (
+        ("model", "--model"),
+        ("messages", "--files"),
+        ("n", "--n_samples"),
+        ("stream", "whole replies"),
+    ):
+        if name in fields:
+            raise UserError(f"--endpoint_body: {name} is not to be set here; use {instead}")
+    for name, flag in (("temperature", "temperature"), ("top_p", "top_p"), ("max_tokens", "max_new_tokens")):
+        if fields.get(name) is not None:
+            raise UserError(f"--endpoint_body: {name} can only be taken out here, with null; set it by --{flag}")
+    return fields
+
+
 def _check_numbers(config: EvaluateConfig) -> None:
     counts = (
         "n_samples",
@@ -117,6 +224,8 @@ def _check_numbers(config: EvaluateConfig) -> None:
         "tensor_parallel_size",
         "judge_workers",
         "batch_rows",
+        "endpoint_concurrency",
+        "endpoint_attempts",
     )
     for name in (*counts, "bootstrap_resamples"):
         value = getattr(config, name)
@@ -125,6 +234,8 @@ def _check_numbers(config: EvaluateConfig) -> None:
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     if config.judge_timeout <= 0:
         raise UserError(f"--judge_timeout {config.judge_timeout}: must be above 0")
+    if config.endpoint_timeout <= 0:
+        raise UserError(f"--endpoint_timeout {config.endpoint_timeout}: must be above 0")
     if config.bootstrap_seed < 0:
         raise UserError(f"--bootstrap_seed {config.bootstrap_seed}: must be 0 or more")
 
@@ -132,6 +243,16 @@ def _check_numbers(config: EvaluateConfig) -> None:
 def responses_path(output: Path) -> Path:
     """Return where the responses go: `scores.responses.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")
+
+
+def answers_path(output: Path) -> Path:
+    """Return where an endpoint's answers go as they come: `scores.answers.jsonl` for `scores.json`."""
+    return output.with_name(f"{output.stem}.answers.jsonl")
+
+
+def disagreements_path(output: Path) -> Path:
+    """Return where disagreements with a re-judged file go: `scores.disagreements.jsonl` for `scores.json`."""
+    return output.with_name(f"{output.stem}.disagreements.jsonl")
 
 
 def page_path(config: EvaluateConfig) -> Path | None:

@@ -26,9 +26,10 @@ class Completion:
 
     text: str
     """Without the end token."""
-    num_tokens: int
-    """The end token counts."""
-    finish_reason: FinishReason
+    num_tokens: int | None
+    """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
+    finish_reason: FinishReason | Literal["unknown"]
+    """`unknown` only for a response that was read from a file which does not say."""
 
     def behind(self, prefill: str) -> Completion:
         """Return the response with what it was begun with in front of its text; the model wrote none of those tokens."""

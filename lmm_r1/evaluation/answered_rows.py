@@ -12,9 +12,7 @@ from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.row_set import RowSet
-from lmm_r1.generation.adapter_merge import split_adapter
-from lmm_r1.generation.backends import Backend, make_engine
-from lmm_r1.generation.engine import Engine, EngineSettings, SamplingSettings
+from lmm_r1.generation.engine import Responder, SamplingSettings
 from lmm_r1.records.responses import JudgedResponse, Verdict
 from lmm_r1.scoring.response_scores import Judge
 from remote_rm.verifier import Item
@@ -34,31 +32,30 @@ class AnsweredRows:
 
 
 def answer_files(
-    path: str,
+    make: Callable[[], Responder],
     *,
-    backend: Backend,
-    settings: EngineSettings,
+    model: str,
     files: Mapping[str, Mapping[int, Row]],
     sampling: Mapping[str, SamplingSettings],
     report: Callable[[str], None],
 ) -> dict[str, AnsweredRows]:
-    """Return what a checkpoint answers to the rows of each file; `report` gets a line now and then.
+    """Return what a model answers to the rows of each file; `report` gets a line now and then.
 
-    Raises UserError where the checkpoint cannot be loaded, and where it can take none of a file's rows.
+    Raises UserError where the engine cannot be had, and where it can take none of a file's rows.
 
     Args:
-        path: a checkpoint or a LoRA adapter's folder.
+        make: gives the model's engine.
+        model: as the lines name it.
     """
-    base, _ = split_adapter(path, None)
-    with contextlib.closing(make_engine(backend, base, settings)) as engine:
+    with contextlib.closing(make()) as engine:
         return {
-            name: _answers(engine, rows, sampling[name], what=f"{path}: {name}", report=report)
+            name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report)
             for name, rows in files.items()
         }
 
 
 def _answers(
-    engine: Engine, rows: Mapping[int, Row], sampling: SamplingSettings, *, what: str, report: Callable[[str], None]
+    engine: Responder, rows: Mapping[int, Row], sampling: SamplingSettings, *, what: str, report: Callable[[str], None]
 ) -> AnsweredRows:
     began = time.perf_counter()
     found: dict[int, tuple[Completion, ...]] = {}

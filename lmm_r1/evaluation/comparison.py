@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
@@ -65,15 +65,42 @@ def compare(
         raise UserError(f"{file}: the two evaluations share no row; compare those of the same rows")
     for index in shared:
         _check_same(first[index][0], second[index][0])
-    differences = [
-        _accuracy(second[index], verifier=verifier) - _accuracy(first[index], verifier=verifier) for index in shared
-    ]
+    return compare_rows(
+        {index: _accuracy(row, verifier=verifier) for index, row in first.items()},
+        {index: _accuracy(row, verifier=verifier) for index, row in second.items()},
+        baseline=baseline[0].checkpoint,
+        checkpoint=checkpoint[0].checkpoint,
+        file=file,
+        verifier=verifier,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def compare_rows(
+    first: Mapping[int, Fraction],
+    second: Mapping[int, Fraction],
+    *,
+    baseline: str,
+    checkpoint: str,
+    file: str,
+    verifier: str,
+    resamples: int,
+    seed: int,
+) -> Comparison:
+    """Return the paired comparison of two sets of rows' accuracies by the rows' places; they share a row at least.
+
+    Args:
+        baseline: whose the first are; `checkpoint` says whose the second are.
+    """
+    shared = [index for index in first if index in second]
+    differences = [second[index] - first[index] for index in shared]
     values = [float(difference) for difference in differences]
     interval = mean_interval(values, resamples=resamples, seed=seed, confidence=CONFIDENCE)
     test = paired_test(differences)
     return Comparison(
-        baseline=baseline[0].checkpoint,
-        checkpoint=checkpoint[0].checkpoint,
+        baseline=baseline,
+        checkpoint=checkpoint,
         file=file,
         verifier=verifier,
         rows=len(shared),

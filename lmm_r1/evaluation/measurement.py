@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from lmm_r1.config.evaluate import EvaluateConfig, responses_path
+from lmm_r1.config.evaluate import EvaluateConfig, answers_path, responses_path
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
+from lmm_r1.evaluation.remote_models import remote_models
 from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.suites import get_suite
 from lmm_r1.generation.adapter_merge import split_adapter
-from lmm_r1.generation.backends import check_backend, prepare_process
-from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.generation.answer_log import AnswerLog
+from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
+from lmm_r1.generation.endpoint import EndpointEngine
+from lmm_r1.generation.engine import EngineSettings, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
@@ -63,7 +67,7 @@ def measure(
     measured before the first one is.
 
     Args:
-        checkpoints: paths by name.
+        checkpoints: paths by name; the models behind `--endpoint` come after them.
         report: gets a line now and then.
     """
     verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
@@ -74,12 +78,16 @@ def measure(
     for row_set in row_sets:
         for verifier in row_set.file.verifiers:
             judges[verifier].check_labels(list(row_set.rows.values()))
-    prepare_process()
-    _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
+    if checkpoints:
+        prepare_process()
+        _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
+    remote = _remote(config, report=report)
     refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
+    subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
+    subjects += remote
     done = [
-        _checkpoint(config, name, path, row_sets, judges=judges, refused=refused, append=number > 0, report=report)
-        for number, (name, path) in enumerate(checkpoints.items())
+        _measured(config, subject, row_sets, judges=judges, refused=refused, append=number > 0, report=report)
+        for number, subject in enumerate(subjects)
     ]
     return done, [_with_skipped(row_set.file, refused[row_set.file.name]) for row_set in row_sets]
 
@@ -88,10 +96,44 @@ def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> Measured
     return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
 
 
-def _checkpoint(
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is measured: a checkpoint in this process, or a model behind an endpoint."""
+
+    name: str
+    path: str
+    said: str
+    """As the lines of progress name it."""
+    make: Callable[[], Responder]
+
+
+def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowSet]) -> _Subject:
+    base, _ = split_adapter(path, None)
+    settings = _engine_settings(config, path, row_sets)
+    return _Subject(name=name, path=path, said=path, make=partial(make_engine, config.backend, base, settings))
+
+
+def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_Subject]:
+    if config.endpoint is None:
+        return []
+    assert config.output is not None, "the checks ask for it where an endpoint answers"
+    log = AnswerLog(answers_path(config.output))
+    if log.known:
+        report(f"{log.path}: holds the answers to {log.known:,} requests, which are not asked again")
+    return [
+        _Subject(
+            name=settings.model,
+            path=settings.url,
+            said=settings.model,
+            make=partial(EndpointEngine, settings, log=log),
+        )
+        for settings in remote_models(config, log=log)
+    ]
+
+
+def _measured(
     config: EvaluateConfig,
-    name: str,
-    path: str,
+    subject: _Subject,
     row_sets: Sequence[RowSet],
     *,
     judges: Mapping[str, Judge],
@@ -100,9 +142,8 @@ def _checkpoint(
     report: Callable[[str], None],
 ) -> CheckpointResponses:
     found = answer_files(
-        path,
-        backend=config.backend,
-        settings=_engine_settings(config, path, row_sets),
+        subject.make,
+        model=subject.said,
         files={row_set.file.name: row_set.rows for row_set in row_sets},
         sampling={
             row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
@@ -117,12 +158,14 @@ def _checkpoint(
         for row_set in row_sets:
             file = row_set.file.name
             refused[file].extend(found[file].skipped)
-            judged[file] = judge_responses(found[file].completions, checkpoint=name, row_set=row_set, judges=running)
+            judged[file] = judge_responses(
+                found[file].completions, checkpoint=subject.name, row_set=row_set, judges=running
+            )
     everything = (response for own in judged.values() for response in own)
     assert config.output is not None, "the checks ask for it where checkpoints answer"
     write_responses(responses_path(config.output), everything, append=append)
     seconds = {file: answered.seconds for file, answered in found.items()}
-    return CheckpointResponses(name=name, path=path, files=judged, seconds=seconds)
+    return CheckpointResponses(name=subject.name, path=subject.path, files=judged, seconds=seconds)
 
 
 def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:

@@ -17,15 +17,16 @@ from lmm_r1.records.responses import JudgedResponse, by_row, read_responses
 _PLACE = re.compile(r" (?:line|row) \d+$")
 
 
-def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
+def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[CheckpointResponses]:
     """Return the checkpoints in files of responses; of two with one name, both are called `NAME (FILE)`.
 
     Args:
         entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
             the JSON that it stands beside.
+        fewest: checkpoints that there must be.
 
     Raises:
-        UserError: a file is missing or malformed, lacks the named checkpoint, or there are fewer than two checkpoints.
+        UserError: a file is missing or malformed, lacks the named checkpoint, or there are too few checkpoints.
     """
     found: list[tuple[str, Path, list[JudgedResponse]]] = []
     for entry in entries:
@@ -36,7 +37,7 @@ def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
         if wanted is not None and wanted not in by_name:
             raise UserError(f"--compare {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
         found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
-    if len(found) < 2:
+    if len(found) < fewest:
         raise UserError(f"--compare {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
     names = [name for name, _, _ in found]
     titles = [

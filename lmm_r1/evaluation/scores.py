@@ -55,10 +55,12 @@ class SampleScores:
     """Share of responses that keep to one think block and then one answer block."""
     no_answer_rate: float
     """Share of responses in which no answer is found."""
-    truncated_rate: float
-    mean_response_tokens: float
+    truncated_rate: float | None
+    """Of the responses of which it is known; None where it is of none."""
+    mean_response_tokens: float | None
+    """Of the responses whose tokens were counted; None where none's were."""
     response_tokens: dict[str, float]
-    """Quantiles by the names of `QUANTILES`."""
+    """Quantiles by the names of `QUANTILES`, likewise; empty where none's were."""
     verifiers: dict[str, VerifierScores]
 
 
@@ -70,16 +72,19 @@ def summarize(responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], 
         ks: the k of pass@k and majority@k; no row may have fewer samples.
     """
     rows = by_row(responses)
-    tokens = [response.response_tokens for response in responses]
+    tokens = [response.response_tokens for response in responses if response.response_tokens is not None]
+    truncated = [response.truncated for response in responses if response.truncated is not None]
     votes = [vote_of(response.response, verifier="") for response in responses]
     return SampleScores(
         rows=len(rows),
         samples=len(responses),
         format=fmean(format_score(response.response) for response in responses),
         no_answer_rate=fmean(vote is None for vote in votes),
-        truncated_rate=fmean(response.truncated for response in responses),
-        mean_response_tokens=fmean(tokens),
-        response_tokens={name: float(np.quantile(tokens, share)) for name, share in QUANTILES.items()},
+        truncated_rate=fmean(truncated) if truncated else None,
+        mean_response_tokens=fmean(tokens) if tokens else None,
+        response_tokens=(
+            {name: float(np.quantile(tokens, share)) for name, share in QUANTILES.items()} if tokens else {}
+        ),
         verifiers={name: _verifier_scores(rows, verifier=name, ks=ks) for name in verifiers},
     )
 

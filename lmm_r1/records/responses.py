@@ -44,15 +44,17 @@ class JudgedResponse:
     sample: int
     """From 0."""
     response: str
-    response_tokens: int
+    response_tokens: int | None
+    """None where nobody counted them."""
     finish_reason: str
+    """`stop`, `length`, or `unknown` of a response that was read from a file which does not say."""
     verdicts: dict[str, Verdict]
     """By verifier."""
 
     @property
-    def truncated(self) -> bool:
-        """Whether the response was cut off at the longest length."""
-        return self.finish_reason == "length"
+    def truncated(self) -> bool | None:
+        """Whether the response was cut off at the longest length; None where that is not known."""
+        return None if self.finish_reason == "unknown" else self.finish_reason == "length"
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:
@@ -106,9 +108,16 @@ def _response(record: dict[str, object], *, place: str) -> JudgedResponse:
         finish_reason=text_field(record, "finish_reason", place=place),
         index=count_field(record, "index", place=place),
         sample=count_field(record, "sample", place=place),
-        response_tokens=count_field(record, "response_tokens", place=place),
+        response_tokens=_tokens(record, place=place),
         verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()},
     )
+
+
+def _tokens(record: dict[str, object], *, place: str) -> int | None:
+    # The key must be there: a file without it is of another kind.
+    if "response_tokens" in record and record["response_tokens"] is None:
+        return None
+    return count_field(record, "response_tokens", place=place)
 
 
 def _verdict(record: dict[str, object], *, place: str) -> Verdict:

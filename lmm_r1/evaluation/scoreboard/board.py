@@ -8,6 +8,7 @@ from typing import Any
 
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.evaluation.comparison import Comparison, compare
+from lmm_r1.evaluation.disagreements import Rejudged
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
 from lmm_r1.records.responses import JudgedResponse
 
@@ -65,6 +66,8 @@ class Board:
     """By checkpoint and file."""
     comparisons: tuple[Comparison, ...]
     settings: Mapping[str, object]
+    rejudged: tuple[Rejudged, ...] = ()
+    """Of files with the predictions and the verdicts of another harness."""
 
     def datasources(self, file: MeasuredFile) -> list[str]:
         """Return the data sources of a file's rows, in the order of first occurrence."""
@@ -97,6 +100,7 @@ def build_board(
     resamples: int,
     seed: int,
     settings: Mapping[str, object],
+    rejudged: Sequence[Rejudged] = (),
 ) -> Board:
     """Return every score, and the comparison of every other checkpoint with the baseline, per file and verifier.
 
@@ -128,6 +132,7 @@ def build_board(
         cells=cells,
         comparisons=comparisons,
         settings=settings,
+        rejudged=tuple(rejudged),
     )
 
 
@@ -150,6 +155,18 @@ def board_record(board: Board) -> dict[str, Any]:
         ],
         "baseline": board.baseline,
         "comparisons": [asdict(comparison) for comparison in board.comparisons],
+        **({"rejudged": [_rejudged(one) for one in board.rejudged]} if board.rejudged else {}),
+    }
+
+
+def _rejudged(one: Rejudged) -> dict[str, Any]:
+    """Without the disagreements, which have a file of their own."""
+    return {
+        "file": one.file,
+        "harness": one.harness,
+        "metric": one.metric,
+        "disagreements": len(one.disagreements),
+        "agreements": [asdict(agreement) for agreement in one.agreements],
     }
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 
 from lmm_r1.evaluation.comparison import Comparison
+from lmm_r1.evaluation.disagreements import Agreement, Disagreement, Rejudged
 from lmm_r1.evaluation.page_templates import page_templates
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scoreboard.terminal import CONFIDENCE_TEXT, change, estimate, interval, p_value, share
+from lmm_r1.evaluation.scoreboard.terminal import CONFIDENCE_TEXT, change, count, estimate, interval, p_value, share
 from lmm_r1.evaluation.scores import SampleScores
 from lmm_r1.records.responses import JudgedResponse, by_row
 
-FILTERS = {show.__name__: show for show in (share, estimate, interval, p_value, change)}
+FILTERS = {show.__name__: show for show in (share, count, estimate, interval, p_value, change)}
 MAX_SKIPPED = 20
 PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")
 """Of the evaluation's settings, those that a reader needs beside what stands with each file."""
@@ -25,6 +26,7 @@ SMALLEST_REACH = 0.01
 MAX_ROWS = 24
 MAX_SAMPLES = 4
 MAX_CHARS = 3000
+MAX_DISAGREEMENTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,19 @@ class FileView:
     reach: float
     """How far the axis of the comparisons reaches on either side of zero."""
     shown: list[ShownRow]
+    rejudged: RejudgedView | None
+    """Where the file has the predictions and verdicts of another harness."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejudgedView:
+    """Our verifiers against a file's own verdicts."""
+
+    rejudged: Rejudged
+    agreements: tuple[tuple[Agreement, IntervalMark], ...]
+    reach: float
+    shown: tuple[Disagreement, ...]
+    """The first of them, with clipped texts."""
 
 
 def build_page(board: Board, *, written_at: datetime | None = None) -> str:
@@ -96,6 +111,22 @@ def _view(board: Board, file: MeasuredFile, *, number: int) -> FileView:
         comparisons=tuple((comparison, interval_mark(comparison, reach=reach)) for comparison in comparisons),
         reach=reach,
         shown=shown_rows(board, file),
+        rejudged=next((_rejudged(one) for one in board.rejudged if one.file == file.name), None),
+    )
+
+
+def _rejudged(rejudged: Rejudged) -> RejudgedView:
+    reach = reach_of([agreement.comparison for agreement in rejudged.agreements])
+    return RejudgedView(
+        rejudged=rejudged,
+        agreements=tuple((one, interval_mark(one.comparison, reach=reach)) for one in rejudged.agreements),
+        reach=reach,
+        shown=tuple(
+            replace(
+                one, question=_clipped(one.question), predictions=tuple(map(_clipped, one.predictions[:MAX_SAMPLES]))
+            )
+            for one in rejudged.disagreements[:MAX_DISAGREEMENTS]
+        ),
     )
 
 
@@ -151,7 +182,7 @@ class ShownResponse:
     text: str
     right: bool
     truncated: bool
-    tokens: int
+    tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +238,7 @@ def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile) ->
             ShownResponse(
                 text=_clipped(response.response),
                 right=_right(response, file),
-                truncated=response.truncated,
+                truncated=bool(response.truncated),
                 tokens=response.response_tokens,
             )
             for response in row[:MAX_SAMPLES]

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison
+from lmm_r1.evaluation.disagreements import Rejudged
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scores import Estimate, SampleScores
 
@@ -17,6 +18,9 @@ LOG_WIDTH = 160
 MINUS = "\N{MINUS SIGN}"
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
+LISTED_DISAGREEMENTS = 10
+SHOWN_CHARS = 60
+UNKNOWN = "\N{EN DASH}"
 
 
 def print_board(board: Board) -> None:
@@ -28,6 +32,10 @@ def print_board(board: Board) -> None:
         console.print(_file_table(board, file))
     if board.comparisons:
         console.print(_comparison_table(board))
+    if board.rejudged:
+        console.print(_agreement_table(board))
+    for rejudged in board.rejudged:
+        console.print(*_disagreement_lines(rejudged), sep="\n", markup=False, highlight=False)
 
 
 def _file_table(board: Board, file: MeasuredFile) -> Table:
@@ -65,7 +73,7 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
         *(estimate(scores.verifiers[verifier].accuracy) for verifier in file.verifiers),
         *sampled,
         share(scores.format),
-        f"{scores.mean_response_tokens:,.0f}",
+        count(scores.mean_response_tokens),
         share(scores.truncated_rate),
     ]
 
@@ -95,9 +103,78 @@ def _comparison_table(board: Board) -> Table:
     return table
 
 
-def share(value: float) -> str:
-    """Return 0.5342 as `53.4`, in percent."""
-    return f"{100 * value:.1f}"
+def _agreement_table(board: Board) -> Table:
+    table = Table(
+        title=Text("Ours against the files' own verdicts on the same predictions, row by row, in percent"),
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+    )
+    for name in ("File", "Theirs", "Ours"):
+        table.add_column(name)
+    for name in (
+        "Rows",
+        "Theirs",
+        "Ours",
+        "Difference",
+        f"{CONFIDENCE_TEXT} interval",
+        "p",
+        "Ours higher",
+        "Theirs higher",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rejudged in board.rejudged:
+        for agreement in rejudged.agreements:
+            comparison = agreement.comparison
+            cells = (
+                rejudged.file,
+                rejudged.metric,
+                comparison.verifier,
+                f"{comparison.rows:,}",
+                share(agreement.theirs),
+                share(agreement.ours),
+                change(comparison.difference),
+                interval(comparison),
+                p_value(comparison.p_value),
+                f"{comparison.better_rows:,}",
+                f"{comparison.worse_rows:,}",
+            )
+            table.add_row(*map(Text, cells))
+    return table
+
+
+def _disagreement_lines(rejudged: Rejudged) -> list[str]:
+    found = rejudged.disagreements
+    rows = "1 row" if len(found) == 1 else f"{len(found):,} rows"
+    lines = [
+        f"{rejudged.file}: {rows} judged differently by {rejudged.metric} and {rejudged.agreements[0].comparison.verifier}"
+    ]
+    for one in found[:LISTED_DISAGREEMENTS]:
+        said = _short(one.predictions[0], from_end=True)
+        verdicts = f"theirs {one.theirs:g}, ours {one.ours:g}"
+        lines.append(f"  {one.key}: {verdicts}; gold {_short(one.label)}, predicted {said}")
+    if len(found) > LISTED_DISAGREEMENTS:
+        lines.append(f"  and {len(found) - LISTED_DISAGREEMENTS:,} more")
+    return lines
+
+
+def _short(text: str, *, from_end: bool = False) -> str:
+    """The text on one line, or its end: that is where an answer stands."""
+    line = " ".join(text.split())
+    if len(line) <= SHOWN_CHARS:
+        return repr(line)
+    return repr(
+        f"\N{HORIZONTAL ELLIPSIS}{line[-SHOWN_CHARS:]}" if from_end else f"{line[:SHOWN_CHARS]}\N{HORIZONTAL ELLIPSIS}"
+    )
+
+
+def share(value: float | None) -> str:
+    """Return 0.5342 as `53.4`, in percent; a dash for what is not known."""
+    return UNKNOWN if value is None else f"{100 * value:.1f}"
+
+
+def count(value: float | None) -> str:
+    """Return 1234.4 as `1,234`; a dash for what is not known."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def estimate(value: Estimate) -> str:

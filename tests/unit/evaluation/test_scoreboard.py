@@ -160,3 +160,19 @@ def test_long_responses_lose_their_middle_and_keep_their_answer():
     assert len(page) < 40_000
     assert re.search(r"\[[\d,]+ characters left out\]", page)
     assert "&lt;answer&gt;42&lt;/answer&gt;" in page
+
+
+def test_what_nobody_counted_is_shown_as_unknown(capsys):
+    """Predictions of another harness come without tokens, and without a word of how they ended."""
+    unknown = judged_rows([[True], [False]], response_tokens=None, finish_reason="unknown")
+    counted = judged(index=2, row="rows.jsonl line 3", finish_reason="length")
+    for responses, expected in ((unknown, (None, None)), ([*unknown, counted], (10.0, 1.0))):
+        files = [MeasuredFile(name="held_out", source="rows.jsonl", verifiers=("math",), ks=(1,))]
+        checkpoints = [CheckpointResponses(name="base", path="m0", files={"held_out": responses})]
+        found = board(files=files, checkpoints=checkpoints)
+        scores = board_record(found)["checkpoints"][0]["files"]["held_out"]
+        assert (scores["mean_response_tokens"], scores["truncated_rate"]) == expected
+        assert scores["rows"] == len(responses)
+        print_board(found)
+        assert ("\N{EN DASH}" in capsys.readouterr().out) == (expected[0] is None)
+        assert "None tokens" not in build_page(found, written_at=AT)

@@ -1,0 +1,228 @@
+"""The predictions of other harnesses, judged again by our verifiers and compared with the verdicts in their files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+
+from lmm_r1.config.evaluate import EvaluateConfig
+from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.data.recipes.recipe import Sampling
+from lmm_r1.data.sample import Completion
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.answered_rows import judge_responses
+from lmm_r1.evaluation.comparison import compare_rows
+from lmm_r1.evaluation.disagreements import Agreement, Disagreement, Rejudged
+from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions
+from lmm_r1.evaluation.harness.reading import read_predictions
+from lmm_r1.evaluation.harness.row_images import RowImages
+from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
+from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.scores import powers_of_two
+from lmm_r1.evaluation.suites.rows import LETTERS
+from lmm_r1.records.responses import JudgedResponse, by_row
+from lmm_r1.scoring.response_scores import Judge
+
+CHECKPOINT = "predictions"
+"""Whose the responses are: a file of predictions does not say."""
+# Scores in tables are rounded; exact fractions of them would be too many kinds for the exact test.
+MAX_DENOMINATOR = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejudgedFiles:
+    """Everything that re-judging gives."""
+
+    checkpoint: CheckpointResponses
+    files: tuple[MeasuredFile, ...]
+    rejudged: tuple[Rejudged, ...]
+    """Of the files that have verdicts of their own."""
+    columns: Mapping[str, dict[int, dict[str, object]]]
+    """What an export keeps of each file's rows."""
+
+
+def rejudge(
+    config: EvaluateConfig, files: Mapping[str, str], data: Mapping[str, str], *, report: Callable[[str], None]
+) -> RejudgedFiles:
+    """Return the verdicts of our verifiers on files of predictions, and where they differ from the files' own.
+
+    Raises UserError for a file that cannot be read, and one of which no row can be judged.
+
+    Args:
+        files: paths by name.
+        data: row files with the images, by the name of the file of predictions.
+        report: gets what the user should know, a line at a time.
+    """
+    for name in data:
+        if name not in files:
+            raise UserError(
+                f"--rejudge_data {name}={data[name]}: there is no --rejudge {name}=PATH; it has {', '.join(files)}"
+            )
+    found = {
+        name: read_predictions(Path(path), metric=config.rejudge_metric, max_rows=config.max_rows)
+        for name, path in files.items()
+    }
+    images = {name: RowImages(data.get(name), predictions=found[name]) for name in found}
+    sets = {name: _row_set(config, name, predictions) for name, predictions in found.items()}
+    judges = {
+        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
+        for verifier in dict.fromkeys(verifier for row_set in sets.values() for verifier in row_set.file.verifiers)
+    }
+    responses: dict[str, list[JudgedResponse]] = {}
+    measured, rejudged = [], []
+    with contextlib.ExitStack() as stack:
+        sets = {name: _gradable(row_set, judges) for name, row_set in sets.items()}
+        running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
+        for name, row_set in sets.items():
+            completions = {index: _completions(found[name].rows[index]) for index in row_set.rows}
+            responses[name] = judge_responses(completions, checkpoint=CHECKPOINT, row_set=row_set, judges=running)
+    for name, row_set in sets.items():
+        measured.append(row_set.file)
+        for note in found[name].notes:
+            report(note)
+        compared = _compared(config, name, found[name], responses[name], row_set.file.verifiers, images[name])
+        if compared is None:
+            report(f"{files[name]} has no verdicts of its own, so there is nothing to compare ours with")
+        else:
+            rejudged.append(compared)
+        for note in images[name].notes:
+            report(note)
+    return RejudgedFiles(
+        checkpoint=CheckpointResponses(name=CHECKPOINT, path=" ".join(files.values()), files=responses),
+        files=tuple(measured),
+        rejudged=tuple(rejudged),
+        columns={name: {index: _columns(row) for index, row in found[name].rows.items()} for name in found},
+    )
+
+
+def _row_set(config: EvaluateConfig, name: str, predictions: Predictions) -> RowSet:
+    rows = predictions.rows
+    fewest = min(len(row.responses) for row in rows.values())
+    too_many = [k for k in config.k if not 1 <= k <= fewest]
+    if too_many:
+        raise UserError(f"--k {too_many[0]}: {name} has rows with {fewest} responses, so k must be from 1 to {fewest}")
+    lettered = all(row.label in LETTERS for row in rows.values())
+    file = MeasuredFile(
+        name=name,
+        source=str(predictions.path),
+        verifiers=config.verifiers or ("choice" if lettered else DEFAULT_VERIFIER,),
+        ks=tuple(sorted(set(config.k))) or tuple(powers_of_two(fewest)),
+        skipped=predictions.skipped,
+    )
+    return RowSet(file=file, rows={index: _row(row) for index, row in rows.items()}, sampling=Sampling())
+
+
+def _row(row: PredictedRow) -> Row:
+    return Row(
+        messages=(Message(role="user", parts=(TextPart(row.question),)),),
+        answer=row.label,
+        datasource=row.datasource,
+        location=row.location,
+    )
+
+
+def _completions(row: PredictedRow) -> list[Completion]:
+    return [Completion(text=text, num_tokens=None, finish_reason="unknown") for text in row.responses]
+
+
+def _columns(row: PredictedRow) -> dict[str, object]:
+    return {"index": row.key, "question": row.question, **row.options}
+
+
+def _gradable(row_set: RowSet, judges: Mapping[str, Judge]) -> RowSet:
+    """The rows whose labels every verifier takes; the others are left out."""
+    rows: dict[int, Row] = {}
+    refused: list[SkippedRow] = []
+    for index, row in row_set.rows.items():
+        try:
+            for verifier in row_set.file.verifiers:
+                judges[verifier].check_labels([row])
+            rows[index] = row
+        except UserError as error:
+            refused.append(SkippedRow(index=index, reason=str(error)))
+    if not rows:
+        raise UserError(
+            f"{row_set.file.source}: none of its {len(refused)} rows can be judged; the first: {refused[0].reason}"
+        )
+    skipped = sorted([*row_set.file.skipped, *refused], key=lambda row: row.index)
+    return replace(row_set, rows=rows, file=replace(row_set.file, skipped=tuple(skipped)))
+
+
+def _compared(
+    config: EvaluateConfig,
+    name: str,
+    predictions: Predictions,
+    responses: Sequence[JudgedResponse],
+    verifiers: Sequence[str],
+    images: RowImages,
+) -> Rejudged | None:
+    if predictions.metric is None:
+        return None
+    theirs = {row[0].index: predictions.rows[row[0].index].theirs for row in by_row(responses)}
+    known = {
+        index: Fraction(value).limit_denominator(MAX_DENOMINATOR)
+        for index, value in theirs.items()
+        if value is not None
+    }
+    if not known:
+        return None
+    agreements, listed = [], []
+    for verifier in verifiers:
+        ours = {
+            row[0].index: Fraction(sum(one.verdicts[verifier].right for one in row), len(row))
+            for row in by_row(responses)
+        }
+        comparison = compare_rows(
+            known,
+            ours,
+            baseline=predictions.metric,
+            checkpoint=verifier,
+            file=name,
+            verifier=verifier,
+            resamples=config.bootstrap_resamples,
+            seed=config.bootstrap_seed,
+        )
+        agreements.append(
+            Agreement(
+                comparison=comparison,
+                theirs=fmean(map(float, known.values())),
+                ours=fmean(float(ours[index]) for index in known),
+            )
+        )
+        if verifier == verifiers[0]:
+            listed = [
+                _disagreement(name, verifier, index, predictions.rows[index], ours=float(ours[index]), images=images)
+                for index in known
+                if ours[index] != known[index]
+            ]
+    return Rejudged(
+        file=name,
+        harness=predictions.harness,
+        metric=predictions.metric,
+        agreements=tuple(agreements),
+        disagreements=tuple(listed),
+    )
+
+
+def _disagreement(
+    name: str, verifier: str, index: int, row: PredictedRow, *, ours: float, images: RowImages
+) -> Disagreement:
+    assert row.theirs is not None, "only rows with a verdict are compared"
+    return Disagreement(
+        file=name,
+        verifier=verifier,
+        row=row.location,
+        key=row.key,
+        question=row.question,
+        options=row.options,
+        label=row.label,
+        predictions=row.responses,
+        theirs=row.theirs,
+        ours=ours,
+        images=images.of(index, row),
+    )

@@ -1,0 +1,260 @@
+"""Responses from a server with the OpenAI chat API: vLLM's, a hosted one, or any other that speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import tenacity
+
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion
+from lmm_r1.errors import UserError
+from lmm_r1.generation.answer_log import AnswerLog
+from lmm_r1.generation.endpoint_messages import completion_of, openai_messages
+from lmm_r1.generation.engine import Outcome, SamplingSettings
+
+# What passes: a time-out, a conflict, too many requests. Errors of the server itself do, too.
+TRANSIENT_STATUSES = (408, 409, 425, 429)
+# What holds for every row alike: no key or a wrong one, no such model, another address.
+HOPELESS_STATUSES = (301, 302, 307, 308, 401, 402, 403, 404)
+LONGEST_WAIT_SECONDS = 60.0
+LONGEST_REASON = 300
+_BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS) + tenacity.wait_random(0, 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """Where requests go and how they are made."""
+
+    url: str
+    """The API's base, `https://api.openai.com/v1`; `/chat/completions` is put behind it."""
+    model: str
+    api_key: str | None = field(repr=False)
+    """Sent as a bearer token, and never written or shown."""
+    concurrency: int
+    """Rows that are asked at the same time."""
+    timeout_seconds: float
+    """Of one attempt."""
+    attempts: int
+    """Of one request, the first included."""
+    body: Mapping[str, Any]
+    """Fields put into every request; None takes one out."""
+
+
+class EndpointError(UserError):
+    """No row can be answered by this endpoint; the message says why."""
+
+
+class _Transient(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, reason: str, *, wait_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_seconds = wait_seconds
+
+
+class EndpointEngine:
+    """Asks a server for responses; it gives no token ids, and where it does not count tokens, nobody does."""
+
+    def __init__(self, settings: EndpointSettings, *, log: AnswerLog) -> None:
+        """Args:
+        log: whatever it holds is not asked again, and what is answered goes there at once.
+        """
+        self.settings = settings
+        self.log = log
+        self._base = settings.url.rstrip("/")
+        self._loop = asyncio.new_event_loop()
+        self._session: aiohttp.ClientSession | None = None
+
+    def check(self) -> None:
+        """Raise EndpointError where the server cannot be reached or refuses the key."""
+        self._loop.run_until_complete(self._check())
+
+    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
+        """Yield how each (index, row) went, in the order in which they end.
+
+        Raises:
+            EndpointError: the server says what would hold for every row.
+        """
+        source = iter(rows)
+        tasks: set[asyncio.Task[Outcome]] = set()
+        try:
+            while True:
+                while len(tasks) < self.settings.concurrency and (item := next(source, None)) is not None:
+                    tasks.add(self._loop.create_task(self._outcome(*item, sampling=sampling)))
+                if not tasks:
+                    return
+                waiting = asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = self._loop.run_until_complete(waiting)
+                for task in done:
+                    tasks.remove(task)
+                    yield task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(_ended(tasks))
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            self._loop.run_until_complete(self._session.close())
+        self._loop.close()
+
+    async def _check(self) -> None:
+        url = f"{self._base}/models"
+        try:
+            async with self._connected().get(url, allow_redirects=False) as reply:
+                # Not every server lists its models; only what it says of the key counts.
+                if reply.status in (401, 403):
+                    raise EndpointError(self._told(reply.status, await reply.text()))
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise EndpointError(f"--endpoint {self.settings.url}: {_named(error)}; is the server up?") from error
+
+    async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
+        began = time.perf_counter()
+        try:
+            # Reading and encoding images takes a while, and other rows' requests must not wait for it.
+            body = await asyncio.to_thread(self._body, row, sampling)
+            key = hashlib.sha256(json.dumps([self._base, sampling.n_samples, body]).encode()).hexdigest()
+            known = self.log.take(key)
+            completions = known or await self._completions(body, count=sampling.n_samples, location=row.location)
+        except EndpointError:
+            raise
+        except UserError as error:
+            return Outcome(index=index, row=row, reason=str(error))
+        if known is None:
+            self.log.add(key, completions)
+        return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
+
+    def _body(self, row: Row, sampling: SamplingSettings) -> dict[str, Any]:
+        body = {
+            "model": self.settings.model,
+            "messages": openai_messages(row),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_new_tokens,
+            **self.settings.body,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    async def _completions(self, body: dict[str, Any], *, count: int, location: str) -> tuple[Completion, ...]:
+        """Ask until there are `count`: some servers take no `n`, and give one response whatever it says."""
+        found: list[Completion] = []
+        while len(found) < count:
+            wanted = count - len(found)
+            reply = await self._reply(body if wanted == 1 else {**body, "n": wanted}, location=location)
+            choices = reply.get("choices")
+            if not isinstance(choices, list) or not choices:
+                raise UserError(f"{location}: the endpoint's reply has no choices: {self._clean(json.dumps(reply))}")
+            usage = reply.get("usage")
+            tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+            # It is the sum over the choices, so it tells of one response only where there is one.
+            only = tokens if isinstance(tokens, int) and len(choices) == 1 else None
+            found += [completion_of(choice, num_tokens=only, location=location) for choice in choices[:wanted]]
+        return tuple(found)
+
+    async def _reply(self, body: dict[str, Any], *, location: str) -> dict[str, Any]:
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_Transient),
+            stop=tenacity.stop_after_attempt(self.settings.attempts),
+            wait=_wait,
+            reraise=True,
+        )
+        try:
+            return await attempts(self._attempt, body, location=location)
+        except _Transient as error:
+            tries = "1 attempt" if self.settings.attempts == 1 else f"{self.settings.attempts} attempts"
+            raise UserError(f"{location}: no answer from the endpoint in {tries}; the last: {error}") from error
+
+    async def _attempt(self, body: dict[str, Any], *, location: str) -> dict[str, Any]:
+        url = f"{self._base}/chat/completions"
+        try:
+            async with self._connected().post(url, json=body, allow_redirects=False) as reply:
+                text = await reply.text(errors="replace")
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise _Transient(_named(error)) from error
+        if reply.status in TRANSIENT_STATUSES or reply.status >= 500:
+            raise _Transient(self._said(reply.status, text), wait_seconds=_seconds(reply.headers.get("Retry-After")))
+        if reply.status in HOPELESS_STATUSES:
+            raise EndpointError(self._told(reply.status, text))
+        if reply.status != 200:
+            raise UserError(f"{location}: the endpoint refused the row with {self._said(reply.status, text)}")
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{location}: the endpoint's reply is no JSON: {self._clean(text)}") from error
+        if not isinstance(answer, dict):
+            raise UserError(f"{location}: the endpoint's reply is no JSON object: {self._clean(text)}")
+        return answer
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            key = self.settings.api_key
+            self._session = aiohttp.ClientSession(
+                headers={} if key is None else {"Authorization": f"Bearer {key}"},
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_seconds),
+                connector=aiohttp.TCPConnector(limit=self.settings.concurrency),
+                # The proxies that the environment names; what runs on this machine needs none.
+                trust_env=urlsplit(self._base).hostname not in ("localhost", "127.0.0.1", "::1"),
+            )
+        return self._session
+
+    def _told(self, status: int, text: str) -> str:
+        advice = {
+            401: "set --api_key_env to the variable that holds a valid key",
+            403: "the key does not allow it",
+            404: f"check the address and --model {self.settings.model}",
+        }
+        where = f"--endpoint {self.settings.url}: it answers with {self._said(status, text)}"
+        return f"{where}; {advice.get(status, 'no row can be answered')}"
+
+    def _said(self, status: int, text: str) -> str:
+        """The status, and the server's own words where there are any."""
+        try:
+            error = json.loads(text).get("error", text)
+            message = error.get("message", text) if isinstance(error, dict) else error
+        except (ValueError, AttributeError):
+            message = text
+        words = self._clean(str(message))
+        return f"status {status} ({words})" if words else f"status {status}"
+
+    def _clean(self, text: str) -> str:
+        """On one line, short, and without the key, which some servers repeat."""
+        if self.settings.api_key:
+            text = text.replace(self.settings.api_key, "***")
+        text = " ".join(text.split())
+        return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
+
+
+async def _ended(tasks: set[asyncio.Task[Outcome]]) -> None:
+    """Wait for tasks that were cancelled, or failed beside the one whose error is raised."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _named(error: BaseException) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer within --endpoint_timeout"
+    return str(error) or type(error).__name__
+
+
+def _seconds(value: str | None) -> float | None:
+    """What `Retry-After` asks for; it may also name a date, which is not read."""
+    try:
+        return None if value is None else max(0.0, float(value))
+    except ValueError:
+        return None
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """How long the server asks to wait, else longer from one attempt to the next."""
+    error = None if state.outcome is None else state.outcome.exception()
+    asked = error.wait_seconds if isinstance(error, _Transient) else None
+    return _BACKOFF(state) if asked is None else min(asked, LONGEST_WAIT_SECONDS)
