@@ -69,14 +69,25 @@ def load_rows(
     answer_key: str = "answer",
     image_key: str = "images",
     answer_required: bool = True,
+    keep_columns: bool = False,
 ) -> list[Row]:
     """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
+
+    Args:
+        keep_columns: whether a row keeps all other columns, too.
 
     Raises:
         UserError: the file is missing or empty, or a record breaks the schema (with file and line).
     """
     rows = [
-        _row(record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required)
+        _row(
+            record,
+            message_key=message_key,
+            answer_key=answer_key,
+            image_key=image_key,
+            required=answer_required,
+            keep_columns=keep_columns,
+        )
         for record in itertools.islice(read_records(path, split=split), max_rows)
     ]
     if not rows:
@@ -104,7 +115,12 @@ def load_good_rows(
     for index, record in enumerate(itertools.islice(read_records(path, split=split), max_rows)):
         try:
             rows[index] = _row(
-                record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required
+                record,
+                message_key=message_key,
+                answer_key=answer_key,
+                image_key=image_key,
+                required=answer_required,
+                keep_columns=False,
             )
         except UserError as error:
             skipped.append(SkippedRow(index=index, reason=str(error)))
@@ -115,7 +131,9 @@ def load_good_rows(
     return rows, skipped
 
 
-def _row(record: Record, *, message_key: str | None, answer_key: str, image_key: str, required: bool) -> Row:
+def _row(
+    record: Record, *, message_key: str | None, answer_key: str, image_key: str, required: bool, keep_columns: bool
+) -> Row:
     fields, location, base_dir = record
     row = parse_row(
         fields,
@@ -125,6 +143,7 @@ def _row(record: Record, *, message_key: str | None, answer_key: str, image_key:
         answer_key=answer_key,
         image_key=image_key,
         answer_required=required,
+        keep_columns=keep_columns,
     )
     for image in images_of(row.messages):
         check_image_exists(image, location=location)

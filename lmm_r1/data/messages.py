@@ -1,8 +1,8 @@
 """The one row schema: chat messages of text, image and video parts, with an answer."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from lmm_r1.data.image_sources import ImageSource, describe
@@ -59,6 +59,8 @@ class Row:
     datasource: str
     location: str
     """File and line, for error messages."""
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """All other columns of the row by their names, where they were asked for: for reward functions."""
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:

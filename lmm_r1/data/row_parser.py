@@ -39,6 +39,7 @@ def parse_row(
     image_key: str = "images",
     video_key: str = "videos",
     answer_required: bool = True,
+    keep_columns: bool = False,
 ) -> Row:
     """The validated row of one record; relative paths of images and videos become absolute against `base_dir`.
 
@@ -47,6 +48,7 @@ def parse_row(
             one user turn; None looks for `message` and `messages`.
         image_key: the field with the images that fill `<image>` tags and image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
+        keep_columns: whether the row keeps the fields that none of the above names.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
@@ -59,11 +61,14 @@ def parse_row(
     )
     messages = parser.messages(_message_field(record, message_key=message_key, parser=parser))
     parser.finish()
+    message_keys = _DEFAULT_MESSAGE_KEYS if message_key is None else (message_key,)
+    read = {*message_keys, answer_key, image_key, video_key}
     return Row(
         messages=messages,
         answer=parser.answer(record, key=answer_key, required=answer_required),
         datasource=str(record.get("datasource") or "default"),
         location=location,
+        columns={name: value for name, value in record.items() if name not in read} if keep_columns else {},
     )
 
 
