@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, overload
 
@@ -108,10 +109,10 @@ def _protocol(function: RewardFunction) -> RewardProtocol:
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)
     if name is None:
+        wanted = function.name or f"{OPENRLHF_NAME}({', '.join(OPENRLHF_PARAMETERS)}) and no {EASYR1_NAME}"
         raise UserError(
-            f"--reward.remote_url {function.path}: the file defines no {' and no '.join(known)}; add "
-            f"{OPENRLHF_NAME}({', '.join(OPENRLHF_PARAMETERS)}), or name another function behind a colon: "
-            f"{function.path}:NAME"
+            f"--reward.remote_url {function.path}: the file defines no {wanted}; add one, or name another function behind "
+            f"a colon, as in {function.path}:NAME"
         )
     called = getattr(module, name)
     first = tuple(inspect.signature(called).parameters)[: len(OPENRLHF_PARAMETERS)]
@@ -121,6 +122,8 @@ def _protocol(function: RewardFunction) -> RewardProtocol:
 
 
 def _loaded(path: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise UserError(f"--reward.remote_url {path}: no such file; check the path")
     spec = importlib.util.spec_from_file_location("reward_function", path)
     assert spec is not None
     assert spec.loader is not None
@@ -129,8 +132,6 @@ def _loaded(path: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except FileNotFoundError as error:
-        raise UserError(f"--reward.remote_url {path}: no such file; check the path") from error
     except Exception as error:  # the user's own code, which may raise anything
         raise UserError(
             f"--reward.remote_url {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"

@@ -12,7 +12,7 @@ from helpers.commands import QUESTION, flags, one_sentence, with_image, write_ro
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

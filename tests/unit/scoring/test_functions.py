@@ -152,7 +152,7 @@ def test_the_older_form_gets_responses_and_ground_truths(tmp_path, kind, returne
     [
         ("REWARD_TYPE = 'all'\ndef compute_score(inputs): ...\n", "REWARD_TYPE 'all' must be 'batch' or 'sequential'"),
         ("def compute_score(one, two, three): ...\n", "takes neither a reward input"),
-        ("def other(): ...\n", "defines no reward_func and no compute_score"),
+        ("def other(): ...\n", r"defines no reward_func\(queries, prompts, labels\) and no compute_score"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_when_it_is_loaded(tmp_path, code, said):
