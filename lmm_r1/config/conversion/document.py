@@ -24,7 +24,11 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
     comments = [f"Settings of {source} ({system}), written by `lmm-r1 convert_config`."]
     comments.append(f"Run: lmm-r1 {conversion.command} --config THIS_FILE")
     for kind, title in TITLES.items():
-        lines = [f"  {note.subject}: {note.text}" for note in conversion.notes if note.kind == kind]
+        subjects: dict[str, list[str]] = {}
+        for note in conversion.notes:
+            if note.kind == kind:
+                subjects.setdefault(note.text, []).append(note.subject)
+        lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
     if conversion.defaults:
         comments += [f"Defaults of {system} that are not ours:", f"  {', '.join(conversion.defaults)}"]
@@ -41,5 +45,5 @@ def _nested(conversion: Conversion) -> dict[str, Any]:
         for group in groups:
             node = node.setdefault(group, {})
         # A copy: YAML would write the second place of one list as a reference to the first.
-        node[last] = list(value) if isinstance(value, (list, tuple)) else value
+        node[last] = list(value) if isinstance(value, list) else value
     return tree

@@ -189,7 +189,8 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
                     flags[flag] = value
                     defaults.append(flag)
         elif not setting.by_rule and value not in setting.harmless and (given.has(setting.name) or setting.flags):
-            notes.append(Note("without counterpart", setting.name, setting.says))
+            text = f"{value} is lost; {setting.says}" if setting.flags else setting.says
+            notes.append(Note("without counterpart", setting.name, text))
     for rule in table.rules:
         for result in rule(given):
             if isinstance(result, Note):
@@ -201,7 +202,7 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
     for name in values:
         if name not in table.by_name:
             notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
-    in_order = {flag: flags[flag] for flag in known if flag in flags}
+    in_order = {flag: _plain(flags[flag]) for flag in known if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
@@ -219,4 +220,8 @@ def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
 
 
 def _equal(ours: object, theirs: object) -> bool:
-    return (list(ours) if isinstance(ours, tuple) else ours) == (list(theirs) if isinstance(theirs, tuple) else theirs)
+    return _plain(ours) == _plain(theirs)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -89,7 +89,7 @@ DEFAULTS: dict[str, object] = {
 
 _TURNS = "several turns with tools are not available in this version: one response is trained per prompt"
 _JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
-_REJECTION = "groups whose rewards are all alike are dropped by --algo.dynamic_filtering_enable"
+_REJECTION = "groups are drawn until the batch is full or the prompts are used up"
 _SAME = "what happens here anyway, or of no use here"
 _ABSENT = {
     _TURNS: (
@@ -104,7 +104,7 @@ _ABSENT = {
         "data.gpt_extract_answer data.extract_answer_tags data.gpt_threads reward_model.reward_manager "
         "reward_model.use_hybrid_reward_manager"
     ),
-    _REJECTION: "trainer.rejection_sample trainer.rejection_sample_multiplier trainer.max_num_gen_batches",
+    _REJECTION: "trainer.rejection_sample_multiplier trainer.max_num_gen_batches",
     _SAME: (
         f"{_ROLLOUT}.vllm_infer_batch_size {_ROLLOUT}.mode {_ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
@@ -116,6 +116,7 @@ _RULED = (
     "algorithm.kl_ctrl.kl_coef",
     f"{_ACTOR}.entropy_coeff",
     f"{_ACTOR}.clip_ratio",
+    "trainer.rejection_sample",
     f"{_ROLLOUT}.limit_mm_per_prompt",
     f"{_ROLLOUT}.val_n",
     f"{_ROLLOUT}.val_do_sample",
@@ -149,6 +150,14 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
 
 
 def _policy(given: Given) -> Iterator[Flag | Note]:
+    if given["trainer.rejection_sample"]:
+        yield Flag("algo.dynamic_filtering_enable", True)
+        yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
+        yield Note(
+            "another meaning",
+            "trainer.rejection_sample",
+            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
+        )
     if given[f"{_ACTOR}.entropy_coeff"]:
         yield Flag("actor.entropy_coef", given.number(f"{_ACTOR}.entropy_coeff"))
     if given[f"{_ACTOR}.clip_ratio"] is not None:
