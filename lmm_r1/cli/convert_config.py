@@ -70,13 +70,17 @@ def _check(document: str, conversion: Conversion) -> str | None:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
     except YamlError as error:
         raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
+    config = dotted.replace(config_class(), settings)
     # Its warnings are about this machine, or will be said again by the trainer.
-    logging.getLogger("lmm_r1.config").setLevel(logging.ERROR)
+    resolving = logging.getLogger("lmm_r1.config")
+    level = resolving.level
+    resolving.setLevel(logging.ERROR)
     try:
-        config = dotted.replace(config_class(), settings)
         resolve_ppo(config) if isinstance(config, PPOConfig) else resolve_sft(config)
     except UserError as error:
         return str(error)
+    finally:
+        resolving.setLevel(level)
     return None
 
 
