@@ -26,7 +26,9 @@ from machine import machine_name
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from helpers.killed_runs import KillableCommand, Moment, python
 
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [len(queries[0]) % 3 / 3]}\n"
+REWARD = (
+    "def reward_func(queries, prompts, labels):\n    return {'rewards': [len(query) % 3 / 3 for query in queries]}\n"
+)
 SAVES = ["--ckpt.save_steps", "1", "--ckpt.max_num", "1", "--ds.param_dtype", "fp32"]
 # Share of the kills that come at any time from the start on, and not at a step that a session has reached.
 AT_ANY_TIME = 0.25

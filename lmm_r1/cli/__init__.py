@@ -20,6 +20,7 @@ COMMANDS = {
     "prepare_data": "rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
     "make_task": "write row files of a procedural task, with images",
     "kits": "the architectures that can be trained, and what each supports",
+    "convert_config": "settings of EasyR1, verl or LMM-R1's own scripts as a file for ours, with what has no counterpart",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
     "merge": "a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, checked",
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",

@@ -46,7 +46,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
     """
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
-    _refuse_unknown_flags(arguments, flags, prog=prog)
+    _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog)
     default = tyro.MISSING_NONPROP
     if config_files:
         try:
@@ -119,7 +119,9 @@ def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], 
     return rest, files
 
 
-def _refuse_unknown_flags(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:
+def _refuse_unknown_flags(
+    arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str
+) -> None:
     # tyro would find these too, but only after its box has listed every stray value as a flag of its own.
     switches = (name.rpartition(".") for name, hint in flags.items() if hint is bool)
     negated = {f"{group}{dot}no_{name}" for group, dot, name in switches}
@@ -130,6 +132,11 @@ def _refuse_unknown_flags(arguments: Sequence[str], flags: dict[str, object], *,
         name = spelled[2:].replace("-", "_")
         if name in flags or name in negated or name in TYRO_FLAGS:
             continue
+        # Needed here alone, and a table of some size.
+        from lmm_r1.config.conversion.openrlhf_06 import old_flag
+
+        if old := old_flag(name, config_class=config_class):
+            _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")
         match = nearest(name, known=flags)
         hint = f"did you mean --{match}?" if match else f"{prog} --help lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")

@@ -30,21 +30,32 @@ def read_settings(path: Path, flags: Mapping[str, object]) -> dict[str, object]:
         YamlError: the file is missing or no YAML, a key is unknown or given twice, or a value has the wrong type.
     """
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise YamlError(f"--config {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
         raise YamlError(f"--config {path}: not a UTF-8 text file") from None
+    return parse_settings(text, flags, source=str(path))
+
+
+def parse_settings(text: str, flags: Mapping[str, object], *, source: str) -> dict[str, object]:
+    """Return the settings in a YAML text, as `read_settings` does.
+
+    Args:
+        source: what the text is, in front of the line in messages.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise YamlError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+        raise YamlError(f"{source}:{line}: not valid YAML: {error.problem}") from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise YamlError(f"{path}:{root.start_mark.line + 1}: expected settings such as `train.seed: 1`")
+        raise YamlError(f"{source}:{root.start_mark.line + 1}: expected settings such as `train.seed: 1`")
     settings: dict[str, object] = {}
-    for name, node in _leaves(root, flags, prefix="", path=path):
-        where = f"{path}:{node.start_mark.line + 1}"
+    for name, node in _leaves(root, flags, prefix="", source=source):
+        where = f"{source}:{node.start_mark.line + 1}"
         if name in settings:
             raise YamlError(f"{where}: {name} is given twice")
         try:
@@ -55,10 +66,10 @@ def read_settings(path: Path, flags: Mapping[str, object]) -> dict[str, object]:
 
 
 def _leaves(
-    mapping: yaml.MappingNode, flags: Mapping[str, object], *, prefix: str, path: Path
+    mapping: yaml.MappingNode, flags: Mapping[str, object], *, prefix: str, source: str
 ) -> Iterator[tuple[str, yaml.Node]]:
     for key, value in mapping.value:
-        where = f"{path}:{key.start_mark.line + 1}"
+        where = f"{source}:{key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
             raise YamlError(f"{where}: a key must be a name")
         name = prefix + key.value.replace("-", "_")
@@ -68,7 +79,7 @@ def _leaves(
             match = nearest(name, known=flags)
             raise YamlError(f"{where}: unknown key {name}" + (f"; did you mean {match}?" if match else ""))
         elif isinstance(value, yaml.MappingNode):
-            yield from _leaves(value, flags, prefix=f"{name}.", path=path)
+            yield from _leaves(value, flags, prefix=f"{name}.", source=source)
         else:
             raise YamlError(f"{where}: {name} is a group of settings, not a setting")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import ActorConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
+from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig
 from lmm_r1.errors import UserError
@@ -297,6 +298,7 @@ def _check_value_models(config: PPOConfig) -> None:
 
 def _check_reward_source(config: PPOConfig) -> None:
     model, url = config.reward.model_name_or_path, config.reward.remote_url
+    reward_function(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
     if not (model or url):

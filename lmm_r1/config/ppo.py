@@ -86,7 +86,12 @@ class RefConfig:
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     remote_url: str | None = None
-    """Address of the reward service's /get_reward; several are separated by commas."""
+    """Address of the reward service's /get_reward, several are separated by commas; or a reward function: FILE.py, or
+    FILE.py:NAME."""
+    function_kwargs: str | None = None
+    """Further arguments of the reward function, as a JSON object."""
+    score_key: str | None = None
+    """Part of the reward function's result that is the score, for pass@k and dynamic filtering; None is the reward."""
     timeout_s: float = 60.0
     """Seconds that one reward request may take."""
     deadline_s: float = 300.0

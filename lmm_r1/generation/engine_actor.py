@@ -12,6 +12,7 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
 from lmm_r1.generation.codec import PromptCodec
@@ -29,9 +30,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     async def __init__(  # type: ignore[misc]
         self,
         *,
-        reward_endpoints: list[str] | None,
-        reward_timeout_s: float,
-        reward_deadline_s: float,
+        reward: RewardConfig | None,
         **engine_arguments: Any,
     ) -> None:
         self.llm: TokenEngine
@@ -44,11 +43,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             in_thread = engine.call
         self.groups = GroupRollout(
             codec=PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]),
-            scorer=(
-                make_scorer(reward_endpoints, timeout_s=reward_timeout_s, deadline_s=reward_deadline_s)
-                if reward_endpoints is not None
-                else None
-            ),
+            scorer=None if reward is None else make_scorer(reward),
             in_thread=in_thread,
             store=media_store.put,
         )

@@ -16,7 +16,8 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring.sources import Scorer
+from lmm_r1.scoring.functions import ScoredResponse
+from lmm_r1.scoring.sources import GroupSource, Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -94,7 +95,9 @@ class GroupRollout:
         prompt = replace(prompt, media=None)
         # One segment for all samples.
         shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media)
-        tasks = []
+        tasks: list[asyncio.Task[Sample]] = []
+        samples = []
+        at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
         try:
             async for response in request.sent_to(engine):
                 if response.finish_reason in WHOLE:
@@ -108,8 +111,12 @@ class GroupRollout:
                         finish_reason=response.finish_reason,
                         weight_version=weight_version,
                     )
-                    tasks.append(asyncio.create_task(self._scored(sample, prompt)))
+                    samples.append(sample)
+                    if at_once is None:
+                        tasks.append(asyncio.create_task(self._scored(sample, prompt)))
             _check_whole(request, row)
+            if at_once is not None:
+                return await self._scored_at_once(samples, prompt, at_once)
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
@@ -130,12 +137,10 @@ class GroupRollout:
         """Return a sample with its reward; without a scorer a reward model gives it later."""
         if self.scorer is None:
             return sample
-        (generated,) = sample.generated
+        assert not isinstance(self.scorer, GroupSource)
         try:
             score = await self.scorer.reward(
-                query=self.tokenizer.decode(
-                    [*prompt.engine_token_ids, *generated.token_ids], skip_special_tokens=False
-                ),
+                query=self._query(sample, prompt),
                 prompt=sample.prompt,
                 label=sample.label,
                 response=sample.response,
@@ -144,6 +149,30 @@ class GroupRollout:
             raise type(error)(f"{sample.row.location}: {error}") from error
         _check_finite(score, sample.row)
         return replace(sample, reward=score)
+
+    async def _scored_at_once(self, samples: list[Sample], prompt: EncodedPrompt, source: GroupSource) -> list[Sample]:
+        """Return all samples of a group with their rewards."""
+        batch = [
+            ScoredResponse(
+                row=sample.row,
+                query=self._query(sample, prompt),
+                response=sample.response,
+                num_tokens=sample.generated_tokens,
+            )
+            for sample in samples
+        ]
+        try:
+            scores = await source.rewards(batch)
+        except UserError as error:
+            raise UserError(f"{samples[0].row.location}: {error}") from error
+        for score in scores:
+            _check_finite(score, samples[0].row)
+        return [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
+
+    def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
+        """Return prompt and response as the model reads and writes them."""
+        (generated,) = sample.generated
+        return self.tokenizer.decode([*prompt.engine_token_ids, *generated.token_ids], skip_special_tokens=False)
 
 
 def _check_whole(request: Request, row: Row) -> None:

@@ -97,7 +97,5 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "max_logprobs": 1,
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
-        "reward_endpoints": config.reward.remote_url.split(",") if config.reward.remote_url else None,
-        "reward_timeout_s": config.reward.timeout_s,
-        "reward_deadline_s": config.reward.deadline_s,
+        "reward": config.reward if config.reward.remote_url else None,
     }

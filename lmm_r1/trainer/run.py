@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
+from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
@@ -43,6 +45,7 @@ from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.run_plan import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.sources import make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
@@ -99,7 +102,7 @@ def train(config: PPOConfig) -> None:
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
     if config.reward.remote_url:
-        _check_rewards(config, config.reward.remote_url)
+        _check_rewards(config, rows + eval_rows)
     # The critic may start from the reward model, which is then the one that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -252,7 +255,9 @@ def _prompts(config: PPOConfig) -> list[Row]:
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     file = read_row_file(path, split=split, reading=row_reading(config.data, prefix="--data."))
     Console(highlight=False).print(file.told)
-    return list(file.rows.values())
+    rows = list(file.rows.values())
+    # They travel with every group, and only a reward function asks for them.
+    return rows if reward_function(config.reward) is not None else [replace(row, columns={}) for row in rows]
 
 
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
@@ -267,16 +272,15 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     return limit or most
 
 
-def _check_rewards(config: PPOConfig, urls: str) -> None:
-    """Raise UserError, before anything is started, when the reward source does not answer."""
+def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
+    """Raise UserError, before anything is started, when the reward source does not answer, or lacks columns."""
+    urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = make_scorer(
-            urls.split(","),
-            timeout_s=config.reward.timeout_s,
-            deadline_s=config.reward.deadline_s,
-        )
+        scorer = make_scorer(config.reward)
         try:
+            if isinstance(scorer, FunctionScorer):
+                scorer.check_rows(rows)
             await scorer.check_health()
         finally:
             await scorer.close()

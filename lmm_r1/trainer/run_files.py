@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lmm_r1.cluster.shared_paths import SharedPath
 from lmm_r1.config import PPOConfig, checkpoint_folder
+from lmm_r1.config.reward_source import reward_function
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.messages import Row, images_of, videos_of
 
@@ -19,9 +20,9 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     models = {f"--{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
     # Others are names of the hub, which each node has in a cache of its own.
     paths = [SharedPath(flag=flag, path=path) for flag, path in models.items() if path and Path(path).exists()]
-    function = config.reward.remote_url
-    if function is not None and function.endswith(".py"):
-        paths.append(SharedPath(flag="--reward.remote_url", path=function))
+    function = reward_function(config.reward)
+    if function is not None:
+        paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
         paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))

@@ -33,7 +33,7 @@ from PIL import Image
 from lmm_r1 import hub
 
 ROOT = Path(__file__).resolve().parents[2]
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 NOWHERE = "http://127.0.0.1:9/get_reward"
 
 

@@ -31,7 +31,7 @@ limit = Path(__file__).with_name("limit")
 def reward_func(queries, prompts, labels):
     global given
     if limit.exists() and given >= int(limit.read_text()):
-        return {"rewards": [float("nan")]}
+        return {"rewards": [float("nan")] * len(queries)}
     given += len(queries)
     return {"rewards": [2.0 * ("image" in prompt) for prompt in prompts]}
 """

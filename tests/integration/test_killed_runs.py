@@ -19,7 +19,7 @@ from lmm_r1.data.training_rows import PromptStream
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
 RL_STEPS = 5
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
 # The same, but the step after one that was saved waits for the kill that is to hit it.
 WAITING_REWARD = """
 import time
@@ -36,7 +36,7 @@ def reward_func(queries, prompts, labels):
         (HERE / f"{kill} is awaited").touch()
         while not (HERE / f"{kill} is killed").exists():
             time.sleep(0.01)
-    return {"rewards": [float(len(queries[0]) % 2)]}
+    return {"rewards": [float(len(query) % 2) for query in queries]}
 """
 
 

@@ -12,7 +12,18 @@ from helpers.commands import QUESTION, flags, one_sentence, with_image, write_ro
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+# A reward file of EasyR1's, which gets both responses of a group at once, with the images of their row.
+REWARD = """
+REWARD_TYPE = "batch"
+
+
+def compute_score(reward_inputs):
+    assert len(reward_inputs) == 2
+    return [
+        {"overall": item["response_length"] % 2, "pictures": sum(image.width > 0 for image in item["images"])}
+        for item in reward_inputs
+    ]
+"""
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -27,7 +38,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..
         "ref.num_gpus_per_node": 1,
         "data.prompt_dataset": "rows.jsonl",
         "data.max_len": 200,
-        "reward.remote_url": "reward.py",
+        "reward.remote_url": "reward.py:compute_score",
         "rollout.batch_size": 2,
         "rollout.n_samples_per_prompt": 2,
         "rollout.max_new_tokens": 8,
@@ -43,7 +54,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..
     def run(**changes: object) -> subprocess.CompletedProcess:
         argv = flags(values | {name.replace("__", "."): value for name, value in changes.items()})
         command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *argv]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
     return run
@@ -61,6 +72,7 @@ def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train,
     assert metrics["overlong_prompts"] == 1
     # One group of each kind, on which engine and trainer agree.
     assert metrics["rows/image"] == 0.5
+    assert metrics["pictures"] == 0.5
     for kind in ("text", "image"):
         assert 0 < metrics[f"mismatch/{kind}/mean"] <= metrics[f"mismatch/{kind}/max"] < 1e-4
     shown = [json.loads(line)["messages"] for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]

@@ -28,7 +28,9 @@ def error(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ray, "init", refuse_to_start)
     write_rows(tmp_path, QUESTION, QUESTION)
-    (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
+    )
     values: dict[str, object] = {
         "actor.model_name_or_path": tiny_checkpoint(KIT),
         "data.prompt_dataset": "rows.jsonl",

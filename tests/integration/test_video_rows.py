@@ -11,7 +11,7 @@ from helpers.commands import flags, write_rows
 from helpers.conversations import clip, picture
 
 ROOT = Path(__file__).resolve().parents[2]
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
 # The two that are unlike each other: with an engine class of its own, and with times as text between the frames.
 VIDEO_KITS = ("qwen2_5_vl", "qwen3_vl")
 SOLUTION = {"role": "assistant", "content": "<think>easy</think><answer>2</answer>"}

@@ -20,6 +20,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
+from lmm_r1.scoring.functions import ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -304,3 +305,29 @@ def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_w
     assert (ended.scored.score, cut.scored.score) == (1.0, 0.0)
     assert all(request["query"].count("<t>") == 1 for request in scorer.requests)
     assert "<t>" not in scorer.requests[0]["prompt"]
+
+
+class WholeGroupScorer:
+    """Rewards by the place in the group, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[ScoredResponse]] = []
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        self.batches.append(batch)
+        return [Score(reward=float(place), score=0.0, parts={}) for place in range(len(batch))]
+
+    async def check_health(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_a_source_of_whole_groups_is_asked_once_for_all_samples():
+    scorer = WholeGroupScorer()
+    samples, _, _ = run(scorer=scorer)
+    (batch,) = scorer.batches
+    # In the order in which they were finished.
+    assert [(item.response, item.num_tokens) for item in batch] == [("345", 3), ("2", 2)]
+    assert all(item.row is PROMPT for item in batch)
+    assert [sample.scored.reward for sample in samples] == [0.0, 1.0]
+    assert [item.response for item in batch] == [sample.response for sample in samples]

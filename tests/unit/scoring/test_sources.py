@@ -3,9 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.conversations import message, row
 
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.sources import FunctionScorer, make_scorer
+from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
+from lmm_r1.scoring.sources import make_scorer
 from remote_rm.client import RewardClient
 
 pytestmark = pytest.mark.unit
@@ -17,10 +20,16 @@ def reward_file(folder: Path, reply: str) -> str:
     return str(path)
 
 
+def source(url: str):
+    return make_scorer(RewardConfig(remote_url=url, timeout_s=1.0, deadline_s=1.0))
+
+
 def score(path: str):
-    (scorer,) = [make_scorer([path], timeout_s=1.0, deadline_s=1.0)]
+    scorer = source(path)
     assert isinstance(scorer, FunctionScorer)
-    return asyncio.run(scorer.reward(query="q", prompt="p", label="46", response="r"))
+    one = ScoredResponse(row=row(message("user", "p")), query="q", response="r", num_tokens=1)
+    (item,) = asyncio.run(scorer.rewards([one]))
+    return item
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,7 @@ def test_the_reward_is_the_score_where_there_is_no_other(tmp_path):
 
 
 def test_the_function_gets_lists_of_one(tmp_path):
-    reply = "{'rewards': [float((queries, prompts, labels) == (['q'], ['p'], ['46']))]}"
+    reply = "{'rewards': [float((queries, prompts, labels) == (['q'], ['[{\"role\":\"user\",\"content\":\"p\"}]'], ['46']))]}"
     assert score(reward_file(tmp_path, reply)).reward == 1.0
 
 
@@ -74,14 +83,14 @@ def test_a_file_that_gives_no_rewards_is_a_user_error(tmp_path):
     (tmp_path / "empty.py").write_text("")
     for path, sentence in ((tmp_path / "none.py", "no such file"), (tmp_path / "empty.py", "defines no reward_func")):
         with pytest.raises(UserError, match=sentence):
-            make_scorer([str(path)], timeout_s=1.0, deadline_s=1.0)
+            source(str(path))
 
 
 def test_addresses_give_a_client_and_a_wrong_one_is_a_user_error():
-    scorer = make_scorer(["http://127.0.0.1:1/get_reward"], timeout_s=1.0, deadline_s=1.0)
+    scorer = source("http://127.0.0.1:1/get_reward")
     assert isinstance(scorer, RewardClient)
     with pytest.raises(UserError, match="--reward.remote_url: 'localhost' is no address"):
-        make_scorer(["localhost"], timeout_s=1.0, deadline_s=1.0)
+        source("localhost")
 
 
 def test_numbers_are_floats_whatever_the_tensors_dtype(tmp_path):

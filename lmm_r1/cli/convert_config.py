@@ -1,0 +1,96 @@
+"""Settings of EasyR1, verl or OpenRLHF 0.6 as a file for ours: `lmm-r1 convert_config FILE [KEY=VALUE ...] [--output FILE]`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli.yaml_file import YamlError, parse_settings
+from lmm_r1.config import PPOConfig, resolve_ppo, resolve_sft
+from lmm_r1.config.conversion import Conversion, convert, read_run, to_document
+from lmm_r1.config.conversion.table import CONFIG_CLASSES
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable, write_atomically
+
+PROG = "lmm-r1 convert_config"
+DESCRIPTION = (
+    "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
+    "0.6) or of verl as a YAML file for --config of our trainers. What has no counterpart, and what means something "
+    "else here, stands as comments at its top."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    file: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]", help_behavior_hint="(required)"),
+    ]
+    """A YAML file or a bash script, then settings that win over it, such as trainer.nnodes=2."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Where the result goes; by default it is printed."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the converted settings, and say on stderr what a user must look at."""
+    config = parse(ConvertConfig, argv, prog=PROG, description=DESCRIPTION)
+    if not config.file:
+        print(f"{PROG}: error: FILE is missing; give a YAML file or a bash script", file=sys.stderr)
+        raise SystemExit(2)
+    with user_errors(PROG):
+        if config.output is not None:
+            check_creatable(config.output, flag="--output")
+        path, *overrides = config.file
+        run = read_run(Path(path), overrides)
+        conversion = convert(run.values, run.table, shown=run.shown)
+        document = to_document(conversion, source=run.source, system=run.table.system)
+        refusal = _check(document, conversion)
+        if config.output is None:
+            print(document, end="")
+        else:
+            write_atomically(config.output, text=document)
+            print(f"{config.output}: {len(conversion.flags)} settings for {conversion.command}; {_counts(conversion)}")
+        if refusal is not None:
+            print(f"{PROG}: {conversion.command} will refuse this until it is mended: {refusal}", file=sys.stderr)
+
+
+def _check(document: str, conversion: Conversion) -> str | None:
+    """Read the document as `--config` does, and return why the trainer would refuse it, None where it would not."""
+    config_class = CONFIG_CLASSES[conversion.command]
+    try:
+        settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
+    except YamlError as error:
+        raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
+    config = dotted.replace(config_class(), settings)
+    # Its warnings are about this machine, or will be said again by the trainer.
+    resolving = logging.getLogger("lmm_r1.config")
+    level = resolving.level
+    resolving.setLevel(logging.ERROR)
+    try:
+        resolve_ppo(config) if isinstance(config, PPOConfig) else resolve_sft(config)
+    except UserError as error:
+        return str(error)
+    finally:
+        resolving.setLevel(level)
+    return None
+
+
+def _counts(conversion: Conversion) -> str:
+    kinds = [note.kind for note in conversion.notes]
+    return (
+        f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean something else, "
+        "which the comments at its top tell"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""EasyR1's settings (`data / algorithm / worker / trainer`, version 0.3.3) and what they are here.
+
+Its defaults are those of its dataclasses. `trust_remote_code` is the exception: it is on there and off here.
+"""
+
+from lmm_r1.config.conversion.easyr1_rules import RULES
+from lmm_r1.config.conversion.table import Setting, Table
+
+NO_VIDEO_FLAG = "stands in the video part of a row"
+SYNCED = "the weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP"
+
+
+def _to(name: str, *flags: str, default: object) -> Setting:
+    return Setting(name=name, flags=flags, default=default)
+
+
+def _ruled(name: str, default: object = None) -> Setting:
+    return Setting(name=name, by_rule=True, default=default)
+
+
+def _without(name: str, says: str, *harmless: object) -> Setting:
+    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
+
+
+def _hoped(name: str, flag: str, *, default: object, says: str, harmless: tuple[object, ...] = (None,)) -> Setting:
+    """Return a setting for a flag that a version may have or not."""
+    return Setting(name=name, flags=(flag,), default=default, says=says, harmless=harmless)
+
+
+DATA = (
+    _ruled("data.train_files", ""),
+    _ruled("data.val_files"),
+    _to("data.prompt_key", "data.input_key", default="prompt"),
+    _to("data.answer_key", "data.label_key", default="answer"),
+    _to("data.image_key", "data.image_key", default="images"),
+    _hoped(
+        "data.video_key",
+        "data.video_key",
+        default="videos",
+        says="the column with videos is called videos here; rename it",
+        harmless=("videos",),
+    ),
+    _hoped("data.image_dir", "data.image_dir", default=None, says="paths of images start from the row file's folder"),
+    _hoped("data.video_fps", "data.video_fps", default=2.0, says=NO_VIDEO_FLAG, harmless=(2.0,)),
+    _ruled("data.max_prompt_length", 512),
+    _ruled("data.max_response_length", 512),
+    _to("data.rollout_batch_size", "rollout.batch_size", default=512),
+    _without(
+        "data.mini_rollout_batch_size",
+        "prompts are drawn, filtered and replaced until --rollout.batch_size groups are there, a few at a time",
+        None,
+    ),
+    _without("data.val_batch_size", "all rows of --eval.dataset are generated together", -1),
+    _hoped(
+        "data.format_prompt",
+        "data.prompt_template",
+        default=None,
+        says="this version takes no prompt template; put the text into the rows",
+    ),
+    _hoped(
+        "data.override_chat_template",
+        "data.tokenizer_chat_template",
+        default=None,
+        says="RL takes the chat template of the checkpoint; save it with another one",
+    ),
+    _without("data.shuffle", "rows are shuffled in every episode", True),
+    _ruled("data.seed", 1),
+    _hoped(
+        "data.min_pixels", "data.min_pixels", default=262144, says="this version takes it from the rows' image parts"
+    ),
+    _hoped(
+        "data.max_pixels", "data.max_pixels", default=4194304, says="this version takes it from the rows' image parts"
+    ),
+    _ruled("data.filter_overlong_prompts", True),
+    _without("data.filter_overlong_prompts_workers", "prompts are measured when they are generated for", 16),
+)
+
+ALGORITHM = (
+    _ruled("algorithm.adv_estimator", "grpo"),
+    _to("algorithm.gamma", "algo.advantage.gamma", default=1.0),
+    _to("algorithm.lam", "algo.advantage.lambd", default=1.0),
+    _ruled("algorithm.disable_kl", False),
+    _ruled("algorithm.use_kl_loss", False),
+    _ruled("algorithm.kl_penalty", "kl"),
+    _ruled("algorithm.kl_coef", 1e-3),
+    _ruled("algorithm.kl_type", "fixed"),
+    _ruled("algorithm.kl_horizon", 10000.0),
+    _ruled("algorithm.kl_target", 0.1),
+    _ruled("algorithm.online_filtering", False),
+    _ruled("algorithm.filter_key", "overall"),
+    _ruled("algorithm.filter_low", 0.01),
+    _ruled("algorithm.filter_high", 0.99),
+)
+
+ACTOR = (
+    _without("worker.actor.strategy", SYNCED, "fsdp"),
+    _ruled("worker.actor.global_batch_size", 256),
+    _to("worker.actor.micro_batch_size_per_device_for_update", "train.micro_batch_size", default=4),
+    _to("worker.actor.micro_batch_size_per_device_for_experience", "rollout.micro_batch_size", default=16),
+    _to("worker.actor.max_grad_norm", "actor.max_norm", default=1.0),
+    _ruled("worker.actor.clip_ratio_low", 0.2),
+    _ruled("worker.actor.clip_ratio_high", 0.3),
+    _to("worker.actor.clip_ratio_dual", "actor.dual_clip", default=3.0),
+    _ruled("worker.actor.loss_type", "default"),
+    _ruled("worker.actor.loss_avg_mode", "token"),
+    _to("worker.actor.ppo_epochs", "train.max_epochs", default=1),
+    _ruled("worker.actor.padding_free", True),
+    _ruled("worker.actor.dynamic_batching", True),
+    _to("worker.actor.ulysses_size", "ds.ulysses_size", default=1),
+    _without("worker.actor.use_torch_compile", "nothing is compiled unless --ds.deepcompile is given", True),
+    _ruled("worker.actor.tau_positive", 1.0),
+    _ruled("worker.actor.tau_negative", 1.05),
+    _to("worker.actor.model.model_path", "actor.model_name_or_path", default=None),
+    _ruled("worker.actor.model.tokenizer_path"),
+    _without("worker.actor.model.override_config", "the checkpoint's config is taken as it is; change it there", {}),
+    _to("worker.actor.model.enable_gradient_checkpointing", "actor.gradient_checkpointing_enable", default=True),
+    _to("worker.actor.model.trust_remote_code", "train.trust_remote_code", default=False),
+    _to("worker.actor.model.freeze_vision_tower", "actor.freeze_visual_encoder", default=False),
+    _to("worker.actor.model.lora.rank", "ds.lora.rank", default=0),
+    _ruled("worker.actor.model.lora.alpha", 64),
+    _ruled("worker.actor.model.lora.target_modules", "all-linear"),
+    _without(
+        "worker.actor.model.lora.exclude_modules",
+        "adapters are put on the language model alone; name the layers that get one with --ds.lora.target_modules",
+        None,
+        ".*visual.*",
+    ),
+    _to("worker.actor.optim.lr", "actor.adam.lr", default=1e-6),
+    _to("worker.actor.optim.betas", "actor.adam.betas", default=(0.9, 0.999)),
+    _to("worker.actor.optim.weight_decay", "actor.adam.weight_decay", default=1e-2),
+    _without(
+        "worker.actor.optim.strategy",
+        "the optimizer's state and the master weights are in fp32 here, which takes more memory (--ds.adam_offload)",
+        "adamw",
+    ),
+    _to("worker.actor.optim.lr_warmup_ratio", "actor.lr_warmup_ratio", default=0.0),
+    _ruled("worker.actor.optim.lr_warmup_steps"),
+    _ruled("worker.actor.optim.lr_scheduler_type", "constant"),
+    _ruled("worker.actor.optim.min_lr_ratio"),
+    _ruled("worker.actor.fsdp.enable_full_shard", True),
+    _without("worker.actor.fsdp.enable_cpu_offload", "--ds.adam_offload keeps the optimizer's state there", False),
+    _without("worker.actor.fsdp.enable_rank0_init", "every rank reads the checkpoint", True),
+    _without("worker.actor.fsdp.use_orig_params", SYNCED, False),
+    _ruled("worker.actor.fsdp.torch_dtype"),
+    _without("worker.actor.fsdp.fsdp_size", "weights are sharded over all GPUs; look at --ds.zpg", -1),
+    _to("worker.actor.fsdp.mp_param_dtype", "ds.param_dtype", default="bf16"),
+    _to("worker.actor.fsdp.mp_reduce_dtype", "ds.grad_accum_dtype", default="fp32"),
+    _without("worker.actor.fsdp.mp_buffer_dtype", "buffers are in fp32", "fp32"),
+    _ruled("worker.actor.offload.offload_params", False),
+    _ruled("worker.actor.offload.offload_optimizer", False),
+)
+
+ROLLOUT = (
+    _without("worker.rollout.name", "vLLM generates", "vllm"),
+    _to("worker.rollout.n", "rollout.n_samples_per_prompt", default=1),
+    _to("worker.rollout.temperature", "rollout.temperature", default=1.0),
+    _to("worker.rollout.top_p", "rollout.top_p", default=1.0),
+    _hoped(
+        "worker.rollout.top_k",
+        "rollout.top_k",
+        default=-1,
+        says="this version samples from the whole vocabulary or by --rollout.top_p",
+        harmless=(-1,),
+    ),
+    _without("worker.rollout.seed", "--train.seed seeds the engines too", 1),
+    _to("worker.rollout.limit_images", "data.max_images_per_prompt", default=0),
+    _without("worker.rollout.dtype", "the engines take --ds.param_dtype", "bf16"),
+    _to("worker.rollout.gpu_memory_utilization", "vllm.gpu_memory_utilization", default=0.6),
+    _to("worker.rollout.ignore_eos", "rollout.ignore_eos", default=False),
+    _to("worker.rollout.enforce_eager", "vllm.enforce_eager", default=False),
+    _without("worker.rollout.enable_chunked_prefill", "vLLM decides", False),
+    _ruled("worker.rollout.tensor_parallel_size", 2),
+    _without("worker.rollout.max_model_len", "the engines take --data.max_len", None),
+    _without("worker.rollout.max_num_batched_tokens", "vLLM decides", 8192),
+    _without("worker.rollout.disable_log_stats", "vLLM's statistics are not shown", True),
+    _without("worker.rollout.disable_tqdm", "progress is a line per step", False),
+    _ruled("worker.rollout.val_override_config", {}),
+)
+
+REF_AND_REWARD = (
+    _without("worker.hybrid_engine", "policy and engines share their GPUs (--train.colocate_all)", True),
+    _without("worker.ref.strategy", SYNCED, "fsdp"),
+    _without("worker.ref.fsdp.enable_full_shard", "the reference model is sharded as the policy is", True),
+    _ruled("worker.ref.fsdp.enable_cpu_offload", False),
+    _without("worker.ref.fsdp.enable_rank0_init", "every rank reads the checkpoint", True),
+    _without("worker.ref.fsdp.use_orig_params", SYNCED, False),
+    _without("worker.ref.fsdp.torch_dtype", "the reference model takes --ds.param_dtype", None, "bf16"),
+    _without("worker.ref.fsdp.fsdp_size", "weights are sharded over all GPUs; look at --ds.zpg", -1),
+    _without("worker.ref.fsdp.mp_param_dtype", "the reference model takes --ds.param_dtype", "bf16"),
+    _without("worker.ref.fsdp.mp_reduce_dtype", "the reference model has no gradients", "fp32"),
+    _without("worker.ref.fsdp.mp_buffer_dtype", "buffers are in fp32", "fp32"),
+    _ruled("worker.ref.offload.offload_params", False),
+    _without("worker.ref.offload.offload_optimizer", "the reference model has no optimizer", False),
+    _ruled("worker.reward.reward_function"),
+    _ruled("worker.reward.reward_function_kwargs", {}),
+    _ruled("worker.reward.reward_type"),
+    _without("worker.reward.skip_special_tokens", "the response's text is given without its end token alone", None),
+    _without("worker.reward.num_cpus", "the function runs beside each engine", 1),
+)
+
+CRITIC = tuple(
+    _ruled(f"worker.critic.{name}")
+    for name in (
+        "global_batch_size",
+        "micro_batch_size_per_device_for_update",
+        "micro_batch_size_per_device_for_experience",
+        "max_grad_norm",
+        "cliprange_value",
+        "loss_avg_mode",
+        "ppo_epochs",
+        "model.model_path",
+        "optim.lr",
+        "optim.betas",
+        "optim.weight_decay",
+        "optim.lr_warmup_ratio",
+    )
+)
+
+TRAINER = (
+    _to("trainer.total_epochs", "train.num_episodes", default=15),
+    _hoped(
+        "trainer.max_steps",
+        "train.max_steps",
+        default=None,
+        says="a run ends with its episodes (--train.num_episodes, --data.max_samples)",
+    ),
+    _to("trainer.project_name", "logger.wandb.project", default="easy_r1"),
+    _ruled("trainer.experiment_name", "demo"),
+    _ruled("trainer.logger", ("console", "wandb")),
+    _ruled("trainer.nnodes", 1),
+    _ruled("trainer.n_gpus_per_node", 8),
+    _without("trainer.max_try_make_batch", "groups are drawn until the batch is full or the prompts are used up", 20),
+    _ruled("trainer.critic_warmup", 0),
+    _ruled("trainer.val_freq", -1),
+    _hoped(
+        "trainer.val_before_train",
+        "eval.before_training",
+        default=True,
+        says="this version evaluates from step --eval.steps on; `lmm-r1 evaluate` measures the model before",
+        harmless=(False,),
+    ),
+    _without("trainer.val_only", "`lmm-r1 evaluate` measures a checkpoint", False),
+    _without("trainer.val_generations_to_log", "`lmm-r1 report` shows responses of a run", 0),
+    _without("trainer.train_generations_to_log", "--logger.rollouts_per_step responses are kept of each step", 0),
+    _to("trainer.save_freq", "ckpt.save_steps", default=-1),
+    _ruled("trainer.save_limit", -1),
+    _ruled("trainer.save_model_only", False),
+    _ruled("trainer.save_checkpoint_path"),
+    _without(
+        "trainer.load_checkpoint_path",
+        "its checkpoints are FSDP's: merge one with its own model_merger and give the folder as "
+        "--actor.model_name_or_path; the optimizer's state is lost",
+        None,
+    ),
+    _to("trainer.find_last_checkpoint", "ckpt.load_enable", default=True),
+    _without("trainer.ray_timeline", "`ray timeline` writes one", None),
+)
+
+OLD_NAMES = {
+    "trainer.total_episodes": "trainer.total_epochs",
+    "worker.actor.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
+    "worker.reward.score_function": "worker.reward.reward_function",
+    "worker.reward.score_function_kwargs": "worker.reward.reward_function_kwargs",
+    "data.format_prompt_path": "data.format_prompt",
+}
+"""What settings were called in earlier versions."""
+
+EASYR1 = Table(
+    system="EasyR1",
+    command="train_ppo_ray",
+    settings=(*DATA, *ALGORITHM, *ACTOR, *ROLLOUT, *REF_AND_REWARD, *CRITIC, *TRAINER),
+    rules=RULES,
+    names=OLD_NAMES,
+)

@@ -1,0 +1,219 @@
+"""What EasyR1's settings of rows, machines, rewards and records are here, where a flag does not take one as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+from lmm_r1.config.conversion.easyr1_algorithm import ALGORITHM_RULES, Results
+from lmm_r1.config.conversion.table import Flag, Given, Note, Rule
+from lmm_r1.errors import UserError
+
+TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow")
+OWN_RECORDS = ("console", "file")
+"""A run's progress in the terminal and its records in the run folder, which are always there."""
+KEEP_ALL = 1_000_000
+"""Checkpoints, where none is to be deleted."""
+
+
+def _rows(given: Given) -> Results:
+    names, split = yield from _files(given, "data.train_files")
+    if names:
+        yield Flag("data.prompt_dataset", ",".join(names))
+    if split:
+        yield Flag("data.prompt_split", split)
+
+
+def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str], str | None]]:
+    """Return the names of a setting's files and their split, which stands behind an @."""
+    files = given[setting]
+    listed = [str(file).partition("@") for file in (files if isinstance(files, list) else [files]) if file]
+    splits = sorted({split for _, _, split in listed if split})
+    if len(splits) > 1:
+        yield Note(
+            "without counterpart", setting, f"one split is taken of all files, {splits[0]}, of {', '.join(splits)}"
+        )
+    return [name for name, _, _ in listed], splits[0] if splits else None
+
+
+def _lengths(given: Given) -> Results:
+    prompt, response = given.whole("data.max_prompt_length"), given.whole("data.max_response_length")
+    yield Flag("data.max_len", prompt + response)
+    yield Flag("rollout.max_new_tokens", response)
+    yield Note(
+        "derived",
+        "data.max_prompt_length, data.max_response_length",
+        f"--data.max_len {prompt + response} is both together, prompt with images ({prompt}) and response ({response})",
+    )
+    if given.switch("data.filter_overlong_prompts"):
+        yield Flag("data.overlong_prompts", "skip")
+    else:
+        yield Flag("data.overlong_prompts", "error")
+        yield Note(
+            "another meaning",
+            "data.filter_overlong_prompts",
+            "a longer prompt is cut there; here none ever is, and a run stops at one that is too long",
+        )
+
+
+def _seed(given: Given) -> Results:
+    yield Flag("train.seed", given.whole("data.seed"))
+    if given.has("data.seed"):
+        yield Note("another meaning", "data.seed", "--train.seed seeds all that is random, not only the order of rows")
+
+
+def _gpus(given: Given) -> Results:
+    nodes, per_node = given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node")
+    for model in ("actor", "ref", *(("critic",) if given.text("algorithm.adv_estimator") == "gae" else ())):
+        yield Flag(f"{model}.num_nodes", nodes)
+        yield Flag(f"{model}.num_gpus_per_node", per_node)
+    parallel = given.whole("worker.rollout.tensor_parallel_size")
+    if parallel < 1 or nodes * per_node % parallel:
+        raise UserError(
+            f"worker.rollout.tensor_parallel_size {parallel} does not divide the {nodes * per_node} GPUs of "
+            f"trainer.nnodes x trainer.n_gpus_per_node; correct one of them"
+        )
+    yield Flag("vllm.num_engines", nodes * per_node // parallel)
+    yield Flag("vllm.tensor_parallel_size", parallel)
+    yield Flag("vllm.enable_sleep", True)
+    yield Flag("train.colocate_all", True)
+    yield Note(
+        "derived",
+        "trainer.nnodes, trainer.n_gpus_per_node",
+        "all models and engines share the same GPUs and take turns, as they do there",
+    )
+
+
+def _validation(given: Given) -> Results:
+    names, split = yield from _files(given, "data.val_files")
+    steps = given.whole("trainer.val_freq")
+    if not names or steps < 1:
+        for setting in ("data.val_files", "trainer.val_freq"):
+            if given.has(setting) and (names if setting == "data.val_files" else steps >= 1):
+                yield Note(
+                    "without counterpart", setting, "data.val_files are evaluated on with trainer.val_freq above 0"
+                )
+        return
+    yield Flag("eval.dataset", names[0])
+    if len(names) > 1:
+        yield Note(
+            "without counterpart", "data.val_files", f"one is taken, {names[0]}; put the rows of all into one file"
+        )
+    if split:
+        yield Flag("eval.split", split)
+    yield Flag("eval.steps", steps)
+
+
+def _evaluation_sampling(given: Given) -> Results:
+    override = given.group("worker.rollout.val_override_config")
+    for name, flag, sampled in (
+        ("n", "eval.n_samples_per_prompt", "worker.rollout.n"),
+        ("temperature", "eval.temperature", "worker.rollout.temperature"),
+    ):
+        yield Flag(flag, override.get(name, given[sampled]))
+    for name, value in override.items():
+        # What training samples with, too, is no difference.
+        same = name == "top_p" and value == given["worker.rollout.top_p"]
+        if name not in ("n", "temperature") and not same:
+            yield Note(
+                "without counterpart",
+                f"worker.rollout.val_override_config.{name}",
+                "evaluation samples as --rollout says, but for --eval.temperature and --eval.n_samples_per_prompt",
+            )
+
+
+def _reward(given: Given) -> Results:
+    function = given.text("worker.reward.reward_function")
+    if function is not None:
+        path, _, name = function.partition(":")
+        yield Flag("reward.remote_url", f"{path}:{name or 'main'}")
+    arguments = given.group("worker.reward.reward_function_kwargs")
+    if arguments:
+        yield Flag("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
+    if (kind := given["worker.reward.reward_type"]) is not None:
+        yield Note(
+            "another meaning",
+            "worker.reward.reward_type",
+            f'the file itself says it: put REWARD_TYPE = "{kind}" into it where that is missing',
+        )
+
+
+def _critic(given: Given) -> Results:
+    """A critic learns from the policy's batches, as far as it has settings of its own."""
+    own = {
+        "model.model_path": "critic.model_name_or_path",
+        "max_grad_norm": "critic.max_norm",
+        "cliprange_value": "critic.value_clip",
+        "optim.lr": "critic.adam.lr",
+        "optim.betas": "critic.adam.betas",
+        "optim.weight_decay": "critic.adam.weight_decay",
+        "optim.lr_warmup_ratio": "critic.lr_warmup_ratio",
+    }
+    shared = {
+        "global_batch_size": "worker.actor.global_batch_size",
+        "micro_batch_size_per_device_for_update": "worker.actor.micro_batch_size_per_device_for_update",
+        "micro_batch_size_per_device_for_experience": "worker.actor.micro_batch_size_per_device_for_experience",
+        "loss_avg_mode": "worker.actor.loss_avg_mode",
+        "ppo_epochs": "worker.actor.ppo_epochs",
+    }
+    has_critic = given.text("algorithm.adv_estimator") == "gae"
+    for name in (*own, *shared):
+        setting = f"worker.critic.{name}"
+        if not given.has(setting):
+            continue
+        if not has_critic:
+            yield Note("without counterpart", setting, "only gae has a critic")
+        elif name in own:
+            yield Flag(own[name], given[setting])
+        elif given[setting] != given[shared[name]]:
+            yield Note("without counterpart", setting, f"the critic shares {shared[name]}")
+    warmup = given.whole("trainer.critic_warmup")
+    if warmup and not has_critic:
+        yield Note("without counterpart", "trainer.critic_warmup", "only gae has a critic")
+    elif warmup > 1:
+        yield Flag("critic.freezing_steps", warmup - 2)
+        yield Note(
+            "derived",
+            "trainer.critic_warmup",
+            f"the policy learns from step {warmup} on, counted from 1, so after step {warmup - 2} counted from 0",
+        )
+
+
+def _records(given: Given) -> Results:
+    name, project = given.text("trainer.experiment_name"), given.text("trainer.project_name")
+    yield Flag("logger.wandb.run_name", name)
+    folder = given.text("trainer.save_checkpoint_path") or f"checkpoints/{project}/{name}"
+    yield Flag("ckpt.output_dir", folder)
+    yield Note(
+        "another meaning",
+        "trainer.save_checkpoint_path",
+        f"--ckpt.output_dir {folder} holds the run's records and its final model, too",
+    )
+    asked = given["trainer.logger"]
+    names = [str(entry) for entry in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
+    yield Flag("logger.trackers", [tracker for tracker in names if tracker in TRACKERS])
+    for unknown in names:
+        if unknown not in (*TRACKERS, *OWN_RECORDS):
+            yield Note(
+                "without counterpart", "trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}"
+            )
+    limit = given.whole("trainer.save_limit")
+    yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
+    if given.switch("trainer.save_model_only"):
+        yield Flag("ckpt.disable_ds", True)
+        yield Flag("ckpt.save_hf", True)
+        yield Note("another meaning", "trainer.save_model_only", "a stopped run can then not be continued")
+
+
+RULES: tuple[Rule, ...] = (
+    *ALGORITHM_RULES,
+    _rows,
+    _lengths,
+    _seed,
+    _gpus,
+    _validation,
+    _evaluation_sampling,
+    _reward,
+    _critic,
+    _records,
+)

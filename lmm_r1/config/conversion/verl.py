@@ -1,0 +1,195 @@
+"""verl's settings (`actor_rollout_ref`), as far as Mini-o3's commands give them.
+
+EasyR1 is made of verl, so its rules hold here, too: settings have its names, and defaults of verl's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lmm_r1.config.conversion.easyr1 import EASYR1
+from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
+
+_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+
+NAMES = {
+    "data.train_batch_size": "data.rollout_batch_size",
+    "data.gen_batch_size": "data.mini_rollout_batch_size",
+    f"{_ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
+    f"{_ACTOR}.grad_clip": "worker.actor.max_grad_norm",
+    f"{_ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
+    f"{_ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
+    f"{_ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
+    f"{_ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
+    f"{_ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
+    f"{_ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
+    f"{_ACTOR}.strategy": "worker.actor.strategy",
+    f"{_ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
+    f"{_ACTOR}.kl_loss_type": "algorithm.kl_penalty",
+    f"{_ACTOR}.kl_loss_coef": "algorithm.kl_coef",
+    f"{_ACTOR}.optim.lr": "worker.actor.optim.lr",
+    f"{_ACTOR}.optim.betas": "worker.actor.optim.betas",
+    f"{_ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
+    f"{_ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
+    f"{_ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
+    f"{_ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
+    f"{_ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
+    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
+    "actor_rollout_ref.model.use_remove_padding": "worker.actor.padding_free",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "worker.actor.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.model.trust_remote_code": "worker.actor.model.trust_remote_code",
+    "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
+    "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
+    "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
+    f"{_ROLLOUT}.n": "worker.rollout.n",
+    f"{_ROLLOUT}.temperature": "worker.rollout.temperature",
+    f"{_ROLLOUT}.top_p": "worker.rollout.top_p",
+    f"{_ROLLOUT}.top_k": "worker.rollout.top_k",
+    f"{_ROLLOUT}.dtype": "worker.rollout.dtype",
+    f"{_ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
+    f"{_ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
+    f"{_ROLLOUT}.enforce_eager": "worker.rollout.enforce_eager",
+    f"{_ROLLOUT}.enable_chunked_prefill": "worker.rollout.enable_chunked_prefill",
+    f"{_ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
+    f"{_ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
+    f"{_ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
+    f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
+    "trainer.test_freq": "trainer.val_freq",
+    "trainer.default_local_dir": "trainer.save_checkpoint_path",
+    "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
+}
+"""EasyR1's names for what verl calls otherwise."""
+
+DEFAULTS: dict[str, object] = {
+    "data.prompt_key": "problem",
+    "data.answer_key": "solution",
+    "data.rollout_batch_size": 1024,
+    "data.filter_overlong_prompts": False,
+    "data.min_pixels": None,
+    "data.max_pixels": None,
+    "worker.actor.micro_batch_size_per_device_for_update": 1,
+    "worker.actor.micro_batch_size_per_device_for_experience": 1,
+    "worker.actor.clip_ratio_high": 0.2,
+    "worker.actor.dynamic_batching": False,
+    "worker.actor.padding_free": False,
+    "worker.actor.model.enable_gradient_checkpointing": False,
+    "worker.rollout.gpu_memory_utilization": 0.5,
+    "worker.rollout.enable_chunked_prefill": True,
+    "trainer.total_epochs": 30,
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "gsm8k",
+    "trainer.find_last_checkpoint": True,
+}
+"""Of verl and of Mini-o3's rows, where they are not EasyR1's."""
+
+_TURNS = "several turns with tools are not available in this version: one response is trained per prompt"
+_JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
+_REJECTION = "groups are drawn until the batch is full or the prompts are used up"
+_SAME = "what happens here anyway, or of no use here"
+_ABSENT = {
+    _TURNS: (
+        "data.system_prompt data.tool_call data.use_tgt_size data.return_raw_chat data.mask_blank data.tool_call_penalty "
+        f"{_ACTOR}.ignore_exceed {_ACTOR}.ignore_void {_ACTOR}.use_multi_turn_response_mask {_ROLLOUT}.name "
+        f"{_ROLLOUT}.max_generation_round {_ROLLOUT}.val_max_generation_round {_ROLLOUT}.val_limit_mm_per_prompt "
+        f"{_ROLLOUT}.max_total_response_length {_ROLLOUT}.use_raw_image {_ROLLOUT}.multi_turn_prompt_type "
+        f"{_ROLLOUT}.use_relative_coordinates {_ROLLOUT}.stop {_ROLLOUT}.save_traj {_ROLLOUT}.save_traj_dir"
+    ),
+    _JUDGE: (
+        "data.acc_reward_weight data.format_reward_weight data.general_qa_reward_fn data.gpt_general_qa_reward_fn "
+        "data.gpt_extract_answer data.extract_answer_tags data.gpt_threads reward_model.reward_manager "
+        "reward_model.use_hybrid_reward_manager"
+    ),
+    _REJECTION: "trainer.rejection_sample_multiplier trainer.max_num_gen_batches",
+    _SAME: (
+        f"{_ROLLOUT}.vllm_infer_batch_size {_ROLLOUT}.mode {_ROLLOUT}.free_cache_engine "
+        f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
+        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope"
+    ),
+}
+_RULED = (
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.kl_coef",
+    f"{_ACTOR}.entropy_coeff",
+    f"{_ACTOR}.clip_ratio",
+    "trainer.rejection_sample",
+    f"{_ROLLOUT}.limit_mm_per_prompt",
+    f"{_ROLLOUT}.val_n",
+    f"{_ROLLOUT}.val_do_sample",
+    "custom_reward_function.path",
+    "custom_reward_function.name",
+)
+
+
+def _kl(given: Given) -> Iterator[Flag | Note]:
+    """verl has a KL penalty as a loss, in the reward, or, by default, none."""
+    if given["algorithm.use_kl_in_reward"]:
+        coefficient = given["algorithm.kl_ctrl.kl_coef"]
+        yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
+        return
+    if not given.switch("algorithm.use_kl_loss"):
+        yield Flag("algo.kl.init_coef", 0.0)
+        yield Note(
+            "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
+        )
+    if given.has("algorithm.kl_ctrl.kl_coef"):
+        yield Note("without counterpart", "algorithm.kl_ctrl.kl_coef", "of use with algorithm.use_kl_in_reward alone")
+
+
+def _sampling(given: Given) -> Iterator[Flag | Note]:
+    """verl validates with one greedy response unless it is told otherwise."""
+    if given.has(f"{_ROLLOUT}.limit_mm_per_prompt"):
+        yield Flag("data.max_images_per_prompt", given.group(f"{_ROLLOUT}.limit_mm_per_prompt").get("image", 0))
+    yield Flag("eval.n_samples_per_prompt", given.whole(f"{_ROLLOUT}.val_n") if given.has(f"{_ROLLOUT}.val_n") else 1)
+    sampled = given[f"{_ROLLOUT}.val_do_sample"]
+    yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
+
+
+def _policy(given: Given) -> Iterator[Flag | Note]:
+    if given["trainer.rejection_sample"]:
+        yield Flag("algo.dynamic_filtering_enable", True)
+        yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
+        yield Note(
+            "another meaning",
+            "trainer.rejection_sample",
+            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
+        )
+    if given[f"{_ACTOR}.entropy_coeff"]:
+        yield Flag("actor.entropy_coef", given.number(f"{_ACTOR}.entropy_coeff"))
+    if given[f"{_ACTOR}.clip_ratio"] is not None:
+        both = given.number(f"{_ACTOR}.clip_ratio")
+        sides = [f"worker.actor.clip_ratio_{side}" for side in ("low", "high")]
+        yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
+    path = given.text("custom_reward_function.path")
+    if path is not None:
+        yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
+        yield Note(
+            "another meaning",
+            "custom_reward_function.path",
+            "verl calls it with data_source, solution_str, ground_truth and extra_info; write "
+            "reward_func(queries, prompts, labels, responses, datasources) around it",
+        )
+
+
+_EXTRA = tuple(
+    Setting(name=name, says=says, default=None, harmless=(None,))
+    for says, names in _ABSENT.items()
+    for name in names.split()
+)
+
+VERL = Table(
+    system="verl",
+    command="train_ppo_ray",
+    settings=(
+        *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
+        *(Setting(name=name, by_rule=True, default=None) for name in _RULED),
+        *_EXTRA,
+    ),
+    # The last word on a flag is that of the last rule.
+    rules=(*EASYR1.rules, _kl, _sampling, _policy),
+    names=NAMES,
+)

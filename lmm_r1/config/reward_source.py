@@ -1,0 +1,59 @@
+"""What `--reward.remote_url` names where it is no address: a function in a Python file."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.errors import UserError
+
+_FUNCTION = re.compile(r"(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFunction:
+    """A user's reward function, as the flags describe it."""
+
+    path: str
+    name: str | None
+    """None takes the one that the file has of those known by name."""
+    arguments: Mapping[str, object]
+    """What it is given by name beside the samples."""
+    score_key: str | None
+    """The part of its result that is the score; None takes what the function says is one, else the reward."""
+
+
+def reward_function(reward: RewardConfig) -> RewardFunction | None:
+    """Return the function that gives the rewards, None where a server or a model does.
+
+    Raises:
+        UserError: settings of a function contradict others, or are no JSON.
+    """
+    match = _FUNCTION.fullmatch(reward.remote_url or "")
+    if match is None or match["path"].startswith(("http://", "https://")):
+        for flag in ("function_kwargs", "score_key"):
+            if getattr(reward, flag) is not None:
+                raise UserError(
+                    f"--reward.{flag} {getattr(reward, flag)} is for a reward function: give one as "
+                    f"--reward.remote_url FILE.py, not {reward.remote_url}"
+                )
+        return None
+    return RewardFunction(
+        path=match["path"],
+        name=match["name"],
+        arguments=_arguments(reward.function_kwargs),
+        score_key=reward.score_key,
+    )
+
+
+def _arguments(text: str | None) -> Mapping[str, object]:
+    if text is None:
+        return {}
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--reward.function_kwargs {text} is no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise UserError(f"--reward.function_kwargs {text} must be a JSON object, such as '{{\"weight\": 0.1}}'")
+    return arguments

@@ -1,0 +1,312 @@
+"""The example configurations of EasyR1, LMM-R1 and Mini-o3 become the flags that were worked out by hand."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.conversion_examples import (
+    EASYR1_FLAGS,
+    EASYR1_KEYS,
+    EASYR1_LEFT_OUT,
+    EASYR1_SCRIPTS,
+    HOPED,
+    HOPED_SETTINGS,
+    LMM_R1_FLAGS,
+    LMM_R1_SCRIPTS,
+    VL7B,
+)
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.convert_config import main
+from lmm_r1.cli.yaml_file import parse_settings
+from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config.conversion import Conversion, convert, read_run, to_document
+from lmm_r1.config.conversion.easyr1 import EASYR1
+from lmm_r1.config.conversion.openrlhf_06 import TABLES, old_flag
+from lmm_r1.config.conversion.verl import VERL
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.contract
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "conversion"
+EASYR1_FILE = DATA / "easyr1.yaml"
+KNOWN = dotted.leaf_types(PPOConfig)
+
+
+def converted(path: Path, *overrides: str) -> Conversion:
+    run = read_run(path, overrides)
+    return convert(run.values, run.table, shown=run.shown)
+
+
+def left_out(conversion: Conversion) -> set[str]:
+    return {note.subject for note in conversion.notes if note.kind == "without counterpart"}
+
+
+def there(flags: dict[str, object]) -> dict[str, object]:
+    """The expected flags of this version: None stands for a flag that is not written down."""
+    return {name: value for name, value in flags.items() if name in KNOWN and (value is not None or name in HOPED)}
+
+
+def read_back(conversion: Conversion) -> PPOConfig | SFTConfig:
+    """The config that our own parser makes of the written file."""
+    config_class = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}[conversion.command]
+    document = to_document(conversion, source="a test", system="another")
+    return dotted.replace(config_class(), parse_settings(document, dotted.leaf_types(config_class), source="document"))
+
+
+@pytest.mark.parametrize("script", EASYR1_SCRIPTS)
+def test_an_example_of_easyr1_becomes_the_flags_worked_out_by_hand(script, tmp_path):
+    overrides, changes, more_left_out = EASYR1_SCRIPTS[script]
+    conversion = converted(EASYR1_FILE, *overrides.split())
+    assert conversion.flags == there(EASYR1_FLAGS | HOPED | changes)
+    missing = {theirs for ours, theirs in HOPED_SETTINGS.items() if ours not in KNOWN}
+    expected = EASYR1_LEFT_OUT | missing | more_left_out
+    if "ds.lora.alpha" in changes:
+        expected -= {"worker.actor.model.lora.alpha", "worker.actor.model.lora.target_modules"}
+    assert left_out(conversion) == expected
+    config = read_back(conversion)
+    # A file with a template is not there to be read.
+    resolved = resolve(
+        config if "data.prompt_template" not in KNOWN else dotted.replace(config, {"data.prompt_template": None})
+    )
+    assert resolved.rollout.batch_size == 512
+
+
+@pytest.mark.parametrize("script", LMM_R1_SCRIPTS)
+def test_a_script_of_lmm_r1_becomes_the_flags_worked_out_by_hand(script):
+    rows, estimator, lr, folder, changes = LMM_R1_SCRIPTS[script]
+    own = {
+        "data.prompt_dataset": f"./{rows}",
+        "algo.advantage.estimator": estimator,
+        "actor.adam.lr": lr,
+        "ckpt.output_dir": folder,
+        "logger.wandb.run_name": script,
+    }
+    conversion = converted(DATA / f"lmm_r1_{script}.bash")
+    assert conversion.flags == there(LMM_R1_FLAGS | own | changes)
+    assert left_out(conversion) == set()
+    told = {note.subject for note in conversion.notes}
+    frozen = {"freeze_prefix"} if script == "sokoban" else set()
+    assert told == {"use_wandb", "vllm_sync_backend", "flash_attn", "prompt_max_len, generate_max_len"} | frozen
+    assert resolve(read_back(conversion)).algo.advantage.estimator == estimator
+
+
+def test_mini_o3_becomes_what_can_be_trained_here_and_a_list_of_what_cannot():
+    conversion = converted(DATA / "mini_o3.bash")
+    expected = {
+        "data.prompt_dataset": "/data/minio3/VisualProbe_train/train.json,/data/minio3/DeepEyes_train_4K/train.json",
+        "data.label_key": "solution",
+        "data.max_len": 16384,
+        "data.max_images_per_prompt": 12,
+        "rollout.batch_size": 256,
+        "rollout.n_samples_per_prompt": 16,
+        "train.batch_size": 512,  # 32 prompts x 16
+        "actor.eps_clip_low_high": [0.2, 0.3],
+        "actor.num_nodes": 8,
+        "vllm.num_engines": 64,
+        "algo.kl.init_coef": 0.0,
+        "algo.dynamic_filtering_enable": True,
+        "algo.dynamic_filtering_range": [0.0, 1.0],
+        "eval.n_samples_per_prompt": 1,
+        "eval.temperature": 0.0,
+        "eval.steps": 5,
+        "ckpt.output_dir": "./save",
+        "train.num_episodes": 100,
+        "train.dynamic_batch_enable": False,
+    }
+    assert {name: conversion.flags[name] for name in expected} == expected
+    assert {
+        "actor_rollout_ref.rollout.max_generation_round",
+        "actor_rollout_ref.actor.ignore_exceed",
+        "data.tool_call",
+        "reward_model.use_hybrid_reward_manager",
+        "algorithm.kl_ctrl.kl_coef",
+    } <= left_out(conversion)
+    # Notes have the names of the file, not those of the table.
+    assert not any("worker." in note.subject + note.text for note in conversion.notes)
+    read_back(conversion)
+
+
+OTHER_VALUES: dict[str, object] = {
+    "algorithm.adv_estimator": "rloo",
+    "algorithm.kl_penalty": "mse",
+    "algorithm.kl_type": "adaptive",
+    "algorithm.filter_key": "accuracy",
+    "data.train_files": "other@test",
+    "data.val_files": "other",
+    "trainer.logger": ["mlflow"],
+    "trainer.n_gpus_per_node": 4,
+    "trainer.critic_warmup": 4,
+    "worker.actor.loss_type": "gspo",
+    "worker.actor.loss_avg_mode": "seq",
+    "worker.actor.optim.betas": [0.8, 0.9],
+    "worker.actor.optim.lr_scheduler_type": "cosine",
+    "worker.actor.model.lora.exclude_modules": "none",
+    "worker.rollout.tensor_parallel_size": 1,
+    "worker.rollout.val_override_config": {"n": 8},
+    "worker.reward.reward_function_kwargs": {"weight": 1},
+    "worker.actor.model.override_config": {"a": 1},
+}
+
+
+def another(name: str, default: object) -> object:
+    """A value that is not the default."""
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, (int, float)) else "3"
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in EASYR1.settings])
+def test_no_setting_of_easyr1_is_ignored(name):
+    base = {"data.val_files": "v", "trainer.val_freq": 5, "worker.actor.dynamic_batching": True}
+    setting = EASYR1.by_name[name]
+    before = convert(base, EASYR1)
+    after = convert(base | {name: another(name, base.get(name, setting.default))}, EASYR1)
+    assert (before.flags, before.notes) != (after.flags, after.notes)
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in VERL.settings if setting.name not in EASYR1.by_name])
+def test_no_setting_of_verl_is_ignored(name):
+    special = {"actor_rollout_ref.rollout.limit_mm_per_prompt": {"image": 3}, "algorithm.use_kl_in_reward": True}
+    base = {"custom_reward_function.path": "r.py", "data.val_files": "v", "trainer.val_freq": 5}
+    before = convert(base, VERL)
+    after = convert(base | {name: special.get(name, "3")}, VERL)
+    assert (before.flags, before.notes) != (after.flags, after.notes)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, setting.name) for command, table in TABLES.items() for setting in table.settings]
+)
+def test_no_flag_of_openrlhf_06_is_ignored_or_unknown_to_the_trainers(command, name):
+    table = TABLES[command]
+    special = {
+        "limit_mm_per_prompt": {"image": 3},
+        "processor_kwargs": {"max_pixels": 3},
+        "adam_betas": [0.1, 0.2],
+        "ring_attn_size": 2,
+        "reward_clip_range": [0, 1],
+    }
+    default = table.by_name[name].default
+    base: dict[str, object] = {"eval_dataset": "e"}
+    before = convert(base, table)
+    value = special.get(name, True if default is False else another(name, default))
+    after = convert(base | {name: value}, table)
+    assert (before.flags, before.notes) != (after.flags, after.notes)
+    config_class = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}[command]
+    assert old_flag(name, config_class=config_class)
+
+
+def test_every_setting_that_easyr1_is_known_to_have_is_in_the_table():
+    group, listed = "", []
+    for word in EASYR1_KEYS.split():
+        if word.endswith(":"):
+            group = word[:-1]
+        else:
+            listed.append(f"{group}.{word}")
+    assert len(listed) > 100
+    assert set(listed) <= EASYR1.by_name.keys()
+
+
+def test_a_script_of_easyr1_is_read_with_the_file_that_it_names(tmp_path):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/config.yaml").write_text(EASYR1_FILE.read_text())
+    script = tmp_path / "examples/geo3k.sh"
+    script.write_text(
+        "set -x\nMODEL_PATH=Qwen/Qwen2.5-VL-7B-Instruct  # replace it\n\npython3 -m verl.trainer.main \\\n"
+        "    config=examples/config.yaml \\\n    worker.actor.model.model_path=${MODEL_PATH} \\\n    trainer.nnodes=2\n"
+    )
+    flags = converted(script, "trainer.nnodes=4").flags
+    assert (flags["actor.model_name_or_path"], flags["actor.num_nodes"]) == (VL7B, 4)
+    assert flags["vllm.num_engines"] == 16
+
+
+def test_an_earlier_name_is_understood_and_shown_as_it_was_given(tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text("trainer: {total_episodes: 3}\nworker: {reward: {score_function: 'r.py:f', reward_type: batch}}\n")
+    conversion = converted(file)
+    assert (conversion.flags["train.num_episodes"], conversion.flags["reward.remote_url"]) == (3, "r.py:f")
+    assert any('REWARD_TYPE = "batch"' in note.text for note in conversion.notes)
+
+
+def test_the_command_writes_a_file_that_the_trainer_takes(tmp_path, capsys):
+    out = tmp_path / "ours.yaml"
+    main([str(DATA / "lmm_r1_fre_text.bash"), "--output", str(out)])
+    printed = capsys.readouterr()
+    assert re.search(
+        r"ours.yaml: \d+ settings for train_ppo_ray; 0 have no counterpart, 2 mean something else", printed.out
+    )
+    assert printed.err == ""
+    config = parse(PPOConfig, ["--config", str(out)], prog="test", description="")
+    assert config.rollout.n_samples_per_prompt == 16
+    assert "# Run: lmm-r1 train_ppo_ray --config THIS_FILE" in out.read_text()
+    main([str(DATA / "lmm_r1_fre_text.bash")])
+    assert capsys.readouterr().out == out.read_text()
+
+
+def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
+    main([str(EASYR1_FILE), "worker.reward.reward_function=null"])
+    assert "train_ppo_ray will refuse this until it is mended: nothing gives rewards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.yaml", "data: [\n", "a.yaml:2: not valid YAML"),
+        ("a.yaml", "model: {a: 1}\n", "neither settings of EasyR1"),
+        ("a.yaml", "trainer:\n  nnodes: ${oc.env:N}\n", r"a.yaml:2: OmegaConf would put another value"),
+        ("a.yaml", "trainer: {nnodes: two}\n", "trainer.nnodes is 'two', and must be a number"),
+        ("a.yaml", "trainer: {n_gpus_per_node: 3}\n", "tensor_parallel_size 2 does not divide the 3 GPUs"),
+        ("a.yaml", "algorithm: {adv_estimator: best}\n", "adv_estimator 'best' is none that is known here"),
+        ("a.sh", "echo hello\n", "no command in it runs python -m openrlhf.cli."),
+        ("a.sh", "python -m openrlhf.cli.train_dpo --pretrain m\n", "openrlhf.cli.train_dpo is not converted"),
+        (
+            "a.sh",
+            "python -m openrlhf.cli.train_sft \\\n  --pretrain m \\\n  --dataset $DATA\n",
+            r"a.sh:3: cannot read \$DATA: it is not set in this file",
+        ),
+        (
+            "a.sh",
+            "D=$(ls | head)\npython -m openrlhf.cli.train_sft --dataset $D\n",
+            r"a.sh:1: cannot read \$\(ls \| head\): only bash could tell",
+        ),
+        (
+            "a.sh",
+            'if [ -n "$X" ]; then\n  D=a\nfi\npython -m openrlhf.cli.train_sft --dataset $D\n',
+            "a.sh:4: cannot read .D: line 2 sets it under a condition",
+        ),
+        (
+            "a.sh",
+            "python -m openrlhf.cli.train_sft --dataset a\npython -m openrlhf.cli.train_sft --dataset b\n",
+            "commands that train are in lines 1, 2",
+        ),
+        ("a.sh", "python -m openrlhf.cli.train_sft --dataset 'a\n", "a.sh:1: a quote ' is opened"),
+        ("a.sh", "python3 -m verl.trainer.main config=no.yaml a.b=1\n", "a.sh:1: no file no.yaml"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(name, content, said, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=said):
+        converted(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "argv", "said"),
+    [
+        (PPOConfig, ["--pretrain", "m"], "--pretrain is --actor.model_name_or_path here"),
+        (SFTConfig, ["--pretrain", "m"], "--pretrain is --model.model_name_or_path here"),
+        (PPOConfig, ["--micro_train_batch_size", "2"], "--micro_train_batch_size is --train.micro_batch_size here"),
+        (SFTConfig, ["--learning-rate=1e-6"], "--learning-rate is --adam.lr here"),
+        (PPOConfig, ["--l2", "0"], "--l2 is --actor.adam.weight_decay and --critic.adam.weight_decay here"),
+        (PPOConfig, ["--prompt_max_len", "9"], "--prompt_max_len is a part of --data.max_len here"),
+        (PPOConfig, ["--ptx_coef", "1"], "--ptx_coef has no counterpart here: there is no pre-training loss"),
+        (PPOConfig, ["--freeze_prefix", "visual"], "--freeze_prefix is --actor.freeze_visual_encoder here"),
+    ],
+)
+def test_a_trainer_that_is_given_an_old_flag_names_ours(config_class, argv, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(config_class, argv, prog="lmm-r1 train", description="")
+    assert stopped.value.code == 2
+    assert f"lmm-r1 train: error: {said}" in capsys.readouterr().err

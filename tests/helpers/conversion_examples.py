@@ -1,0 +1,337 @@
+"""What the example scripts of EasyR1 and LMM-R1 become here, worked out by hand, and the settings that EasyR1 has."""
+
+# Flags that not every version has; where they are missing, notes say so.
+HOPED = {
+    "data.min_pixels": 262144,
+    "data.max_pixels": 4194304,
+    "data.prompt_template": "./examples/format_prompt/math.jinja",
+    "data.video_key": "videos",
+    "data.video_fps": 2.0,
+    "data.image_dir": None,
+    "data.tokenizer_chat_template": None,
+    "train.max_steps": None,
+    "eval.before_training": True,
+}
+# data.val_batch_size, the two parts of val_override_config that are set, and what is shown of a validation.
+EASYR1_LEFT_OUT = {
+    "data.val_batch_size",
+    "worker.rollout.val_override_config.top_p",
+    "worker.actor.model.lora.alpha",
+    "worker.actor.model.lora.target_modules",
+    "trainer.val_generations_to_log",
+}
+HOPED_SETTINGS = {
+    "data.min_pixels": "data.min_pixels",
+    "data.max_pixels": "data.max_pixels",
+    "data.prompt_template": "data.format_prompt",
+    "eval.before_training": "trainer.val_before_train",
+}
+EASYR1_FLAGS = {
+    "actor.model_name_or_path": "Qwen/Qwen2.5-7B-Instruct",
+    "actor.num_nodes": 1,
+    "actor.num_gpus_per_node": 8,
+    "actor.gradient_checkpointing_enable": True,
+    "actor.freeze_visual_encoder": False,
+    "actor.adam.lr": 1e-6,
+    "actor.adam.betas": [0.9, 0.999],  # their default
+    "actor.adam.weight_decay": 0.01,
+    "actor.lr_scheduler": "constant_with_warmup",
+    "actor.lr_warmup_ratio": 0.0,
+    "actor.max_norm": 1.0,
+    "actor.eps_clip_low_high": [0.2, 0.3],
+    "actor.dual_clip": 3.0,
+    "actor.policy_loss_type": "ppo",
+    "actor.loss_agg_mode": "token-mean",
+    "algo.advantage.estimator": "group_norm",
+    "algo.kl.init_coef": 0.01,
+    "algo.kl.use_loss": True,
+    "algo.kl.estimator": "k3",
+    "algo.dynamic_filtering_enable": False,
+    "algo.dynamic_filtering_range": [0.01, 0.99],
+    "ckpt.output_dir": "checkpoints/easy_r1/qwen2_5_7b_math_grpo",
+    "ckpt.save_steps": 5,
+    "ckpt.max_num": 3,
+    "ckpt.load_enable": True,
+    "data.prompt_dataset": "hiyouga/math12k",
+    "data.prompt_split": "train",
+    "data.input_key": "problem",
+    "data.label_key": "answer",
+    "data.image_key": "images",
+    "data.max_images_per_prompt": 0,
+    "data.max_len": 4096,  # 2048 + 2048
+    "data.overlong_prompts": "skip",
+    "ds.zero_stage": 3,
+    "ds.param_dtype": "bf16",
+    "ds.enable_sleep": True,
+    "ds.packing_samples": True,
+    "ds.ulysses_size": 1,
+    "ds.lora.rank": 0,
+    "eval.dataset": "hiyouga/math12k",
+    "eval.split": "test",
+    "eval.steps": 5,
+    "eval.n_samples_per_prompt": 1,
+    "eval.temperature": 0.6,
+    "logger.trackers": ["wandb"],
+    "logger.wandb.project": "easy_r1",
+    "logger.wandb.run_name": "qwen2_5_7b_math_grpo",
+    "ref.num_nodes": 1,
+    "ref.num_gpus_per_node": 8,
+    "ref.offload": True,
+    "reward.remote_url": "./examples/reward_function/math.py:compute_score",
+    "rollout.batch_size": 512,
+    "rollout.n_samples_per_prompt": 5,
+    "rollout.max_new_tokens": 2048,
+    "rollout.temperature": 1.0,
+    "rollout.top_p": 1.0,
+    "rollout.micro_batch_size": 2,
+    "rollout.max_tokens_per_gpu": 8192,  # 2 x 4096
+    "train.batch_size": 640,  # 128 prompts x 5
+    "train.micro_batch_size": 1,
+    "train.max_tokens_per_gpu": 4096,
+    "train.dynamic_batch_enable": True,
+    "train.colocate_all": True,
+    "train.num_episodes": 15,
+    "train.seed": 1,
+    "train.trust_remote_code": False,
+    "vllm.num_engines": 4,  # 8 GPUs, 2 each
+    "vllm.tensor_parallel_size": 2,
+    "vllm.gpu_memory_utilization": 0.6,
+    "vllm.enable_sleep": True,
+    "vllm.enforce_eager": False,
+}
+
+GEO3K = "data.train_files=hiyouga/geometry3k@train data.val_files=hiyouga/geometry3k@test"
+GEO3K_FLAGS = {"data.prompt_dataset": "hiyouga/geometry3k", "eval.dataset": "hiyouga/geometry3k"}
+
+
+def named(name: str) -> dict[str, object]:
+    return {"logger.wandb.run_name": name, "ckpt.output_dir": f"checkpoints/easy_r1/{name}"}
+
+
+def a_model(path: str, name: str) -> dict[str, object]:
+    return {"actor.model_name_or_path": path, **named(name)}
+
+
+VL7B, VL3B = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
+BF16 = "worker.actor.fsdp.torch_dtype=bf16 worker.actor.optim.strategy=adamw_bf16"
+ONE_ENGINE_PER_GPU = {"vllm.num_engines": 8, "vllm.tensor_parallel_size": 1}
+# What each example script of EasyR1 gives beside the file, what that changes, and what is left out more.
+EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
+    "qwen2_5_7b_math_grpo": ("", {}, set()),
+    "qwen2_5_vl_7b_geo3k_grpo": (
+        f"{GEO3K} worker.actor.model.model_path={VL7B} trainer.experiment_name=qwen2_5_vl_7b_geo_grpo",
+        GEO3K_FLAGS | a_model(VL7B, "qwen2_5_vl_7b_geo_grpo"),
+        set(),
+    ),
+    "qwen2_5_vl_3b_geo3k_grpo": (
+        f"{GEO3K} worker.actor.model.model_path={VL3B} worker.rollout.tensor_parallel_size=1 "
+        "trainer.experiment_name=qwen2_5_vl_3b_geo_grpo trainer.n_gpus_per_node=2",
+        GEO3K_FLAGS
+        | a_model(VL3B, "qwen2_5_vl_3b_geo_grpo")
+        | {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2}
+        | {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 1},
+        set(),
+    ),
+    "qwen2_5_vl_32b_geo3k_grpo": (
+        f"{GEO3K} worker.actor.micro_batch_size_per_device_for_update=1 "
+        f"worker.actor.micro_batch_size_per_device_for_experience=8 {BF16} worker.rollout.tensor_parallel_size=8 "
+        "trainer.nnodes=2",
+        GEO3K_FLAGS
+        | {"rollout.micro_batch_size": 8, "rollout.max_tokens_per_gpu": 8 * 4096}
+        | {"actor.num_nodes": 2, "ref.num_nodes": 2, "vllm.num_engines": 2, "vllm.tensor_parallel_size": 8},
+        {"worker.actor.optim.strategy"},
+    ),
+    "qwen3_14b_dapo17k_dapo": (
+        "data.max_prompt_length=2048 data.max_response_length=20480 data.mini_rollout_batch_size=1536 "
+        "worker.actor.micro_batch_size_per_device_for_experience=8 worker.actor.optim.weight_decay=0.1 "
+        "worker.actor.optim.lr_warmup_steps=10 worker.actor.global_batch_size=32 worker.actor.clip_ratio_high=0.28 "
+        "worker.actor.clip_ratio_dual=10.0 worker.rollout.n=16 worker.rollout.max_num_batched_tokens=22528 "
+        'worker.rollout.val_override_config={"n":16,"temperature":1.0,"top_p":0.7} '
+        "worker.rollout.gpu_memory_utilization=0.8 "
+        "worker.reward.reward_function=./examples/reward_function/dapo.py:compute_score "
+        'worker.reward.reward_function_kwargs={"max_response_length":20480,"overlong_buffer_length":4096} '
+        "algorithm.disable_kl=True algorithm.online_filtering=True algorithm.filter_key=accuracy_normalized "
+        "trainer.total_epochs=10 trainer.max_try_make_batch=10",
+        {
+            "data.max_len": 22528,
+            "rollout.max_new_tokens": 20480,
+            "train.max_tokens_per_gpu": 22528,
+            "rollout.micro_batch_size": 8,
+            "rollout.max_tokens_per_gpu": 180224,  # 8 x 22528
+            "rollout.n_samples_per_prompt": 16,
+            "train.batch_size": 512,  # 32 x 16
+            "actor.adam.weight_decay": 0.1,
+            "actor.eps_clip_low_high": [0.2, 0.28],
+            "actor.dual_clip": 10.0,
+            "vllm.gpu_memory_utilization": 0.8,
+            "eval.n_samples_per_prompt": 16,
+            "eval.temperature": 1.0,
+            "reward.remote_url": "./examples/reward_function/dapo.py:compute_score",
+            "reward.function_kwargs": '{"max_response_length": 20480, "overlong_buffer_length": 4096}',
+            "reward.score_key": "accuracy_normalized",
+            "algo.kl.init_coef": 0.0,
+            "algo.kl.use_loss": None,
+            "algo.kl.estimator": None,
+            "algo.dynamic_filtering_enable": True,
+            "train.num_episodes": 10,
+        },
+        {
+            "data.mini_rollout_batch_size",
+            "worker.actor.optim.lr_warmup_steps",
+            "worker.rollout.max_num_batched_tokens",
+            "trainer.max_try_make_batch",
+        },
+    ),
+    "qwen2_5_vl_7b_geo3k_dapo": (
+        f"{GEO3K} worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True algorithm.online_filtering=True",
+        GEO3K_FLAGS
+        | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
+        | {"algo.kl.use_loss": None, "algo.kl.estimator": None},
+        set(),
+    ),
+    "qwen2_5_vl_7b_geo3k_gspo": (
+        f"{GEO3K} worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq worker.actor.clip_ratio_low=3e-4 "
+        "worker.actor.clip_ratio_high=4e-4 algorithm.disable_kl=True",
+        GEO3K_FLAGS
+        | {"actor.policy_loss_type": "gspo", "actor.loss_agg_mode": "seq-mean-token-mean"}
+        | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
+        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None},
+        set(),
+    ),
+    "qwen2_5_vl_7b_geo3k_cispo": (
+        f"{GEO3K} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
+        GEO3K_FLAGS | {"actor.eps_clip_low_high": [0.0, 4.0]},
+        {"worker.actor.loss_type"},
+    ),
+    "qwen2_5_vl_7b_geo3k_sapo": (
+        f"{GEO3K} worker.actor.loss_type=sapo worker.actor.tau_positive=1.0 worker.actor.tau_negative=1.05",
+        GEO3K_FLAGS,
+        {"worker.actor.loss_type", "worker.actor.tau_positive", "worker.actor.tau_negative"},
+    ),
+    "qwen2_5_vl_7b_geo3k_reinforce": (
+        f"{GEO3K} algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_loss=false algorithm.kl_penalty=kl "
+        "algorithm.kl_coef=1.0e-3",
+        GEO3K_FLAGS
+        | {"algo.advantage.estimator": "reinforce", "algo.kl.init_coef": 0.001}
+        | {"algo.kl.use_loss": False, "algo.kl.estimator": "k1"},
+        set(),
+    ),
+    "qwen3_4b_math_grpo_lora": (
+        "worker.actor.model.lora.rank=64 worker.actor.model.lora.alpha=64 worker.actor.optim.lr=1e-5 "
+        "worker.rollout.tensor_parallel_size=1 trainer.n_gpus_per_node=1",
+        {
+            "ds.lora.rank": 64,
+            "ds.lora.alpha": 64,
+            "ds.lora.target_modules": ["all-linear"],
+            "actor.adam.lr": 1e-5,
+            "actor.num_gpus_per_node": 1,
+            "ref.num_gpus_per_node": 1,
+            "vllm.num_engines": 1,
+            "vllm.tensor_parallel_size": 1,
+        },
+        set(),
+    ),
+    "qwen2_5_vl_3b_geoqa8k_grpo": (
+        "data.train_files=leonardPKU/GEOQA_8K_R1V@train data.val_files=leonardPKU/GEOQA_8K_R1V@test "
+        "data.format_prompt=./examples/format_prompt/r1v.jinja worker.rollout.tensor_parallel_size=1 "
+        "worker.reward.reward_function=./examples/reward_function/r1v.py:compute_score",
+        {
+            "data.prompt_dataset": "leonardPKU/GEOQA_8K_R1V",
+            "eval.dataset": "leonardPKU/GEOQA_8K_R1V",
+            "data.prompt_template": "./examples/format_prompt/r1v.jinja",
+            "reward.remote_url": "./examples/reward_function/r1v.py:compute_score",
+            **ONE_ENGINE_PER_GPU,
+        },
+        set(),
+    ),
+    "qwen2_5_vl_3b_clevr70k_grpo": (
+        "data.train_files=BUAADreamer/clevr_count_70k@train data.val_files=BUAADreamer/clevr_count_70k@test "
+        "worker.rollout.tensor_parallel_size=1",
+        {"data.prompt_dataset": "BUAADreamer/clevr_count_70k", "eval.dataset": "BUAADreamer/clevr_count_70k"}
+        | ONE_ENGINE_PER_GPU,
+        set(),
+    ),
+    "glm4.1v_base_geo3k_grpo": (f"{GEO3K} worker.actor.padding_free=False", GEO3K_FLAGS, set()),
+}
+
+LMM_R1_FLAGS = {
+    "actor.model_name_or_path": VL3B,
+    "actor.num_nodes": 1,
+    "actor.num_gpus_per_node": 8,
+    "actor.gradient_checkpointing_enable": True,
+    "algo.kl.init_coef": 0.001,
+    "algo.kl.estimator": "k1",
+    "ckpt.save_steps": 20,
+    "critic.num_nodes": 1,
+    "critic.num_gpus_per_node": 8,
+    "critic.value_clip": 0.2,  # their default
+    "data.input_key": "message",
+    "data.label_key": "answer",
+    "data.max_len": 8192,  # 4096 + 4096
+    "ds.zero_stage": 3,
+    "ds.param_dtype": "bf16",
+    "logger.trackers": ["wandb"],
+    "ref.num_nodes": 1,
+    "ref.num_gpus_per_node": 8,
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "rollout.batch_size": 256,
+    "rollout.n_samples_per_prompt": 16,
+    "rollout.max_new_tokens": 4096,
+    "rollout.temperature": 1.0,
+    "rollout.micro_batch_size": 2,
+    "train.batch_size": 256,
+    "train.micro_batch_size": 2,
+    "train.max_epochs": 1,
+    "train.num_episodes": 2,
+    "train.colocate_all": True,
+    "vllm.num_engines": 8,
+    "vllm.tensor_parallel_size": 1,
+    "vllm.gpu_memory_utilization": 0.5,
+    "vllm.enable_sleep": True,
+    "vllm.enable_prefix_caching": True,
+}
+FRE = {"actor.model_name_or_path": "./checkpoints/lmm-r1-fre-text"}
+MORE_ROOM = {"rollout.max_new_tokens": 8192, "data.max_len": 12288}
+ONE_AT_A_TIME = {"rollout.micro_batch_size": 1, "train.micro_batch_size": 1}
+# What each stage of LMM-R1 is beside the common settings: rows, estimator, learning rate, folder, and the rest.
+LMM_R1_SCRIPTS: dict[str, tuple[str, str, float, str, dict[str, object]]] = {
+    "fre_text": ("deepscaler_message.jsonl", "reinforce_baseline", 4e-7, "/checkpoints/lmm-r1-fre-text", {}),
+    "fre_multi": ("mathv60k_message.jsonl", "reinforce_baseline", 1e-6, "./checkpoints/lmm-r1-fre-multi", {}),
+    "mgt_geo": ("mathv_geo_message.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-mgt-geo", FRE),
+    "mgt_percereas": (
+        *("mathv60k_message.jsonl", "reinforce_baseline", 4e-7, "./checkpoints/lmm-r1-mgt-percereas"),
+        FRE | MORE_ROOM | ONE_AT_A_TIME,
+    ),
+    "direct_rl_geo": ("MathV360k/geo_split.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-direct-rl-geo", {}),
+    "sokoban": (
+        *("sokoban.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-sokoban"),
+        ONE_AT_A_TIME
+        | {"rollout.batch_size": 128, "train.batch_size": 128, "train.num_episodes": 4, "ckpt.save_steps": 5}
+        | {"rollout.max_new_tokens": 8196, "data.max_len": 12292, "algo.kl.init_coef": 0, "critic.adam.lr": 5e-6}
+        | {"actor.freeze_visual_encoder": True, "data.label_key": None},
+    ),
+}
+
+# Written down from the survey of EasyR1's configuration; a name with a dot at its end is that of a group.
+EASYR1_KEYS = """
+data: train_files val_files prompt_key answer_key image_key video_key image_dir video_fps max_prompt_length
+ max_response_length rollout_batch_size mini_rollout_batch_size val_batch_size format_prompt override_chat_template
+ shuffle seed min_pixels max_pixels filter_overlong_prompts filter_overlong_prompts_workers
+algorithm: adv_estimator disable_kl use_kl_loss kl_penalty kl_coef kl_type kl_horizon kl_target gamma lam
+ online_filtering filter_key filter_low filter_high
+worker.actor: global_batch_size micro_batch_size_per_device_for_update micro_batch_size_per_device_for_experience
+ max_grad_norm clip_ratio_low clip_ratio_high clip_ratio_dual loss_type loss_avg_mode ppo_epochs padding_free
+ dynamic_batching ulysses_size use_torch_compile tau_positive tau_negative model.model_path model.tokenizer_path
+ model.override_config model.enable_gradient_checkpointing model.trust_remote_code model.freeze_vision_tower
+ model.lora.rank model.lora.alpha model.lora.target_modules model.lora.exclude_modules optim.lr optim.betas
+ optim.weight_decay optim.strategy optim.lr_warmup_ratio optim.lr_warmup_steps optim.lr_scheduler_type
+ optim.min_lr_ratio fsdp.enable_full_shard fsdp.enable_cpu_offload fsdp.enable_rank0_init fsdp.torch_dtype
+ fsdp.fsdp_size fsdp.mp_param_dtype fsdp.mp_reduce_dtype fsdp.mp_buffer_dtype offload.offload_params
+ offload.offload_optimizer
+worker.rollout: n temperature top_p top_k seed limit_images gpu_memory_utilization tensor_parallel_size max_model_len
+ max_num_batched_tokens enforce_eager enable_chunked_prefill disable_tqdm val_override_config
+worker.reward: reward_function reward_function_kwargs skip_special_tokens num_cpus
+trainer: total_epochs max_steps project_name experiment_name logger nnodes n_gpus_per_node max_try_make_batch
+ critic_warmup val_freq val_before_train val_only val_generations_to_log save_freq save_limit save_model_only
+ save_checkpoint_path load_checkpoint_path find_last_checkpoint ray_timeline
+"""

@@ -1,0 +1,140 @@
+"""Scripts as bash would read them, and rules of the conversion that no example script needs."""
+
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.config.conversion import convert
+from lmm_r1.config.conversion.easyr1 import EASYR1
+from lmm_r1.config.conversion.openrlhf_06 import TABLES
+from lmm_r1.config.conversion.shell import Script
+
+pytestmark = pytest.mark.unit
+
+COMMAND = "python -m tool.train "
+
+
+def arguments(script: str) -> list[str]:
+    module, words = Script(script, path=Path("run.sh")).command(["tool."])
+    assert module == "tool.train"
+    assert all(word.unreadable is None for word in words), [str(word.unreadable) for word in words]
+    return [word.text for word in words]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (COMMAND + "--a 1 'b c' \"d e\"  # no more\n", ["--a", "1", "b c", "d e"]),
+        (COMMAND + "\\\n  --a \\\n  x\necho y\n", ["--a", "x"]),
+        ("A='x y'\n" + COMMAND + "$A \"$A\" '$A'\n", ["x", "y", "x y", "$A"]),
+        ("export A=x B=$A/y\n" + COMMAND + "${B}z a$A.b\n", ["x/yz", "ax.b"]),
+        ("A=x\nA=y\n" + COMMAND + "$A\n", ["y"]),
+        (COMMAND + "${A:-x}/y ${B-z}\n", ["x/y", "z"]),
+        (': "${A:=x}"\n' + COMMAND + '"$A"\n', ["x"]),
+        ("A=$(pwd)/x\n" + COMMAND + "$A $PWD/y\n", ["./x", "./y"]),
+        ("cat <<END\nit's $(here)\nEND\n" + COMMAND + "a\n", ["a"]),
+        (COMMAND + 'a "$@"\n', ["a"]),
+        (COMMAND + "a > log.txt 2>&1 &\nwait\n", ["a"]),
+        (COMMAND + "a 2>&1 | tee log\n", ["a"]),
+        (COMMAND + "a > >(tee log) 2>&1 &\n", ["a"]),
+        ("cd x && PYTHONUNBUFFERED=1 " + COMMAND + "a || exit 1\n", ["a"]),
+        ("ray job submit --json='{\"a\": 1}' \\\n  -- " + COMMAND + "'{\"b\": 2}'\n", ['{"b": 2}']),
+        ("if true; then\n  " + COMMAND + "a\nfi\n", ["a"]),
+        (COMMAND + '"a \\"b\\""\n', ['a "b"']),
+        (COMMAND + "a '' b\n", ["a", "", "b"]),
+    ],
+)
+def test_words_are_those_that_bash_would_give(script, words):
+    assert arguments(script) == words
+
+
+def easyr1(**values: object) -> tuple[dict[str, object], dict[str, str]]:
+    conversion = convert({name.replace("__", "."): value for name, value in values.items()}, EASYR1)
+    return dict(conversion.flags), {note.subject: note.kind for note in conversion.notes}
+
+
+def test_a_critic_has_its_own_optimizer_and_shares_the_batches():
+    flags, notes = easyr1(
+        algorithm__adv_estimator="gae",
+        trainer__critic_warmup=4,
+        worker__critic__optim__lr=1e-5,
+        worker__critic__cliprange_value=0.3,
+        worker__critic__global_batch_size=64,
+        worker__critic__ppo_epochs=1,
+    )
+    assert (flags["critic.adam.lr"], flags["critic.value_clip"]) == (1e-5, 0.3)
+    # The policy learns from their step 4, counted from 1, on: after step 2, counted from 0.
+    assert flags["critic.freezing_steps"] == 2
+    assert (flags["critic.num_nodes"], flags["critic.num_gpus_per_node"]) == (1, 8)
+    assert notes["worker.critic.global_batch_size"] == "without counterpart"
+    assert "worker.critic.ppo_epochs" not in notes
+
+
+def test_settings_of_a_critic_are_listed_where_there_is_none():
+    flags, notes = easyr1(worker__critic__optim__lr=1e-5, trainer__critic_warmup=4)
+    assert "critic.adam.lr" not in flags
+    assert notes["worker.critic.optim.lr"] == notes["trainer.critic_warmup"] == "without counterpart"
+
+
+def test_an_adaptive_weight_of_the_kl_is_for_a_penalty_in_the_reward():
+    adaptive = {"algorithm__kl_type": "adaptive", "algorithm__kl_target": 0.2, "algorithm__kl_horizon": 500.0}
+    flags, _ = easyr1(**adaptive)
+    assert (flags["algo.kl.target"], flags["algo.kl.horizon"], flags["algo.kl.use_loss"]) == (0.2, 500, False)
+    flags, notes = easyr1(**adaptive, algorithm__use_kl_loss=True)
+    assert "algo.kl.target" not in flags
+    assert {
+        name for name, kind in notes.items() if name.startswith("algorithm") and kind == "without counterpart"
+    } == {
+        "algorithm.kl_type",
+        "algorithm.kl_target",
+        "algorithm.kl_horizon",
+    }
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("remax", "reinforce_baseline"), ("grpo_passk", "group_norm"), ("gdpo", "group_norm")]
+)
+def test_an_estimator_that_is_not_here_becomes_the_nearest_and_is_listed(theirs, ours):
+    flags, notes = easyr1(algorithm__adv_estimator=theirs)
+    assert flags["algo.advantage.estimator"] == ours
+    assert notes["algorithm.adv_estimator"] == "without counterpart"
+
+
+def test_without_dynamic_batching_passes_are_counted_in_samples():
+    flags, _ = easyr1(worker__actor__dynamic_batching=False, worker__actor__padding_free=False)
+    assert (flags["train.dynamic_batch_enable"], flags["ds.packing_samples"]) == (False, False)
+    assert "train.max_tokens_per_gpu" not in flags
+
+
+def test_validation_samples_as_training_does_unless_it_is_told_otherwise():
+    flags, _ = easyr1(worker__rollout__n=6, worker__rollout__temperature=0.9)
+    assert (flags["eval.n_samples_per_prompt"], flags["eval.temperature"]) == (6, 0.9)
+
+
+def test_all_checkpoints_are_kept_where_none_is_to_be_deleted():
+    flags, _ = easyr1(trainer__save_limit=-1, trainer__save_model_only=True)
+    assert (flags["ckpt.max_num"], flags["ckpt.disable_ds"], flags["ckpt.save_hf"]) == (1_000_000, True, True)
+
+
+def test_supervised_training_of_openrlhf_has_our_names():
+    conversion = convert(
+        {"pretrain": "m", "dataset": "d", "learning_rate": 1e-5, "l2": 0.1, "max_len": 4096, "multiturn": True},
+        TABLES["train_sft"],
+    )
+    assert conversion.command == "train_sft"
+    assert conversion.flags == {
+        "adam.lr": 1e-5,
+        "adam.weight_decay": 0.1,
+        "model.model_name_or_path": "m",
+        "data.input_key": "input",  # their default
+        "data.max_len": 4096,
+        "data.dataset": "d",
+        "data.multiturn": True,
+    }
+
+
+def test_ring_attention_becomes_ulysses_and_several_reward_models_one():
+    conversion = convert({"ring_attn_size": 4, "reward_pretrain": "a,b"}, TABLES["train_ppo_ray"])
+    assert (conversion.flags["ds.ulysses_size"], conversion.flags["reward.model_name_or_path"]) == (4, "a")
+    kinds = {note.subject: note.kind for note in conversion.notes}
+    assert (kinds["ring_attn_size"], kinds["reward_pretrain"]) == ("another meaning", "without counterpart")

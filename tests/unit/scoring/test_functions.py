@@ -1,0 +1,221 @@
+"""A user's reward function gets the whole group: all responses, the images, and every other column of the row."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.conversations import message, picture, row
+
+from lmm_r1.config.ppo import PPOConfig, RewardConfig
+from lmm_r1.config.reward_source import reward_function
+from lmm_r1.data.files import load_rows
+from lmm_r1.errors import UserError
+from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
+from lmm_r1.trainer.run_files import shared_paths
+
+pytestmark = pytest.mark.unit
+
+ROW = replace(row(message("user", picture(8, 4), "How many?"), answer="2"), columns={"bbox": [1, 2], "level": "easy"})
+
+
+def batch(*responses: str, of=ROW) -> list[ScoredResponse]:
+    return [ScoredResponse(row=of, query=f"<q>{text}", response=text, num_tokens=len(text) + 1) for text in responses]
+
+
+def scorer(folder: Path, code: str, *, name: str = "", **settings: str) -> FunctionScorer:
+    path = folder / "rewards.py"
+    path.write_text(code)
+    function = reward_function(RewardConfig(remote_url=f"{path}{name}", **settings))
+    assert function is not None
+    return FunctionScorer(function)
+
+
+def scores(source: FunctionScorer, responses: list[ScoredResponse]) -> list[tuple[float, float, dict[str, float]]]:
+    made = asyncio.run(source.rewards(responses))
+    return [(item.reward, item.score, item.parts) for item in made]
+
+
+def test_one_call_gets_the_whole_group_with_images_and_columns_by_name(tmp_path):
+    code = """
+CALLS = 0
+
+def reward_func(queries, prompts, labels, bbox, images, responses, level="none", missing=3):
+    global CALLS
+    CALLS += 1
+    assert [queries, labels, bbox] == [["<q>a", "<q>bb"], ["2", "2"], [[1, 2], [1, 2]]], (queries, labels, bbox)
+    assert (level, missing) == (["easy", "easy"], 3), (level, missing)
+    assert [[image.size for image in own] for own in images] == [[(8, 4)], [(8, 4)]]
+    return {"rewards": [CALLS + len(text) for text in responses], "extra_logs": {"long": [0, 1]}}
+"""
+    assert scores(scorer(tmp_path, code), batch("a", "bb")) == [(2.0, 2.0, {"long": 0.0}), (3.0, 3.0, {"long": 1.0})]
+
+
+def test_a_function_with_keywords_gets_all_there_is(tmp_path):
+    code = """
+def reward_func(queries, prompts, labels, **more):
+    assert sorted(more) == ["bbox", "datasources", "images", "level", "response_lengths", "responses"], sorted(more)
+    assert more["response_lengths"] == [2, 3] and more["datasources"] == ["test", "test"]
+    return [1, 0]
+"""
+    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "bb"))] == [1.0, 0.0]
+
+
+def test_a_function_of_three_arguments_gets_no_more(tmp_path):
+    code = "import torch\n\ndef reward_func(queries, prompts, labels):\n    return torch.tensor([[0.5], [2.0]])\n"
+    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "b"))] == [0.5, 2.0]
+
+
+def test_a_column_that_a_row_lacks_is_told_before_anything_is_scored(tmp_path):
+    code = "def reward_func(queries, prompts, labels, boxes):\n    return [0]\n"
+    said = r"line 1: reward_func in --reward.remote_url .* asks for boxes, .* \(found: bbox, level\)"
+    with pytest.raises(UserError, match=said):
+        scorer(tmp_path, code).check_rows([ROW])
+
+
+def test_further_arguments_take_the_place_of_columns(tmp_path):
+    code = "def reward_func(queries, prompts, labels, weight):\n    return [weight]\n"
+    source = scorer(tmp_path, code, function_kwargs='{"weight": 0.25}')
+    source.check_rows([ROW])
+    assert scores(source, batch("a")) == [(0.25, 0.25, {})]
+
+
+def test_too_few_rewards_for_a_group_are_a_user_error(tmp_path):
+    code = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
+    with pytest.raises(UserError, match="1 values for 2 responses"):
+        scores(scorer(tmp_path, code), batch("a", "b"))
+
+
+BATCH_OF_DICTS = """
+REWARD_NAME = "counting"
+REWARD_TYPE = "batch"
+
+def compute_score(reward_inputs, weight=0.5):
+    assert len(reward_inputs) == 2
+    return [
+        {
+            "overall": weight * (item["response"] == item["ground_truth"]) + (item["bbox"] == [1, 2]),
+            "accuracy": item["response"] == item["ground_truth"],
+            "length": item["response_length"],
+        }
+        for item in reward_inputs
+    ]
+"""
+
+
+def test_a_batch_function_of_easyr1_runs_as_it_is(tmp_path):
+    source = scorer(tmp_path, BATCH_OF_DICTS, name=":compute_score")
+    assert scores(source, batch("2", "33")) == [
+        (1.5, 1.5, {"accuracy": 1.0, "length": 2.0}),
+        (1.0, 1.0, {"accuracy": 0.0, "length": 3.0}),
+    ]
+
+
+def test_a_part_may_be_the_score_and_arguments_come_from_the_flag(tmp_path):
+    source = scorer(tmp_path, BATCH_OF_DICTS, function_kwargs='{"weight": 2}', score_key="accuracy")
+    assert [(reward, score) for reward, score, _ in scores(source, batch("2", "33"))] == [(3.0, 1.0), (1.0, 0.0)]
+
+
+def test_the_type_is_batch_where_the_file_does_not_say(tmp_path):
+    code = "def main(inputs):\n    return [{'overall': len(inputs)} for _ in inputs]\n"
+    assert [reward for reward, *_ in scores(scorer(tmp_path, code, name=":main"), batch("a", "b"))] == [2.0, 2.0]
+
+
+def test_a_sequential_function_gets_one_input_at_a_time(tmp_path):
+    code = """
+REWARD_TYPE = "sequential"
+
+def compute_score(reward_input):
+    assert reward_input["images"][0].size == (8, 4)
+    return {"overall": reward_input["response_length"], "format": 1}
+"""
+    assert scores(scorer(tmp_path, code), batch("a", "bb")) == [
+        (2.0, 2.0, {"format": 1.0}),
+        (3.0, 3.0, {"format": 1.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned"),
+    [
+        ("sequential", "{'overall': float(response == truth)}"),
+        ("batch", "[{'overall': float(one == other)} for one, other in zip(response, truth)]"),
+    ],
+)
+def test_the_older_form_gets_responses_and_ground_truths(tmp_path, kind, returned):
+    code = f"REWARD_TYPE = {kind!r}\n\ndef compute_score(response, truth):\n    return {returned}\n"
+    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("2", "3"))] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("REWARD_TYPE = 'all'\ndef compute_score(inputs): ...\n", "REWARD_TYPE 'all' must be 'batch' or 'sequential'"),
+        ("def compute_score(one, two, three): ...\n", "takes neither a reward input"),
+        ("def other(): ...\n", r"defines no reward_func\(queries, prompts, labels\) and no compute_score"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_when_it_is_loaded(tmp_path, code, said):
+    with pytest.raises(UserError, match=said):
+        scorer(tmp_path, code)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[{'overall': 1.0}]", "1 scores for 2 responses"),
+        ("[{'accuracy': 1.0}] * 2", "KeyError: 'overall'"),
+        ("[{'overall': None}] * 2", "TypeError"),
+        ("[1.0, 2.0]", "AttributeError"),
+        ("1.0", "no list of scores"),
+    ],
+)
+def test_what_is_no_score_is_told_with_the_file_and_the_function(tmp_path, returned, said):
+    source = scorer(tmp_path, f"def compute_score(inputs):\n    return {returned}\n")
+    with pytest.raises(UserError, match=f"rewards.py: compute_score gave no usable reward .*{said}"):
+        scores(source, batch("a", "b"))
+
+
+def test_images_are_decoded_only_where_they_are_looked_at(tmp_path):
+    missing = row(message("user", "p"), answer="1")
+    broken = tmp_path / "rows.jsonl"
+    broken.write_text('{"message": "<image>what?", "images": ["none.png"], "answer": "1"}\n')
+    picture(8, 4).save(tmp_path / "none.png")
+    (bad,) = load_rows(str(broken))
+    (tmp_path / "none.png").write_bytes(b"no image")
+    code = "def compute_score(inputs):\n    return [{'overall': len(item['images'])} for item in inputs]\n"
+    assert scores(scorer(tmp_path, code), batch("a", of=bad)) == [(1.0, 1.0, {})]
+    assert scores(scorer(tmp_path, code), batch("a", of=missing)) == [(0.0, 0.0, {})]
+    code = "def compute_score(inputs):\n    return [{'overall': item['images'][-1].width} for item in inputs]\n"
+    with pytest.raises(UserError, match="rows.jsonl line 1"):
+        scores(scorer(tmp_path, code), batch("a", of=bad))
+
+
+def test_rows_keep_their_other_columns(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"message": "1+1?", "answer": "2", "level": 3, "boxes": [[0, 1]], "datasource": "sums"}\n')
+    (kept,) = load_rows(str(file))
+    assert (kept.columns, kept.datasource) == ({"level": 3, "boxes": [[0, 1]]}, "sums")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"function_kwargs": "{}"}, "--reward.function_kwargs {} is for a reward function"),
+        ({"score_key": "accuracy"}, "--reward.score_key accuracy is for a reward function"),
+    ],
+)
+def test_settings_of_a_function_are_refused_for_a_server(settings, said):
+    with pytest.raises(UserError, match=said):
+        reward_function(RewardConfig(remote_url="http://127.0.0.1:5000/get_reward", **settings))
+
+
+@pytest.mark.parametrize("text", ["weight=1", "[1]"])
+def test_arguments_that_are_no_json_object_are_refused(text):
+    with pytest.raises(UserError, match="--reward.function_kwargs"):
+        reward_function(RewardConfig(remote_url="rewards.py", function_kwargs=text))
+
+
+def test_every_node_must_see_the_file_and_not_the_name_behind_it():
+    paths = shared_paths(PPOConfig(reward=RewardConfig(remote_url="a/rewards.py:main")), rows=[], eval_rows=[])
+    assert [item.path for item in paths if item.flag == "--reward.remote_url"] == ["a/rewards.py"]
