@@ -66,6 +66,8 @@ def load_rows(
     split: str = "train",
     max_rows: int | None = None,
     message_key: str | None = None,
+    output_key: str | None = None,
+    plain_template: str | None = None,
     answer_key: str = "answer",
     image_key: str = "images",
     answer_required: bool = True,
@@ -76,7 +78,15 @@ def load_rows(
         UserError: the file is missing or empty, or a record breaks the schema (with file and line).
     """
     rows = [
-        _row(record, message_key=message_key, answer_key=answer_key, image_key=image_key, required=answer_required)
+        _row(
+            record,
+            message_key=message_key,
+            output_key=output_key,
+            plain_template=plain_template,
+            answer_key=answer_key,
+            image_key=image_key,
+            required=answer_required,
+        )
         for record in itertools.islice(read_records(path, split=split), max_rows)
     ]
     if not rows:
@@ -115,13 +125,24 @@ def load_good_rows(
     return rows, skipped
 
 
-def _row(record: Record, *, message_key: str | None, answer_key: str, image_key: str, required: bool) -> Row:
+def _row(
+    record: Record,
+    *,
+    message_key: str | None,
+    answer_key: str,
+    image_key: str,
+    required: bool,
+    output_key: str | None = None,
+    plain_template: str | None = None,
+) -> Row:
     fields, location, base_dir = record
     row = parse_row(
         fields,
         location=location,
         base_dir=base_dir,
         message_key=message_key,
+        output_key=output_key,
+        plain_template=plain_template,
         answer_key=answer_key,
         image_key=image_key,
         answer_required=required,

@@ -59,6 +59,8 @@ class Row:
     datasource: str
     location: str
     """File and line, for error messages."""
+    plain: bool = False
+    """Its text goes to the tokenizer as it stands, without the chat template; it has no images and videos then."""
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:

@@ -35,6 +35,8 @@ def parse_row(
     location: str,
     base_dir: Path,
     message_key: str | None = None,
+    output_key: str | None = None,
+    plain_template: str | None = None,
     answer_key: str = "answer",
     image_key: str = "images",
     video_key: str = "videos",
@@ -45,6 +47,9 @@ def parse_row(
     Args:
         message_key: the field with the messages (a list, or JSON text of one) or with a plain prompt, which becomes
             one user turn; None looks for `message` and `messages`.
+        output_key: the field with the response that follows them, as text or messages; None where they hold it.
+        plain_template: what stands around a plain prompt, with {} in its place: the row is plain then. None leaves plain
+            prompts to the chat template.
         image_key: the field with the images that fill `<image>` tags and image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
 
@@ -57,14 +62,24 @@ def parse_row(
         images=_MediaField("image", key=image_key, entries=_entries(record.get(image_key))),
         videos=_MediaField("video", key=video_key, entries=_entries(record.get(video_key))),
     )
-    messages = parser.messages(_message_field(record, message_key=message_key, parser=parser))
+    given = _message_field(record, message_key=message_key, parser=parser)
+    template = plain_template if _is_plain(given) else None
+    messages = parser.messages(given) if template is None else (parser.plain_prompt(given, template=template),)
+    if output_key is not None:
+        messages += parser.output(record, key=output_key, plain=template is not None)
     parser.finish()
     return Row(
         messages=messages,
         answer=parser.answer(record, key=answer_key, required=answer_required),
         datasource=str(record.get("datasource") or "default"),
         location=location,
+        plain=template is not None,
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a field holds a text that is not JSON of messages."""
+    return isinstance(value, str) and not _JSON_MESSAGES.match(value)
 
 
 def _entries(value: Any) -> list[Any]:
@@ -114,9 +129,9 @@ class _Parser:
         raise UserError(f"{self.location}: {sentence}")
 
     def messages(self, value: Any) -> tuple[Message, ...]:
+        if _is_plain(value):
+            return (self.message({"role": "user", "content": value}, where="the prompt"),)
         if isinstance(value, str):
-            if not _JSON_MESSAGES.match(value):
-                return (self.message({"role": "user", "content": value}, where="the prompt"),)
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
@@ -124,6 +139,29 @@ class _Parser:
         if not isinstance(value, Sequence) or not value:
             self.fail("the messages must be a list with at least one message, or JSON text of one")
         return tuple(self.message(item, where=f"message {number}") for number, item in enumerate(value, start=1))
+
+    def plain_prompt(self, text: str, *, template: str) -> Message:
+        """The text in its place in the template, tags and all; images have no place in it."""
+        if self.images.entries or self.videos.entries or _TAGS.search(text):
+            self.fail(
+                "a plain-text prompt with images or videos needs a chat template; add --data.apply_chat_template"
+            )
+        if not text.strip():
+            self.fail("the text is empty")
+        return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
+
+    def output(self, record: Mapping[str, Any], *, key: str, plain: bool) -> tuple[Message, ...]:
+        """The response in a field of its own: text becomes an assistant turn."""
+        value = record.get(key)
+        if value is None:
+            self.fail(
+                f'no field "{key}" with the response (found: {", ".join(record)}); name it with --data.output_key'
+            )
+        if _is_plain(value):
+            return (self.message({"role": "assistant", "content": value}, where=f'the response "{key}"'),)
+        if plain:
+            self.fail(f'the prompt is plain text and the response "{key}" is not; add --data.apply_chat_template')
+        return self.messages(value)
 
     def message(self, item: Any, *, where: str) -> Message:
         if not isinstance(item, Mapping):

@@ -250,7 +250,12 @@ def _prompts(config: PPOConfig) -> list[Row]:
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     data = config.data
     return load_rows(
-        path, split=split, message_key=data.input_key, answer_key=data.label_key, image_key=data.image_key
+        path,
+        split=split,
+        message_key=data.input_key,
+        plain_template=data.input_template or None,
+        answer_key=data.label_key,
+        image_key=data.image_key,
     )
 
 

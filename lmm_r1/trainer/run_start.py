@@ -228,6 +228,8 @@ def rows_digest(rows: Sequence[Row]) -> str:
                 digest.update(_described(part))
             digest.update(message.role.encode())
         digest.update(f"\0{row.answer}\0{row.datasource}\n".encode(errors="replace"))
+        if row.plain:
+            digest.update(b"\0plain")
     return f"{len(rows)} rows {digest.hexdigest()[:12]}"
 
 

@@ -20,6 +20,10 @@ class CharacterTokenizer:
 
     eos_token_id = END
     pad_token_id = 0
+    bos_token = None
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": list(map(ord, text))}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         assert not skip_special_tokens
