@@ -14,6 +14,7 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+_SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -31,8 +32,9 @@ def check_ppo(config: PPOConfig) -> None:
     _check_restarts(config)
     _check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
-    _check_muon(config.actor, prefix="actor.")
-    _check_muon(config.critic, prefix="critic.")
+    _check_optimizer(config.actor, prefix="actor.")
+    _check_optimizer(config.critic, prefix="critic.")
+    _check_offload(config)
     _check_top_k(config)
     _check_rl_rows(config)
     _check_evaluation(config)
@@ -45,7 +47,7 @@ def check_sft(config: SFTConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_accumulation(config)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
-    _check_muon(config, prefix="")
+    _check_optimizer(config, prefix="")
     _check_plain_text(config)
     _check_sft_evaluation(config)
     _check_aux_loss(config.model, prefix="model.")
@@ -120,9 +122,22 @@ def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> Non
         )
 
 
-def _check_muon(model: OptimizerConfig, *, prefix: str) -> None:
+def _check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
     if model.muon.ns_steps < 1:
         raise UserError(f"--{prefix}muon.ns_steps {model.muon.ns_steps} must be at least 1")
+    if model.min_lr_ratio != OptimizerConfig.min_lr_ratio and model.lr_scheduler not in _SCHEDULERS_WITH_END:
+        raise UserError(
+            f"--{prefix}min_lr_ratio {model.min_lr_ratio:g} has no part in --{prefix}lr_scheduler {model.lr_scheduler}; "
+            f"take {' or '.join(_SCHEDULERS_WITH_END)}, or leave it out"
+        )
+
+
+def _check_offload(config: PPOConfig) -> None:
+    for name, offload in (("ref", config.ref.offload), ("reward", config.reward.offload)):
+        if offload and config.ds.zero_stage != 3:
+            raise UserError(
+                f"--{name}.offload: a model that is not trained is kept in CPU memory by ZeRO-3 alone; add --ds.zero_stage 3"
+            )
 
 
 def _check_top_k(config: PPOConfig) -> None:

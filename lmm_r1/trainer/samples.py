@@ -138,6 +138,8 @@ class KitSamplesGenerator:
         for row in rows:
             if len(engine_of) == limit:
                 [done], _ = ray.wait(list(engine_of), num_returns=1)
+                with told_by_workers():
+                    ray.get(done)
                 freed = engine_of.pop(done)
                 load = [(count - settings.sampling.n_samples * (index == freed), index) for count, index in load]
                 heapq.heapify(load)

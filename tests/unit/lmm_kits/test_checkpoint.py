@@ -133,3 +133,14 @@ def test_a_row_with_a_video_is_refused_where_the_kit_takes_none():
         check_images_taken(rows, kit=IMAGE_KIT, model="--checkpoints a=b")
     with pytest.raises(UserError, match="^rows.jsonl line 3: the row has a video"):
         check_images_taken(rows[2:], kit=TEXT_KIT, model="--checkpoints a=b")
+
+
+@pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
+def test_a_chat_template_takes_the_place_of_the_checkpoints_own_and_is_saved(name, tiny_checkpoint, tmp_path):
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    own = Checkpoint(str(tiny_checkpoint(name)), chat_template=template)
+    chat = [{"role": "user", "content": "hi"}]
+    assert own.processor.apply_chat_template(chat, tokenize=False) == "<hi>"
+    assert own.tokenizer.apply_chat_template(chat, tokenize=False) == "<hi>"
+    own.processor.save_pretrained(tmp_path)
+    assert "m.content" in (tmp_path / "chat_template.jinja").read_text()

@@ -137,3 +137,40 @@ def test_a_row_that_cannot_be_taken_is_told_when_its_turn_comes():
     assert next(ahead) is not None
     with pytest.raises(UserError, match="^rows.jsonl, line 1: an assistant turn must follow a prompt"):
         next(ahead)
+
+
+def texts(rows: list[Row]) -> set[str]:
+    return {row.messages[0].parts[0].text for row in rows}
+
+
+def test_datasets_are_mixed_by_their_shares_and_cut_to_so_many_rows(tmp_path):
+    turns = {name: [{"role": "user", "content": name}, {"role": "assistant", "content": "x"}] for name in "ab"}
+    one, other = (write(tmp_path / f"{name}.jsonl", *([{"messages": turns[name]}] * 20)) for name in "ab")
+    flags = {"data__dataset": f"{one},{other}", "train__batch_size": 1}
+    assert len(training_rows(config(**flags))) == 40
+    assert len(training_rows(config(**flags, data__max_samples=7))) == 7
+    assert texts(training_rows(config(**flags, data__dataset_probs="0.0,1.0"))) == {"b"}
+    with pytest.raises(UserError, match="gives 7 rows, fewer than --train.batch_size 8"):
+        training_rows(config(**flags | {"train__batch_size": 8}, data__max_samples=7))
+
+
+def test_the_split_is_the_one_that_is_named(tmp_path):
+    import datasets
+
+    splits = {
+        name: datasets.Dataset.from_list(
+            [{"messages": [{"role": "user", "content": name}, {"role": "assistant", "content": "x"}]}]
+        )
+        for name in ("train", "test", "held_out")
+    }
+    folder = str(tmp_path / "saved")
+    datasets.DatasetDict(splits).save_to_disk(folder)
+    flags = {"data__dataset": folder, "data__dataset_split": "test", "train__batch_size": 1}
+    assert texts(training_rows(config(**flags))) == {"test"}
+    assert texts(evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))) == {"held_out"}
+
+
+def test_the_last_turn_alone_is_learnt_where_asked_for():
+    turns = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
+    assert sum(encoder()(row(*turns)).loss_mask) == 4
+    assert sum(encoder(data__multiturn=False)(row(*turns)).loss_mask) == 2
