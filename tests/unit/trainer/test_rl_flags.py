@@ -1,5 +1,6 @@
 """What flags of reinforcement learning do to losses, rewards and prompts, by hand-computed numbers."""
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 import ray
 import torch
 from helpers.conversations import message, picture, row
+from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
@@ -20,10 +22,12 @@ from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer import ppo_trainer, run
+from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
 from lmm_r1.trainer.mismatch import distances, least_mass
 from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.workers import KitActorPPOTrainer
+from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor
 
 pytestmark = pytest.mark.unit
 
@@ -431,3 +435,75 @@ def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     }
     engines = {"vllm.num_engines": 3, "vllm.tensor_parallel_size": 2}
     assert run._gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
+
+
+def test_an_evaluation_samples_as_its_flags_say():
+    asked = []
+    own = config(
+        eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
+    )
+    generator = KitSamplesGenerator(to_openrlhf_args(own), [], ppo_trainer.group_settings(own))
+    generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
+    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
+    trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
+    trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
+    trainer.console = SimpleNamespace(print=lambda line: None)
+    trainer._evaluate(1)
+    (sampling,) = asked
+    assert (sampling.temperature, sampling.n_samples, sampling.top_k) == (0.25, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "saved"), [("", ["best_global_step1"]), ("none", []), ("eval_b_pass2", ["best_global_step2"])]
+)
+def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
+    tags = []
+    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer.best_eval_metric_key, trainer.best_eval_metric_value = key, float("-inf")
+    group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
+    trainer.actor_model_group, trainer.critic_model_group = group, None
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    trainer.save_best_checkpoint({"eval_a_pass1": 0.5}, 1)
+    trainer.save_best_checkpoint({"eval_a_pass1": 0.25, "eval_b_pass2": 0.75}, 2)
+    assert [tag for method, tag in tags if method == "save_checkpoint"] == saved
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_asked_for(copies, tmp_path, one_process):
+    saved = []
+    worker = object.__new__(KitPolicyActor)
+    worker.strategy = SimpleNamespace(
+        args=to_openrlhf_args(config(ckpt__output_dir=str(tmp_path))),
+        unsettled=contextlib.nullcontext,
+        save_model=lambda model, tokenizer, folder: saved.append(folder),
+    )
+    worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
+    worker.actor = None
+    worker.save_checkpoint("global_step3")
+    assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
+
+
+def test_as_many_rollouts_of_a_step_are_kept_as_asked_for(tmp_path):
+    rows = [row(message("user", str(number))) for number in range(3)]
+    groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
+    for count, kept in ((0, 0), (2, 2), (100, 6)):
+        trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+        trainer.config = config(logger__rollouts_per_step=count)
+        trainer.folder = RunFolder(path=tmp_path / str(count), name="rl", kind="rl")
+        trainer.folder.open("")
+        assert len(trainer._record_rollouts(1, groups)) == kept
+
+
+def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
+    strategy = SimpleNamespace(args=to_openrlhf_args(config()))
+    critic = SimpleNamespace()
+    for clip in (0.5, 5.0):
+        trainer = KitCriticPPOTrainer(
+            strategy, critic=critic, critic_optim=None, critic_scheduler=None, value_clip=clip
+        )
+        # From 0 to 2 where 3 is right: 2 is held at the clip's bound.
+        values, old, returns = torch.tensor([[2.0]]), torch.zeros(1, 1), torch.tensor([[3.0]])
+        expected = max((3 - min(2.0, clip)) ** 2, 1.0) / 2
+        found = trainer.critic_loss_fn(values, old, returns, action_mask=torch.ones(1, 1))
+        assert (found[0] if isinstance(found, tuple) else found).item() == pytest.approx(expected)
