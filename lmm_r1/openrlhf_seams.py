@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 )
 
 
-def install(*, trust_remote_code: bool, share_prefix: bool, freeze_visual_encoder: bool, max_len: int) -> None:
+def install(
+    *,
+    trust_remote_code: bool,
+    share_prefix: bool,
+    freeze_visual_encoder: bool,
+    max_len: int,
+    freeze_prefix: Sequence[str] = (),
+) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
     Only in processes that hold models. `init_device_mesh` is left to `cpu.prepare_training`.
@@ -84,8 +91,14 @@ def install(*, trust_remote_code: bool, share_prefix: bool, freeze_visual_encode
     Args:
         freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
         max_len: tokens of the run's longest sample.
+        freeze_prefix: of the names of weights that are not trained, of policy and value models.
     """
-    both = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
+    both = {
+        "trust_remote_code": trust_remote_code,
+        "share_prefix": share_prefix,
+        "max_len": max_len,
+        "freeze_prefix": tuple(freeze_prefix),
+    }
     built = {
         path: functools.partial(resolve(path), **both, **settings)
         for path, settings in (

@@ -120,6 +120,20 @@ def metric_of(file: Path) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def best_metric(folder: Path, *, key: str) -> float | None:
+    """Return what the newest whole best checkpoint of a folder reached in a metric, None where there is none."""
+    best = [tag for tag in tags(folder) if is_best(tag) and defect(folder, tag) is None]
+    for tag in sorted(best, key=step_of, reverse=True):
+        file = folder / tag / METRIC
+        try:
+            named = json.loads(file.read_text())["metric_key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if named == key:
+            return metric_of(file)
+    return None
+
+
 def saving_name(tag: str) -> str:
     """Return the name under which a checkpoint is written."""
     return f"{SAVING}{tag}"

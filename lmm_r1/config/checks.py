@@ -9,11 +9,13 @@ from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.ppo import ActorConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
 from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.sft import ModelConfig, SFTConfig
-from lmm_r1.config.shared import DeepSpeedConfig
+from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+_SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -31,6 +33,12 @@ def check_ppo(config: PPOConfig) -> None:
     _check_restarts(config)
     _check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
+    _check_optimizer(config.actor, prefix="actor.")
+    _check_optimizer(config.critic, prefix="critic.")
+    _check_offload(config)
+    _check_top_k(config)
+    _check_rl_rows(config)
+    _check_evaluation(config)
     _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     if config.critic.model_name_or_path is not None:
         _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
@@ -40,6 +48,9 @@ def check_sft(config: SFTConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_accumulation(config)
     _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
+    _check_optimizer(config, prefix="")
+    _check_plain_text(config)
+    _check_sft_evaluation(config)
     _check_aux_loss(config.model, prefix="model.")
     _check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
 
@@ -110,6 +121,103 @@ def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> Non
         raise UserError(
             f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
         )
+
+
+def _check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
+    if model.muon.ns_steps < 1:
+        raise UserError(f"--{prefix}muon.ns_steps {model.muon.ns_steps} must be at least 1")
+    if model.min_lr_ratio != OptimizerConfig.min_lr_ratio and model.lr_scheduler not in _SCHEDULERS_WITH_END:
+        raise UserError(
+            f"--{prefix}min_lr_ratio {model.min_lr_ratio:g} has no part in --{prefix}lr_scheduler {model.lr_scheduler}; "
+            f"take {' or '.join(_SCHEDULERS_WITH_END)}, or leave it out"
+        )
+
+
+def _check_offload(config: PPOConfig) -> None:
+    for name, offload in (("ref", config.ref.offload), ("reward", config.reward.offload)):
+        if offload and config.ds.zero_stage != 3:
+            raise UserError(
+                f"--{name}.offload: a model that is not trained is kept in CPU memory by ZeRO-3 alone; add --ds.zero_stage 3"
+            )
+
+
+def _check_top_k(config: PPOConfig) -> None:
+    top_k = config.rollout.top_k
+    if top_k != -1 and top_k < 1:
+        raise UserError(f"--rollout.top_k {top_k} must be at least 1, or -1 for all tokens")
+
+
+def _check_rl_rows(config: PPOConfig) -> None:
+    data = config.data
+    if data.dataloader_num_workers:
+        raise UserError(
+            f"--data.dataloader_num_workers {data.dataloader_num_workers}: in RL all rows are read before the first step, "
+            "and the engines encode them while others generate; leave it out"
+        )
+    if data.input_template and data.apply_chat_template:
+        raise UserError(
+            f"--data.input_template {data.input_template!r} and --data.apply_chat_template both write what stands around "
+            "a prompt; give one of them"
+        )
+
+
+def _check_evaluation(config: PPOConfig | SFTConfig) -> None:
+    """Raise UserError where an evaluation is asked for that is never made."""
+    if config.eval.dataset is None and config.eval.steps > 0:
+        raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
+    if isinstance(config, PPOConfig) and config.eval.dataset is not None and config.eval.steps < 1:
+        raise UserError(
+            f"--eval.dataset {config.eval.dataset} is never evaluated on with --eval.steps {config.eval.steps}; give the "
+            "steps between two evaluations, for example --eval.steps 10"
+        )
+
+
+def _check_sft_evaluation(config: SFTConfig) -> None:
+    _check_evaluation(config)
+    asked, key = config.eval, config.ckpt.best_metric_key
+    if asked.verifier is not None:
+        verifier_from(asked.verifier, flag="--eval.verifier")
+        if asked.dataset is None:
+            raise UserError(
+                f"--eval.verifier {asked.verifier} has no rows to judge answers to; give --eval.dataset, too"
+            )
+        splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
+        if splits:
+            name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
+            raise UserError(
+                f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
+                "to generate answers with; take --ds.zero_stage 2 alone, or judge checkpoints with lmm-r1 evaluate"
+            )
+        if asked.max_new_tokens < 1:
+            raise UserError(f"--eval.max_new_tokens {asked.max_new_tokens} must be at least 1")
+    if key not in ("", "none") and (asked.dataset is None or not key.startswith("eval_")):
+        raise UserError(
+            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and eval_loss (or "
+            "eval_DATASOURCE_pass1 with --eval.verifier), or none"
+        )
+
+
+def _check_plain_text(config: SFTConfig) -> None:
+    data, pretrains = config.data, config.model.pretrain_mode_enable
+    own_template = bool(data.input_template) and data.input_template != type(data)().input_template
+    if own_template and data.apply_chat_template:
+        raise UserError(
+            f"--data.input_template {data.input_template!r} and --data.apply_chat_template both write what stands around "
+            "a prompt; give one of them"
+        )
+    if own_template and not pretrains and data.output_key is None:
+        raise UserError(
+            f"--data.input_template {data.input_template!r} is for a plain-text prompt, whose response is in a column of "
+            "its own; name it with --data.output_key"
+        )
+    if pretrains and data.output_key is None and (own_template or data.apply_chat_template):
+        given = "--data.input_template" if own_template else "--data.apply_chat_template"
+        raise UserError(
+            f"{given}: with --model.pretrain_mode_enable a column of text goes in as it stands; leave one out, or name "
+            "the column with responses by --data.output_key"
+        )
+    if pretrains and not data.multiturn:
+        raise UserError("--data.no_multiturn: with --model.pretrain_mode_enable every token counts; leave one out")
 
 
 def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:

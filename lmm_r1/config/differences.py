@@ -56,16 +56,39 @@ DIFFERENCES = (
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
 )
 
+
+@dataclass(frozen=True)
+class AllBut:
+    """Every value but one."""
+
+    taken: object
+
+    def __contains__(self, value: object) -> bool:
+        return value != self.taken
+
+
 NOT_YET: dict[str, Container[object]] = {
+    "data.disable_fast_tokenizer": (True,),
+    "ds.ring_attn_head_stride": AllBut(1),
     "ds.ring_attn_size": range(2, sys.maxsize),
     "ds.load_in_4bit": (True,),
     "ds.use_liger_kernel": (True,),
     "train.async_enable": (True,),
+    "train.async_queue_size": AllBut(1),
+    "train.ema_beta": AllBut(0.992),
     "train.enable_ema": (True,),
     "train.partial_rollout_enable": (True,),
     "use_ms": (True,),
+    "vllm.sync_backend": AllBut("nccl"),
 }
 """Values that OpenRLHF has and that are not available for multimodal models in this version, by flag."""
 
-INSTEAD = {"ds.ring_attn_size": "take --ds.ulysses_size"}
+INSTEAD = {
+    "data.disable_fast_tokenizer": "leave it out: transformers 5 has one tokenizer for each of these models",
+    "ds.ring_attn_head_stride": "take --ds.ulysses_size to split long sequences",
+    "ds.ring_attn_size": "take --ds.ulysses_size",
+    "train.async_queue_size": "leave it out: a rollout never waits for the trainer",
+    "train.ema_beta": "leave it out: no moving average is kept",
+    "vllm.sync_backend": "leave it out, or take --vllm.sync_with_ray",
+}
 """What does the work of a flag that is not available, where something does."""

@@ -39,6 +39,8 @@ class ActorConfig(OptimizerConfig):
     """Use torch's reentrant kind of checkpointing."""
     freeze_visual_encoder: bool = False
     """Train the language model only, in the policy and in the critic."""
+    freeze_prefix: tuple[str, ...] = ()
+    """Freeze the weights whose names begin so, in the policy and in the critic: `model.visual. lm_head.`."""
     eps_clip: float = 0.2
     """PPO's clip range on both sides of 1."""
     eps_clip_low_high: tuple[float, float] | None = None
@@ -179,12 +181,14 @@ class RolloutConfig:
     """Sampling temperature."""
     top_p: float = 1.0
     """Nucleus sampling: share of the probability that is sampled from."""
+    top_k: int = -1
+    """How many of the likeliest tokens are sampled from; -1 takes all."""
     ignore_eos: bool = False
     """Let every response run to max_new_tokens, whatever is sampled; for measurements of speed."""
     micro_batch_size: int = 1
     """Samples in one forward pass for log-probs on one GPU; with shared prefixes rounded up to whole groups."""
     vllm_generate_batch_size: int | None = None
-    """Prompts sent to vLLM at once; None is batch_size."""
+    """Most prompts that the engines have at one time, all together; None is batch_size."""
     max_tokens_per_gpu: int | None = None
     """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu."""
 

@@ -27,7 +27,9 @@ class ModelConfig:
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     pretrain_mode_enable: bool = False
-    """Learn every token, the prompt's too."""
+    """Every token is a loss token, the prompt's too; a column of plain text goes in as it stands, an end token behind."""
+    freeze_prefix: tuple[str, ...] = ()
+    """Freeze the weights whose names begin so: `model.visual. lm_head.`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class SFTTrainConfig(TrainConfig):
 class SFTCheckpointConfig(CheckpointConfig):
     max_mem: int = 100_000_000
     """GiB that all checkpoints may take."""
+    best_metric_key: str = ""
+    """Evaluation metric by which the best checkpoint is kept; empty takes eval_loss, none keeps no best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +63,21 @@ class SFTDataConfig(DataConfig):
     max_samples: int = 1_000_000
     """Rows used at most."""
     output_key: str | None = None
-    """Column with the response; None takes the last message."""
+    """Column with the response to what is in input_key, text or messages; None: the messages hold it."""
     multiturn: bool = True
     """Learn every turn of the assistant; --data.no_multiturn learns the last one only."""
     input_template: str | None = "User: {}\nAssistant: "
-    """Text around a plain-text prompt, with {} in its place; rows of messages go through the chat template instead."""
+    """Text around a plain-text prompt, with {} in its place, which then goes to the model without its chat template."""
     tokenizer_chat_template: str | None = None
-    """Chat template to use in place of the model's."""
+    """Chat template in place of the model's, as text or a file with it; the model is saved with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTEvalConfig(EvalConfig):
+    verifier: str | None = None
+    """Verifier (`math`, `list:unordered`) that judges a greedy answer to every row, too; None measures the loss alone."""
+    max_new_tokens: int = 1024
+    """Longest answer in tokens, as far as the prompt leaves room for it in data.max_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +106,7 @@ class SFTConfig(OptimizerConfig):
     """DeepSpeed."""
     ckpt: SFTCheckpointConfig = field(default_factory=SFTCheckpointConfig)
     """What is written."""
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: SFTEvalConfig = field(default_factory=SFTEvalConfig)
     """Evaluation during training."""
     logger: SFTLoggerConfig = field(default_factory=SFTLoggerConfig)
     """Logs."""

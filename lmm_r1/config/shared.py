@@ -15,9 +15,9 @@ class MuonConfig:
     momentum: float = 0.95
     """Muon's momentum."""
     ns_steps: int = 5
-    """Newton-Schulz iterations; the installed DeepSpeed always takes 5."""
+    """Newton-Schulz iterations."""
     nesterov: bool = True
-    """Nesterov momentum; the installed DeepSpeed always uses it."""
+    """Nesterov momentum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +193,15 @@ class LoggerConfig:
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(RowsConfig):
     input_template: str | None = None
-    """Text around a plain-text prompt, with {} in its place; rows of messages go through the chat template instead."""
+    """Text around a plain-text prompt, with {} in its place, which then goes to the model without its chat template."""
     apply_chat_template: bool = False
-    """Use the chat template; rows of messages always do."""
+    """Give plain-text prompts to the chat template, as a user's turn; rows of messages always go there."""
     max_len: int = 2048
     """Longest sequence, in tokens: prompt, images and response together."""
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
     dataloader_num_workers: int = 0
-    """Processes that read rows ahead."""
+    """Processes that read and encode rows ahead of the step that learns from them; 0 does it between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

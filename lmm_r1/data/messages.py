@@ -65,6 +65,8 @@ class Row:
     """In a preference the worse response, of which `response` is the better."""
     prefill: str = ""
     """How every response begins: the model goes on from it, and what is scored has it in front."""
+    plain: bool = False
+    """Its text goes to the tokenizer as it stands, without the chat template; it has no images and videos then."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the record."""
 

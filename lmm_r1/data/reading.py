@@ -29,6 +29,8 @@ class RowReading:
     system_prompt: str | None = None
     """Takes the place of a row's system turn, or stands in front where there is none."""
     prompt_template: PromptTemplate | None = None
+    plain_template: str | None = None
+    """What stands around a plain-text prompt, with {} in its place, which is plain then; None leaves it to the chat template."""
 
     def row(
         self,
@@ -42,7 +44,15 @@ class RowReading:
         """Return the validated row of a record; raises UserError, with its location, for what is wrong with it."""
         columns = Columns(record, location=location, names=self.names)
         folder = base_dir if self.image_dir is None else self.image_dir
-        row = read_row(row_format, columns, folder, answer_required=answer_required)
+        row = read_row(
+            row_format, columns, folder, answer_required=answer_required, plain_template=self.plain_template
+        )
+        if row.plain and (self.prompt_template is not None or self.system_prompt is not None):
+            flag = "--data.system_prompt" if self.prompt_template is None else "--data.prompt_template"
+            raise UserError(
+                f"{location}: {flag} is for prompts that the chat template writes, and this one is plain text; "
+                "add --data.apply_chat_template"
+            )
         messages = row.messages
         if self.prompt_template is not None:
             messages = _templated(messages, record, template=self.prompt_template, location=location)

@@ -36,6 +36,8 @@ def parse_row(
     location: str,
     base_dir: Path,
     message_key: str | None = None,
+    output_key: str | None = None,
+    plain_template: str | None = None,
     answer_key: str = "answer",
     image_key: str = "images",
     video_key: str = "videos",
@@ -46,18 +48,29 @@ def parse_row(
     Args:
         message_key: the field with the messages (a list, or JSON text of one) or with a plain prompt, which becomes
             one user turn; None looks for `message` and `messages`.
+        output_key: the field with the response that follows them, as text or messages; None where they hold it.
+        plain_template: what stands around a plain prompt, with {} in its place: the row is plain then. None leaves plain
+            prompts to the chat template.
         image_key: the field with the images that fill `<image>` tags and image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
-    names = ColumnNames(prompt=message_key, answer=answer_key, images=image_key, videos=video_key)
-    return read_row(OWN, Columns(record, location=location, names=names), base_dir, answer_required=answer_required)
+    names = ColumnNames(prompt=message_key, response=output_key, answer=answer_key, images=image_key, videos=video_key)
+    columns = Columns(record, location=location, names=names)
+    return read_row(OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template)
 
 
-def read_row(row_format: RowFormat, columns: Columns, base_dir: Path, *, answer_required: bool) -> Row:
-    """The validated row of one record in any format; raises UserError as `parse_row` does."""
+def read_row(
+    row_format: RowFormat,
+    columns: Columns,
+    base_dir: Path,
+    *,
+    answer_required: bool,
+    plain_template: str | None = None,
+) -> Row:
+    """The validated row of one record in any format; takes and raises what `parse_row` does."""
     fields = row_format.adapt(columns)
     parser = _Parser(
         location=columns.location,
@@ -65,18 +78,35 @@ def read_row(row_format: RowFormat, columns: Columns, base_dir: Path, *, answer_
         images=_MediaField("image", key=fields.images.name, entries=listed(fields.images.value)),
         videos=_MediaField("video", key=fields.videos.name, entries=listed(fields.videos.value)),
     )
-    messages = parser.messages(fields.messages)
+    template = plain_template if _is_plain(fields.messages) else None
+    if template is None:
+        messages = parser.messages(fields.messages)
+    else:
+        messages = (parser.plain_prompt(fields.messages, template=template),)
+    response = parser.response(fields.response, where="the response")
+    if columns.names.response is not None:
+        output = columns.take(columns.names.response)
+        messages, response = (
+            *messages,
+            *parser.output(output, found=columns.record, plain=template is not None),
+        ), None
     parser.finish()
     return Row(
         messages=messages,
         answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
         datasource=fields.datasource,
         location=columns.location,
-        response=parser.response(fields.response, where="the response"),
+        response=response,
         rejected=parser.response(fields.rejected, where="the rejected response"),
         prefill=fields.prefill,
+        plain=template is not None,
         columns=columns.rest(),
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a field holds a text that is not JSON of messages."""
+    return isinstance(value, str) and not _JSON_MESSAGES.match(value)
 
 
 class _MediaField:
@@ -106,9 +136,9 @@ class _Parser:
         raise UserError(f"{self.location}: {sentence}")
 
     def messages(self, value: Any) -> tuple[Message, ...]:
+        if _is_plain(value):
+            return (self.message({"role": "user", "content": value}, where="the prompt"),)
         if isinstance(value, str):
-            if not _JSON_MESSAGES.match(value):
-                return (self.message({"role": "user", "content": value}, where="the prompt"),)
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
@@ -116,6 +146,29 @@ class _Parser:
         if not isinstance(value, Sequence) or not value:
             self.fail("the messages must be a list with at least one message, or JSON text of one")
         return tuple(self.message(item, where=f"message {number}") for number, item in enumerate(value, start=1))
+
+    def plain_prompt(self, text: str, *, template: str) -> Message:
+        """The text in its place in the template, tags and all; images have no place in it."""
+        if self.images.entries or self.videos.entries or _TAGS.search(text):
+            self.fail(
+                "a plain-text prompt with images or videos needs a chat template; add --data.apply_chat_template"
+            )
+        if not text.strip():
+            self.fail("the text is empty")
+        return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
+
+    def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
+        """The response in a field of its own: text becomes an assistant turn."""
+        key, value = field.name, field.value
+        if value is None:
+            self.fail(
+                f'no field "{key}" with the response (found: {", ".join(found)}); name it with --data.output_key'
+            )
+        if _is_plain(value):
+            return (self.message({"role": "assistant", "content": value}, where=f'the response "{key}"'),)
+        if plain:
+            self.fail(f'the prompt is plain text and the response "{key}" is not; add --data.apply_chat_template')
+        return self.messages(value)
 
     def message(self, item: Any, *, where: str) -> Message:
         if not isinstance(item, Mapping):

@@ -64,8 +64,8 @@ class PromptCodec:
 class LimitedCodec(PromptCodec):
     """The codec of an engine outside of training: refuses prompts that the engine's settings leave no room for."""
 
-    def __init__(self, path: str, settings: EngineSettings) -> None:
-        checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
+    def __init__(self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None) -> None:
+        checkpoint = checkpoint or Checkpoint(path, trust_remote_code=settings.trust_remote_code)
         super().__init__(
             kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids
         )

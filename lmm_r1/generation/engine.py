@@ -47,6 +47,8 @@ class SamplingSettings:
     top_p: float
     max_new_tokens: int | None
     """None: whatever the prompt leaves of the longest sequence."""
+    top_k: int = -1
+    """How many of the likeliest tokens are sampled from; -1 takes all."""
 
 
 @dataclass(frozen=True, kw_only=True)

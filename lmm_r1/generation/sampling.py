@@ -35,6 +35,7 @@ def sampling_params(
         n=sampling.n_samples,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        top_k=sampling.top_k,
         max_tokens=max_tokens,
         # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
         # Beside those of the checkpoint's generation config, which some released checkpoints fill in wrongly.

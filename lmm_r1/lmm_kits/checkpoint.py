@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.messages import Row, TextPart, images_of, videos_of
 from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import chat_ids
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
 from lmm_r1.lmm_kits.registry import kit_of
 
@@ -33,6 +34,8 @@ class Checkpoint:
 
     path: str
     trust_remote_code: bool = False
+    chat_template: str | None = None
+    """Takes the place of its own."""
 
     @cached_property
     def kit(self) -> LmmKit:
@@ -44,7 +47,11 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Processor:
-        return self.kit.load_processor(self.path, trust_remote_code=self.trust_remote_code)
+        if self.chat_template is None:
+            return self.kit.load_processor(self.path, trust_remote_code=self.trust_remote_code)
+        return self.kit.load_processor(
+            self.path, trust_remote_code=self.trust_remote_code, chat_template=self.chat_template
+        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -71,6 +78,9 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
 
     With a generation prompt, what the row says that a response begins with stands behind it.
     """
+    if row.plain:
+        token_ids = [token for part in plain_ids(row, kit=kit, processor=processor) for token in part]
+        return EncodedPrompt.of_text(token_ids)
     images = [load_image(part, location=row.location) for part in images_of(row.messages)]
     videos = [load_video(part, location=row.location) for part in videos_of(row.messages)]
     try:
@@ -114,6 +124,25 @@ def check_pixel_bounds(rows: RowsConfig, checkpoint: Checkpoint, *, model: str, 
                 f"{prefix}{name} {bound} is not within {limits[0]} and {limits[1]}, the bounds that the image processor "
                 f"of {model} has itself"
             )
+
+
+def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
+    """Return the ids of each message of a plain row: those of a response end with the end token.
+
+    Texts are tokenized one by one, so that a prompt has the ids that it has when the model is to continue it.
+    Raises UserError, with the row's place, for a text that holds a media token.
+    """
+    tokenizer = kit.tokenizer_of(processor)
+    parts = []
+    for message in row.messages:
+        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        if message.role == "assistant":
+            parts.append([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+        else:
+            parts.append(list(chat_ids(tokenizer, text)))
+    if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):
+        raise UserError(f"{row.location}: the text holds a media token; take it out of the row")
+    return parts
 
 
 def check_images_taken(rows: Sequence[Row], *, kit: LmmKit, model: str) -> None:

@@ -55,8 +55,12 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
     return rows, columns
 
 
-def load_image_processor(path: str, *, processor_class: type[ProcessorMixin]) -> Any:
-    """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing."""
+def load_image_processor(path: str, *, processor_class: type[ProcessorMixin], chat_template: str | None = None) -> Any:
+    """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing.
+
+    Args:
+        chat_template: takes the place of the checkpoint's own.
+    """
     from transformers import AutoProcessor
 
     # Either name holds the image processor's settings; transformers 5 writes the first.
@@ -73,6 +77,8 @@ def load_image_processor(path: str, *, processor_class: type[ProcessorMixin]) ->
         ) from error
     if not isinstance(processor, processor_class):
         raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
+    if chat_template is not None:
+        processor.chat_template = processor.tokenizer.chat_template = chat_template
     # Some processor classes take no chat template when they are loaded; the same file gives the tokenizer its own.
     if processor.chat_template is None:
         processor.chat_template = processor.tokenizer.chat_template

@@ -143,13 +143,16 @@ class LmmKit(ABC):
         """Return the class that `load_model` makes of a checkpoint with this config."""
         return self.model_class
 
-    def load_processor(self, path: str, *, trust_remote_code: bool) -> Processor:
+    def load_processor(self, path: str, *, trust_remote_code: bool, chat_template: str | None = None) -> Processor:
         """Load what turns messages into ids and media tensors.
+
+        Args:
+            chat_template: takes the place of the checkpoint's own.
 
         Raises:
             UserError: the checkpoint lacks the image processor, the tokenizer or a usable chat template.
         """
-        return load_image_processor(path, processor_class=self.processor_class)
+        return load_image_processor(path, processor_class=self.processor_class, chat_template=chat_template)
 
     def save_processor(self, processor: Processor, folder: str | Path) -> None:
         """Write processor, tokenizer and chat template."""

@@ -37,10 +37,22 @@ class LoraSettings:
     """Ends of names, such as `q_proj` or `self_attn.q_proj`; `("all-linear",)` takes every linear layer."""
 
 
-def add_adapters(model: PreTrainedModel, kit: LmmKit, settings: LoraSettings) -> None:
-    """Give the language model's linear layers adapters and freeze everything else; raises UserError for bad settings."""
+def add_adapters(
+    model: PreTrainedModel, kit: LmmKit, settings: LoraSettings, *, freeze_prefix: tuple[str, ...] = ()
+) -> None:
+    """Give the language model's linear layers adapters and freeze everything else; raises UserError for bad settings.
+
+    Args:
+        freeze_prefix: layers under these names get none.
+    """
     _check(settings)
     names = chosen_layers(model, kit, settings.target_modules)
+    names = [name for name in names if not f"{name}.weight".startswith(freeze_prefix)]
+    if not names:
+        raise UserError(
+            f"--actor.freeze_prefix {' '.join(freeze_prefix)} (in SFT --model.freeze_prefix): every layer that "
+            "--ds.lora.target_modules adapts is under it, and nothing would be trained; leave one out"
+        )
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=settings.rank,

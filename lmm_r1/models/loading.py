@@ -47,6 +47,8 @@ class LoadSettings:
     packing_samples: bool
     share_prefix: bool
     freeze_visual_encoder: bool
+    freeze_prefix: tuple[str, ...]
+    """Of the names of weights that are not trained."""
     lora: LoraSettings | None
     ds_config: dict | None
     trust_remote_code: bool
@@ -65,6 +67,7 @@ class LoadSettings:
         packing_samples: bool = False,
         share_prefix: bool = False,
         freeze_visual_encoder: bool = False,
+        freeze_prefix: Sequence[str] = (),
         lora_rank: int = 0,
         lora_alpha: int = 16,
         lora_dropout: float = 0.0,
@@ -83,6 +86,7 @@ class LoadSettings:
             packing_samples=packing_samples,
             share_prefix=share_prefix,
             freeze_visual_encoder=freeze_visual_encoder,
+            freeze_prefix=tuple(freeze_prefix),
             lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
             ds_config=ds_config,
             trust_remote_code=trust_remote_code,
@@ -121,13 +125,19 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
+    freeze_named(model, prefixes=settings.freeze_prefix)
     if settings.lora is not None:
         _refuse_split_layers(settings.ds_config)
-        add_adapters(model, kit, settings.lora)
+        add_adapters(model, kit, settings.lora, freeze_prefix=settings.freeze_prefix)
     set_z3_leaf_modules(model, detect_hybrid=False)
     if kit.zero3_leaf_classes:
         deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
-    trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None)
+    # Only towers and projectors are called so.
+    vision = (*kit.vision_prefixes, *kit.projector_prefixes)
+    frozen = bool(vision) and not any(
+        v.requires_grad for name, v in model.named_parameters() if name.startswith(vision)
+    )
+    trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None or frozen)
     return LoadedModel(
         kit=kit,
         model=model,
@@ -254,3 +264,19 @@ def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:
         raise UserError("--actor.freeze_visual_encoder: this model has no vision tower to freeze")
     for name in names:
         model.get_parameter(name).requires_grad_(False)
+
+
+def freeze_named(model: torch.nn.Module, *, prefixes: Sequence[str]) -> None:
+    """Stop gradients by `--actor.freeze_prefix`; raises UserError for a prefix of no name, or of all that is trained."""
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name, _ in model.named_parameters()):
+            parts = sorted({".".join(name.split(".")[:2]) + "." for name, _ in model.named_parameters()})
+            raise UserError(
+                f"--actor.freeze_prefix {prefix} (in SFT --model.freeze_prefix): no weight of this model has a name that begins so; they begin with "
+                f"{', '.join(parts)}"
+            )
+        freeze(model, prefixes=(prefix,))
+    if prefixes and not any(value.requires_grad for value in model.parameters()):
+        raise UserError(
+            f"--actor.freeze_prefix {' '.join(prefixes)} (in SFT --model.freeze_prefix): every weight would be frozen; name fewer"
+        )

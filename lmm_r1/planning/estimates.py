@@ -46,6 +46,7 @@ class ModelSettings:
     attn_implementation: str = "auto"
     experts_implementation: str | None = None
     freeze_visual_encoder: bool = False
+    freeze_prefix: tuple[str, ...] = ()
     lora_rank: int = 0
     target_modules: tuple[str, ...] = ("all-linear",)
     trust_remote_code: bool = False
@@ -117,6 +118,7 @@ def _built(settings: ModelSettings) -> EmptyModel:
             "packing_samples": settings.packing_samples,
             "share_prefix": settings.share_prefix,
             "freeze_visual_encoder": settings.freeze_visual_encoder,
+            "freeze_prefix": settings.freeze_prefix,
             "lora_rank": settings.lora_rank,
             "target_modules": settings.target_modules,
             "max_len": settings.max_len,

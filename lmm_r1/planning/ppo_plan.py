@@ -89,6 +89,7 @@ def _settings(config: PPOConfig, role: Role, *, bytes_per_gradient: int) -> Mode
         attn_implementation=config.ds.attn_implementation,
         experts_implementation=config.ds.experts_implementation,
         freeze_visual_encoder=trained and actor.freeze_visual_encoder,
+        freeze_prefix=actor.freeze_prefix if trained else (),
         lora_rank=config.ds.lora.rank if trained else 0,
         target_modules=config.ds.lora.target_modules,
         trust_remote_code=config.train.trust_remote_code,

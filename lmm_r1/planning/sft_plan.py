@@ -49,6 +49,7 @@ def plan_sft(
         lora_rank=config.ds.lora.rank,
         target_modules=config.ds.lora.target_modules,
         trust_remote_code=config.train.trust_remote_code,
+        freeze_prefix=config.model.freeze_prefix,
         checkpointing=config.model.gradient_checkpointing_enable,
         reentrant=config.model.gradient_checkpointing_reentrant,
         bytes_per_gradient=width if not on_gpu and zero.stage in (1, 2) else 0,

@@ -100,9 +100,18 @@ def distances(log_probs: torch.Tensor, engine_log_probs: torch.Tensor, *, top_p:
 
     The engine reports the distribution that it samples from: with `top_p` below 1 its probabilities are divided by the
     nucleus's mass, which is between `top_p` and 1, and the trainer's are not. What lies in that band counts as 0.
+
+    Args:
+        top_p: the least that the mass can be, see `least_mass`.
     """
     difference = log_probs.float() - engine_log_probs.float()
-    return torch.maximum(difference, math.log(top_p) - difference).clamp(min=0)
+    lowest = math.log(top_p) if top_p else -math.inf
+    return torch.maximum(difference, lowest - difference).clamp(min=0)
+
+
+def least_mass(*, top_p: float, top_k: int) -> float:
+    """Return the least probability that all tokens together can have that are sampled from: with top_k, any."""
+    return 0.0 if top_k > 0 else top_p
 
 
 def gaps_of(
@@ -143,7 +152,7 @@ class Mismatch:
     def __init__(self, config: PPOConfig, *, unchecked: frozenset[Modality] = frozenset()) -> None:
         """Args: unchecked: modalities for which the kit says that this engine cannot agree with the trainer."""
         self.limit = mismatch_limit(config)
-        self.top_p = config.rollout.top_p
+        self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         self.unchecked = unchecked
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes then measure them once more.

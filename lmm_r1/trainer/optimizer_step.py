@@ -11,11 +11,14 @@ import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime import engine as engine_module
+from deepspeed.runtime.zero import stage3, stage_1_and_2
+from deepspeed.runtime.zero.muon import original_muon
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import safe_get_full_grad
 
 from lmm_r1.errors import UserError
 
+_MUON_UPDATE = original_muon.muon_update
 _WRAPPER_OF = "_do_optimizer_sanity_check"
 LARGEST_NORM = torch.finfo(torch.float).max ** 0.5
 
@@ -41,6 +44,16 @@ def passes_added_up() -> Iterator[None]:
         yield
     finally:
         setattr(engine, _WRAPPER_OF, choose)
+
+
+def settle_muon(*, ns_steps: int, nesterov: bool) -> None:
+    """Let Muon make its updates as asked for, in all of this process; DeepSpeed's own settings have no place for either.
+
+    Args:
+        ns_steps: Newton-Schulz iterations.
+    """
+    for module in (original_muon, stage_1_and_2, stage3):
+        module.muon_update = partial(_MUON_UPDATE, ns_steps=ns_steps, nesterov=nesterov)
 
 
 def add_up_in_accumulation_dtype(optimizer: Any) -> None:

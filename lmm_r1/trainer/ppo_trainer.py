@@ -428,6 +428,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
             temperature=config.rollout.temperature,
             top_p=config.rollout.top_p,
             max_new_tokens=config.rollout.max_new_tokens,
+            top_k=config.rollout.top_k,
         ),
         max_len=config.data.max_len,
         logprobs=True,

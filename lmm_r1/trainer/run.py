@@ -253,7 +253,8 @@ def _prompts(config: PPOConfig) -> list[Row]:
 
 
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
-    file = read_row_file(path, split=split, reading=row_reading(config.data, prefix="--data."))
+    reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
+    file = read_row_file(path, split=split, reading=reading)
     Console(highlight=False).print(file.told)
     rows = list(file.rows.values())
     # They travel with every group, and only a reward function asks for them.

@@ -229,6 +229,8 @@ def rows_digest(rows: Sequence[Row]) -> str:
             digest.update(message.role.encode())
         begun = f"\0{row.prefill}" if row.prefill else ""
         digest.update(f"\0{row.answer}\0{row.datasource}{begun}\n".encode(errors="replace"))
+        if row.plain:
+            digest.update(b"\0plain")
     return f"{len(rows)} rows {digest.hexdigest()[:12]}"
 
 

@@ -125,16 +125,28 @@ class KitSamplesGenerator:
     def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
         """Return one group per row, in row order; by its prompt and the key of its media, passes know a group.
 
+        The engines have `--rollout.vllm_generate_batch_size` prompts at one time, where that is less than a step's.
         Raises UserError when a reward cannot be had or a row is wrong; the run cannot go on without it.
         """
         pending = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         load = [(count, index) for index, count in enumerate(pending)]
         heapq.heapify(load)
-        refs = []
+        refs: list[Any] = []
+        engine_of: dict[Any, int] = {}
+        asked = self.args.rollout.vllm_generate_batch_size
+        limit = asked if asked < self.args.rollout.batch_size else len(rows)
         for row in rows:
+            if len(engine_of) == limit:
+                [done], _ = ray.wait(list(engine_of), num_returns=1)
+                with told_by_workers():
+                    ray.get(done)
+                freed = engine_of.pop(done)
+                load = [(count - settings.sampling.n_samples * (index == freed), index) for count, index in load]
+                heapq.heapify(load)
             count, index = heapq.heappop(load)
             heapq.heappush(load, (count + settings.sampling.n_samples, index))
             refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
+            engine_of[refs[-1]] = index
         with told_by_workers():
             groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"

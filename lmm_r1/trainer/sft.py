@@ -1,10 +1,12 @@
-"""Supervised fine-tuning on conversations with and without images; the loss covers assistant turns only."""
+"""Supervised fine-tuning on conversations, with and without images, and on plain text."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,9 @@ import torch.distributed as dist
 from rich.console import Console
 
 from lmm_r1.config import SFTConfig, checkpoint_folder, to_openrlhf_args
-from lmm_r1.config.rows import row_reading
-from lmm_r1.data.files import read_row_file
-from lmm_r1.data.messages import Row, demonstration
-from lmm_r1.data.training_rows import blend, parse_dataset_spec
+from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Checkpoint, LmmKit
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
@@ -33,7 +32,9 @@ from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, batch_indices, collate, encode_sample, loss_turns
+from lmm_r1.trainer.sft_evaluation import Answers, BestMetric, Evaluation
+from lmm_r1.trainer.sft_rows import RowEncoder, chat_template, evaluation_rows, read_ahead, training_rows
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, batch_indices, collate
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 
@@ -44,7 +45,9 @@ def train(config: SFTConfig) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="sft")
     path = _model_path(config)
-    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    checkpoint = Checkpoint(
+        path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template(config)
+    )
     kit, processor = checkpoint.kit, checkpoint.processor
     check_weights(path)
     model_config = checkpoint.config
@@ -56,11 +59,11 @@ def train(config: SFTConfig) -> None:
         model=f"--model.model_name_or_path {path}",
     )
     check_rope(model_config, model=f"--model.model_name_or_path {path}")
-    rows = _load_rows(config)
-    check_images_taken(rows, kit=kit, model=f"--model.model_name_or_path {path}")
+    rows, eval_rows = training_rows(config), evaluation_rows(config)
+    check_images_taken(rows + eval_rows, kit=kit, model=f"--model.model_name_or_path {path}")
     check_pixel_bounds(config.data, checkpoint, model=f"--model.model_name_or_path {path}", prefix="--data.")
-    samples = (_encode(row, config, kit=kit, processor=processor) for row in rows)
-    fitting = next((sample for sample in samples if sample is not None), None)
+    encode = RowEncoder.of(config, kit=kit, processor=processor)
+    fitting = next((sample for sample in map(encode, rows) if sample is not None), None)
     if fitting is None:
         raise UserError(
             f"every row of --data.dataset {config.data.dataset} is longer than {_max_len(config)}; raise it"
@@ -74,7 +77,14 @@ def train(config: SFTConfig) -> None:
     tell_factors(model_config, max_len=config.data.max_len, flag="--data.max_len")
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         _train(
-            config, fingerprint, kit=kit, processor=processor, rows=rows, fitting=fitting, folder=folder, stops=stops
+            config,
+            fingerprint,
+            checkpoint=checkpoint,
+            rows=rows,
+            eval_rows=eval_rows,
+            fitting=fitting,
+            folder=folder,
+            stops=stops,
         )
 
 
@@ -82,9 +92,9 @@ def _train(
     config: SFTConfig,
     fingerprint: Fingerprint,
     *,
-    kit: LmmKit,
-    processor: Any,
+    checkpoint: Checkpoint,
     rows: list[Row],
+    eval_rows: list[Row],
     fitting: SFTSample,
     folder: RunFolder,
     stops: StopRequests,
@@ -106,20 +116,22 @@ def _train(
             config,
             strategy,
             actor,
-            kit=kit,
-            processor=processor,
+            kit=checkpoint.kit,
+            processor=checkpoint.processor,
             rows=rows,
             folder=folder,
             fitting=fitting,
             stops=stops,
             trackers=trackers,
         )
+        if eval_rows:
+            run.evaluate_on(eval_rows, checkpoint=checkpoint)
         start = _resume(config, strategy, actor)
         if strategy.is_rank_0():
             folder.resume(start)
         run.fit(start=start, steps=steps)
         with stops.held():
-            strategy.save_model(actor, processor, config.ckpt.output_dir)
+            strategy.save_model(actor, checkpoint.processor, config.ckpt.output_dir)
     if strategy.is_rank_0():
         folder.finish(steps=steps)
     dist.destroy_process_group()
@@ -145,34 +157,6 @@ def _check_plan(config: SFTConfig, rows: list[Row]) -> None:
     check_sft_plan(config, console=console, processes=processes, per_machine=per_machine, rows=rows)
 
 
-def _load_rows(config: SFTConfig) -> list[Row]:
-    assert config.data.dataset is not None, "required by config.resolve"
-    paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
-    reading = row_reading(config.data, prefix="--data.")
-    files = [
-        read_row_file(path, split=config.data.dataset_split, reading=reading, answer_required=False) for path in paths
-    ]
-    # Every rank reads them, and one says so.
-    console = Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0")
-    for file in files:
-        console.print(file.told)
-    row_lists = [[demonstration(row) for row in file.rows.values()] for file in files]
-    rows = blend(row_lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
-    if len(rows) < config.train.batch_size:
-        raise UserError(
-            f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
-            f"--train.batch_size {config.train.batch_size}; lower it or add rows"
-        )
-    for row in rows:
-        loss_turns(row, every_turn=config.data.multiturn)
-    return rows
-
-
-def _encode(row: Row, config: SFTConfig, *, kit: LmmKit, processor: Any) -> SFTSample | None:
-    data = config.data
-    return encode_sample(row, kit=kit, processor=processor, max_len=data.max_len, every_turn=data.multiturn)
-
-
 def _max_len(config: SFTConfig) -> str:
     return f"--data.max_len {config.data.max_len}"
 
@@ -191,6 +175,7 @@ def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrate
         experts_implementation=config.ds.experts_implementation,
         trust_remote_code=config.train.trust_remote_code,
         max_len=config.data.max_len,
+        freeze_prefix=config.model.freeze_prefix,
     )
     if config.model.gradient_checkpointing_enable:
         actor.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
@@ -244,6 +229,11 @@ class _SFTRun:
         self.rows = rows
         self.folder = folder
         self.trackers = trackers or Trackers()
+        self.encode = RowEncoder.of(config, kit=kit, processor=processor)
+        # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
+        self.ahead: Iterator[SFTSample | None] | None = None
+        self.evaluation: Evaluation | None = None
+        self.best = BestMetric(config)
         # DeepSpeed counts micro-batches, so one without a row that fits is filled with a row that teaches nothing.
         self.filler = replace(fitting, loss_mask=[False] * len(fitting.loss_mask))
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
@@ -251,6 +241,20 @@ class _SFTRun:
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
+
+    def evaluate_on(self, rows: list[Row], *, checkpoint: Checkpoint) -> None:
+        """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
+        asked, model = self.config.eval.verifier is not None, self.actor.model
+        self.evaluation = Evaluation(
+            self.config,
+            self.strategy,
+            rows=rows,
+            encode=self.encode,
+            filler=self.filler,
+            log_probs=self._evaluated,
+            answers=Answers(self.config, model, checkpoint=checkpoint, rows=rows) if asked else None,
+        )
+        self.best.resume()
 
     def fit(self, *, start: int, steps: int) -> None:
         """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
@@ -260,6 +264,10 @@ class _SFTRun:
         self.actor.train()
         self.step = self.saved_step = start
         self.stops.progress = partial(self._progress, steps)
+        workers = self.config.data.dataloader_num_workers
+        if workers:
+            indices = (index for step in range(start, steps) for index in self._own_indices(step))
+            self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
         if start:
             self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
         for step in range(start, steps):
@@ -286,6 +294,7 @@ class _SFTRun:
         seconds = time.perf_counter() - began
         self.step = step + 1
         self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+        self._evaluate(step + 1, steps=steps)
         stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
         if (stop or due) and not self.config.ckpt.disable_ds:
             self._save(step + 1)
@@ -309,8 +318,8 @@ class _SFTRun:
             overwrite=ckpt.overwrite,
         )
 
-    def _micro_batches(self, step: int) -> list[SFTBatch]:
-        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
+    def _own_indices(self, step: int) -> list[int]:
+        """Return the rows of an update that are this rank's, by their place in the data."""
         train = self.config.train
         indices = batch_indices(
             num_rows=len(self.rows),
@@ -320,10 +329,18 @@ class _SFTRun:
             keep_order=self.config.data.keep_order,
         )
         share = self.strategy.ds_device_mesh["dp"]
-        rows = [self.rows[index] for index in indices[share.get_local_rank() :: share.size()]]
-        samples = [_encode(row, self.config, kit=self.kit, processor=self.processor) for row in rows]
+        return indices[share.get_local_rank() :: share.size()]
+
+    def _micro_batches(self, step: int) -> list[SFTBatch]:
+        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
+        indices = self._own_indices(step)
+        if self.ahead is None:
+            samples = [self.encode(self.rows[index]) for index in indices]
+        else:
+            samples = list(itertools.islice(self.ahead, len(indices)))
         self.skipped += samples.count(None)
-        parts = [samples[i : i + train.micro_batch_size] for i in range(0, len(samples), train.micro_batch_size)]
+        size = self.config.train.micro_batch_size
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
         pad_token_id = self.kit.tokenizer_of(self.processor).pad_token_id
         return [collate(part, pad_token_id=pad_token_id) for part in kept]
@@ -350,6 +367,23 @@ class _SFTRun:
             total += loss.detach()
         dist.all_reduce(total, group=data_parallel.get_group())
         return total.item(), int(tokens.item())
+
+    def _evaluated(self, batch: SFTBatch) -> torch.Tensor:
+        return self._log_probs(batch, torch.cuda.current_device())[0]
+
+    def _evaluate(self, step: int, *, steps: int) -> None:
+        """Evaluate where that is due, log it, and save the step where it is the best so far."""
+        per_epoch = len(self.rows) // self.config.train.batch_size
+        if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
+            return
+        metrics = self.evaluation.run(self.actor)
+        if self.strategy.is_rank_0():
+            self.trackers.log_eval(step, metrics)
+            self.folder.metrics(step, metrics)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
+            self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
+        if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
+            self._save(step, best=True)
 
     def _log_probs(self, batch: SFTBatch, device: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the log-probs of loss tokens, and the load-balancing loss of experts where it is asked for, else 0."""
@@ -386,13 +420,22 @@ class _SFTRun:
                 f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}  lr {values['lr']:.2e}  {seconds:.2f} s"
             )
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, best: bool = False) -> None:
+        """Save a checkpoint; the best one stays until another is better, whatever `--ckpt.max_num` says."""
         ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
+        tag = f"best_global_step{step}" if best else f"global_step{step}"
         # Before the checkpoint, so that one that is whole has a whole copy.
         if ckpt.save_hf:
-            self.strategy.save_model(self.actor, self.processor, f"{folder}/global_step{step}_hf")
+            self.strategy.save_model(self.actor, self.processor, f"{folder}/{tag}_hf")
         self.strategy.save_ckpt(
-            self.actor.model, folder, f"global_step{step}", ckpt.max_num, ckpt.max_mem, {"global_step": step}
+            self.actor.model,
+            folder,
+            tag,
+            ckpt.max_num,
+            ckpt.max_mem,
+            {"global_step": step},
+            metric_value=self.best.best if best else None,
+            metric_key=self.best.key if best else None,
         )
         self.saved_step = step
         self.schedule.note_saved()

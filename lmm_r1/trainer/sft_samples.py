@@ -1,4 +1,4 @@
-"""Conversations as supervised samples: ids, their loss mask, and the media tensors."""
+"""Conversations and plain texts as supervised samples: ids, their loss mask, and the media tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SFTSample:
     token_ids: list[int]
     loss_mask: list[bool]
-    """True for each token that an assistant turn consists of, its end token included."""
+    """True for each token that an assistant turn consists of, its end token included; in pre-training for all but media."""
     media: Media | None
 
 
@@ -31,11 +31,25 @@ class SFTBatch:
     media: list[Media | None]  # B entries
 
 
-def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool) -> SFTSample | None:
-    """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut)."""
+def encode_sample(
+    row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool, every_token: bool = False
+) -> SFTSample | None:
+    """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut).
+
+    Args:
+        every_turn: the loss takes all assistant turns, not the last alone.
+        every_token: the loss takes every token but placeholders, as in pre-training.
+    """
+    if row.plain:
+        sample = _plain_sample(row, kit=kit, processor=processor, every_token=every_token)
+        return None if len(sample.token_ids) > max_len else sample
     encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if len(encoded.token_ids) > max_len:
         return None
+    if every_token:
+        placeholders = kit.placeholder_ids(processor)
+        mask = [token not in placeholders for token in encoded.token_ids]
+        return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
     turns = loss_turns(row, every_turn=every_turn)
     loss_mask = [False] * len(encoded.token_ids)
     placeholders = kit.placeholder_ids(processor)
@@ -48,6 +62,19 @@ def encode_sample(row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_
         for index in range(start, end):
             loss_mask[index] = encoded.token_ids[index] not in placeholders
     return SFTSample(token_ids=encoded.token_ids, loss_mask=loss_mask, media=encoded.media)
+
+
+def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -> SFTSample:
+    parts = plain_ids(row, kit=kit, processor=processor)
+    mask = [every_token or message.role == "assistant" for message in row.messages]
+    if every_token and row.messages[-1].role != "assistant":
+        # Where one text ends and another begins in generation.
+        parts[-1] = [*parts[-1], kit.tokenizer_of(processor).eos_token_id]
+    return SFTSample(
+        token_ids=[token for part in parts for token in part],
+        loss_mask=[counts for part, counts in zip(parts, mask, strict=True) for _ in part],
+        media=None,
+    )
 
 
 def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
@@ -92,7 +119,10 @@ def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
     turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
     turns = turns if every_turn else turns[-1:]
     if not turns or turns[0] == 0:
-        raise UserError(f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one")
+        raise UserError(
+            f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one, or name the column with the "
+            "response by --data.output_key, or learn plain text with --model.pretrain_mode_enable"
+        )
     return turns
 
 

@@ -29,7 +29,12 @@ from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
-from lmm_r1.trainer.optimizer_step import add_up_in_accumulation_dtype, check_finite, passes_added_up
+from lmm_r1.trainer.optimizer_step import (
+    add_up_in_accumulation_dtype,
+    check_finite,
+    passes_added_up,
+    settle_muon,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +69,11 @@ class KitStrategy(CheckpointStrategy):
 
     def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
         self._vision_lr = cfg["adam"].get("vision_lr")
+        if cfg["optim"] == "muon":
+            own = {name: cfg["muon"][name] for name in ("ns_steps", "nesterov")}
+            settle_muon(**own)
+            # Upstream would warn that they do nothing.
+            cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
         with keeping_buffers(model), passes_added_up():
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
         add_up_in_accumulation_dtype(self._engine_of(engine).optimizer)

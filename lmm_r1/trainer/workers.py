@@ -22,7 +22,7 @@ from lmm_r1.generation import media_store
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.self_check import check_packing
-from lmm_r1.trainer.mismatch import Gaps, gaps_of, merged, modalities
+from lmm_r1.trainer.mismatch import Gaps, gaps_of, least_mass, merged, modalities
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 
@@ -59,6 +59,7 @@ def install_seams(args: SimpleNamespace) -> None:
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
         freeze_visual_encoder=args.actor.freeze_visual_encoder,
+        freeze_prefix=args.actor.freeze_prefix,
         max_len=args.data.max_len,
     )
 
@@ -110,7 +111,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
                 experience.rollout_log_probs,
                 experience.action_mask,
                 modalities(experience),
-                top_p=self.args.rollout.top_p,
+                top_p=least_mass(top_p=self.args.rollout.top_p, top_k=self.args.rollout.top_k),
             )
             self.gaps = merged((self.gaps, gaps))
         return loss_before_update(loss, log_probs, old_log_probs, *rest, **settings)

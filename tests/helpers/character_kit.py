@@ -20,9 +20,9 @@ class CharacterTokenizer:
 
     eos_token_id = END
     pad_token_id = 0
+    bos_token = None
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
-        assert not add_special_tokens
         return {"input_ids": [PLACEHOLDER if character == "#" else ord(character) for character in text]}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

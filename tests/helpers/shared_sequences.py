@@ -263,7 +263,8 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
     from lmm_r1.lmm_kits import get_kit
-    from lmm_r1.trainer.sft import _encode, _prepare_actor, _SFTRun
+    from lmm_r1.trainer.sft import _prepare_actor, _SFTRun
+    from lmm_r1.trainer.sft_rows import RowEncoder
     from lmm_r1.trainer.strategy import make_strategy, whole_state_dict
 
     flags = {
@@ -285,7 +286,8 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     own = get_kit(kit)
     processor = own.load_processor(path, trust_remote_code=False)
     rows = _rows()
-    samples = [_encode(row, config, kit=own, processor=processor) for row in rows]
+    encode = RowEncoder.of(config, kit=own, processor=processor)
+    samples = [encode(row) for row in rows]
     expected = _by_hand(config, samples, kit=own, processor=processor)
 
     args = to_openrlhf_args(config)

@@ -14,7 +14,7 @@ from lmm_r1.data.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "datasets" / "samples"
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(queries[0]) % 2)]}\n"
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
 # Ten formats with two rows each, and VLMEvalKit's third one.
 ROWS = 21
 

@@ -19,6 +19,7 @@ class ColumnNames:
     """Columns that the user named in place of a format's own; None leaves them to the format."""
 
     prompt: str | None = None
+    response: str | None = None
     answer: str | None = None
     images: str | None = None
     videos: str | None = None

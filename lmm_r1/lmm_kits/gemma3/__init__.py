@@ -57,7 +57,9 @@ class Gemma3Kit(LmmKit):
             path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
         )
 
-    def load_processor(self, path: str, *, trust_remote_code: bool) -> Gemma3Processor:
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> Gemma3Processor:
         """Load processor and tokenizer, whose end token is what ends an assistant's turn.
 
         Released tokenizers name `<eos>`, which ends a document, while the chat template ends turns with `<end_of_turn>`
@@ -67,7 +69,7 @@ class Gemma3Kit(LmmKit):
         Raises:
             UserError: the checkpoint lacks processor, tokenizer or chat template, or wants images cut into crops.
         """
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code)
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         if processor.image_processor.do_pan_and_scan:
             raise UserError(
                 f"{path}: do_pan_and_scan is true in this checkpoint's image processor, but crops of images are "

@@ -68,12 +68,16 @@ class LanguageModelKit(LmmKit):
             raise UserError(f"{config.name_or_path}: transformers has no class for {config.model_type}")
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
-    def load_processor(self, path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> PreTrainedTokenizerBase:
         """Load the tokenizer; raises UserError when the folder has none or it has no chat template."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: no tokenizer can be loaded from this checkpoint ({error})") from error
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
         check_chat(tokenizer, tokenizer=tokenizer, path=path)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token

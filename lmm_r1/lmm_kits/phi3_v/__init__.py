@@ -78,12 +78,14 @@ class Phi3VKit(LmmKit):
             )
         return self.adapt(model)
 
-    def load_processor(self, path: str, *, trust_remote_code: bool) -> Phi3VProcessor:
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> Phi3VProcessor:
         """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking.
 
         The end token becomes `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
         """
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code)
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         tokenizer = processor.tokenizer
         lacking = {IMAGE_TOKEN, END_TOKEN} - tokenizer.get_vocab().keys()
         if lacking:

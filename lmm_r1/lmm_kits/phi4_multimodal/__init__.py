@@ -80,9 +80,11 @@ class Phi4MultimodalKit(LmmKit):
                 weight.requires_grad_(False)
         return model
 
-    def load_processor(self, path: str, *, trust_remote_code: bool) -> Phi4MultimodalProcessor:
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> Phi4MultimodalProcessor:
         """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking."""
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code)
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         tokenizer = processor.tokenizer
         if tokenizer.convert_tokens_to_ids(towers.TURN_END) in (None, tokenizer.unk_token_id):
             raise UserError(

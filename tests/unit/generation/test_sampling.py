@@ -83,3 +83,15 @@ def test_for_a_chat_every_token_comes_by_itself():
         output_per="token",
     )
     assert (parameters.output_kind, parameters.stream_interval) == (RequestOutputKind.DELTA, None)
+
+
+def test_the_likeliest_tokens_alone_are_sampled_where_asked_for():
+    def top_k(**given: int) -> int:
+        sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=1, **given)
+        return sampling_params(
+            sampling, max_tokens=1, banned_token_ids=(), end_token_id=5, output_per="response"
+        ).top_k
+
+    assert top_k(top_k=20) == 20
+    # vLLM's word for all of them.
+    assert top_k() in (-1, 0)

@@ -164,3 +164,14 @@ def test_bounds_on_images_must_be_such_as_the_model_can_keep_to():
         ((name, value),) = bounds.items()
         with pytest.raises(UserError, match=f"^--data.{name} {value} is not within 100 and 900"):
             bounded((100, 900), **bounds)
+
+
+@pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
+def test_a_chat_template_takes_the_place_of_the_checkpoints_own_and_is_saved(name, tiny_checkpoint, tmp_path):
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    own = Checkpoint(str(tiny_checkpoint(name)), chat_template=template)
+    chat = [{"role": "user", "content": "hi"}]
+    assert own.processor.apply_chat_template(chat, tokenize=False) == "<hi>"
+    assert own.tokenizer.apply_chat_template(chat, tokenize=False) == "<hi>"
+    own.processor.save_pretrained(tmp_path)
+    assert "m.content" in (tmp_path / "chat_template.jinja").read_text()

@@ -6,11 +6,13 @@ from types import ModuleType
 import pytest
 import torch
 from helpers.tiny_models import altered, make_actor, pad
+from helpers.value_models import make_value_model
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.loading import freeze, resolve_attention
 from lmm_r1.models.output_layer import ban
 
@@ -149,3 +151,29 @@ def test_the_distribution_is_that_of_the_remaining_tokens():
 def test_no_banned_tokens_change_nothing():
     logits = torch.tensor([1.0, 2.0])
     assert ban(logits, torch.tensor([], dtype=torch.long)).tolist() == [1.0, 2.0]
+
+
+def frozen_names(actor) -> set[str]:
+    return {name for name, weight in actor.model.named_parameters() if not weight.requires_grad}
+
+
+def test_weights_are_frozen_by_the_beginnings_of_their_names(folder):
+    prefixes = ("model.embed_tokens.", "model.layers.0.")
+    for made in (make_actor(folder, freeze_prefix=prefixes), make_value_model(folder, freeze_prefix=prefixes)):
+        every = {name for name, _ in made.model.named_parameters()}
+        assert frozen_names(made) == {name for name in every if name.startswith(prefixes)}
+        assert len(frozen_names(made)) > 5
+
+
+def test_frozen_layers_get_no_adapters(folder):
+    actor = make_actor(folder, lora_rank=2, freeze_prefix=("model.layers.0.",))
+    assert {name.split(".")[2] for name in adapted_layers(actor.model)} == {"1"}
+    with pytest.raises(UserError, match="--actor.freeze_prefix model.layers. .in SFT.*nothing would be trained"):
+        make_actor(folder, lora_rank=2, freeze_prefix=("model.layers.",))
+
+
+def test_a_prefix_of_no_name_or_of_all_names_is_refused(folder):
+    with pytest.raises(UserError, match="--actor.freeze_prefix vision. .in SFT.*they begin with lm_head.weight."):
+        make_actor(folder, freeze_prefix=("vision.",))
+    with pytest.raises(UserError, match="every weight would be frozen; name fewer"):
+        make_actor(folder, freeze_prefix=("model.", "lm_head."))

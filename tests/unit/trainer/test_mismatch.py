@@ -172,7 +172,7 @@ def test_a_later_step_beyond_the_limit_is_told_once_and_does_not_stop_the_run(ca
 def pass_of(policy: torch.Tensor, old: torch.Tensor | None) -> KitActorPPOTrainer:
     """The policy's trainer after the loss of one pass."""
     trainer = object.__new__(KitActorPPOTrainer)
-    trainer.args, trainer.gaps = SimpleNamespace(rollout=SimpleNamespace(top_p=1.0)), {}
+    trainer.args, trainer.gaps = SimpleNamespace(rollout=SimpleNamespace(top_p=1.0, top_k=-1)), {}
     trainer._experience = experience(POLICY, ENGINE, MASK, ["text", "image"])
     settings = {"action_mask": MASK, "rollout_log_probs": ENGINE}
     trainer._policy_loss(PolicyLoss(), policy, old, torch.ones_like(policy), **settings)

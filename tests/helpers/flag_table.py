@@ -1,0 +1,77 @@
+"""The table of flags in docs/flags.md: what each is for, its default, and the test that sees its effect.
+
+`python tests/helpers/flag_table.py` writes it, with the repository in PYTHONPATH.
+"""
+
+import dataclasses
+import re
+import typing
+from pathlib import Path
+
+import yaml
+
+from lmm_r1 import dotted
+from lmm_r1.cli.arguments import HELP, attach_help
+from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig
+from lmm_r1.config.differences import INSTEAD
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "flags.md"
+COMMANDS: dict[str, type] = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"
+
+
+def tests_by_flag(command: str) -> dict[str, list[str]]:
+    """The tests that stand for each flag of a command: `unit/trainer/test_steps.py::a_name_without_test_`."""
+    table = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
+    found: dict[str, list[str]] = {}
+    for part in ("both", command):
+        for test, flags in table[part].items():
+            for flag in flags:
+                found.setdefault(flag, []).append(test)
+    return found
+
+
+def page() -> str:
+    """What stands between the marks."""
+    return "\n".join(f"## lmm-r1 {command}\n\n{_table(command)}" for command in COMMANDS)
+
+
+def _table(command: str) -> str:
+    config_class = COMMANDS[command]
+    attach_help(config_class)
+    tests = tests_by_flag(command)
+    lines = ["| flag | default | effect | test |", "|---|---|---|---|"]
+    for flag in dotted.leaf_types(config_class):
+        said = _help(config_class, flag)
+        if flag in NOT_YET:
+            said += f" **Any other value is refused**; {INSTEAD.get(flag, 'leave it out')}."
+        named = "<br>".join(f"`{test}`" for test in tests.get(flag, []))
+        lines.append(f"| `--{flag}` | {_default(config_class(), flag)} | {_cell(said)} | {named} |")
+    return "\n".join(lines) + "\n"
+
+
+def _help(config_class: type, flag: str) -> str:
+    *groups, name = flag.split(".")
+    for group in groups:
+        config_class = typing.get_type_hints(config_class)[group]
+    (field,) = (field for field in dataclasses.fields(config_class) if field.name == name)
+    return field.metadata[HELP]
+
+
+def _default(config: object, flag: str) -> str:
+    value = dotted.get(config, flag)
+    if isinstance(value, str):
+        # The time in a run's default name.
+        value = re.sub(r"_\d{4}T\d\d:\d\d$", "_TIME", value)
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value).replace("\n", "\\n")
+    return f"`{shown}`" if shown else "none"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + page() + END + rest.partition(END)[2], encoding="utf-8")

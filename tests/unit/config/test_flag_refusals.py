@@ -1,0 +1,100 @@
+"""Values of flags that would have no effect are refused by name, with what to take instead."""
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+RL = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "rollout.n_samples_per_prompt": 8,
+}
+SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
+REFUSED_IN_RL = [
+    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
+    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
+    ({"ds.ring_attn_size": 2}, "take --ds.ulysses_size"),
+    ({"ds.load_in_4bit": True}, "leave it out"),
+    ({"ds.use_liger_kernel": True}, "leave it out"),
+    ({"train.async_enable": True}, "leave it out"),
+    ({"train.async_queue_size": 2}, "a rollout never waits"),
+    ({"train.enable_ema": True}, "leave it out"),
+    ({"train.ema_beta": 0.5}, "no moving average is kept"),
+    ({"train.partial_rollout_enable": True}, "leave it out"),
+    ({"train.agent_func_path": "agent.py"}, "give --reward.remote_url"),
+    ({"use_ms": True}, "leave it out"),
+    ({"vllm.sync_backend": "gloo"}, "--vllm.sync_with_ray"),
+    ({"data.dataloader_num_workers": 2}, "in RL all rows are read before the first step"),
+    ({"rollout.top_k": 0}, "must be at least 1, or -1 for all tokens"),
+    ({"eval.dataset": "rows.jsonl"}, "is never evaluated on with --eval.steps -1"),
+    ({"eval.steps": 5}, "has nothing to evaluate on; give --eval.dataset"),
+    ({"actor.muon.ns_steps": 0}, "must be at least 1"),
+    ({"actor.min_lr_ratio": 0.5, "actor.lr_scheduler": "linear"}, "has no part in --actor.lr_scheduler linear"),
+    ({"ref.offload": True}, "add --ds.zero_stage 3"),
+    ({"reward.offload": True}, "add --ds.zero_stage 3"),
+]
+REFUSED_IN_SFT = [
+    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
+    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
+    ({"use_ms": True}, "leave it out"),
+    ({"eval.steps": 5}, "has nothing to evaluate on; give --eval.dataset"),
+    ({"eval.verifier": "math"}, "has no rows to judge answers to; give --eval.dataset"),
+    ({"eval.verifier": "maths", "eval.dataset": "e"}, "--eval.verifier maths: "),
+    ({"eval.verifier": "math", "eval.dataset": "e", "ds.zero_stage": 3}, "no rank has the whole model"),
+    ({"eval.verifier": "math", "eval.dataset": "e", "ds.tensor_parallel_size": 2}, "no rank has the whole model"),
+    ({"eval.verifier": "math", "eval.dataset": "e", "eval.max_new_tokens": 0}, "must be at least 1"),
+    ({"ckpt.best_metric_key": "loss", "eval.dataset": "e"}, "names no metric of an evaluation"),
+    ({"ckpt.best_metric_key": "eval_loss"}, "names no metric of an evaluation; give --eval.dataset"),
+    ({"data.input_template": "Q: {}"}, "name it with --data.output_key"),
+    (
+        {"data.input_template": "Q: {}", "data.output_key": "a", "data.apply_chat_template": True},
+        "both write what stands around a prompt",
+    ),
+    ({"model.pretrain_mode_enable": True, "data.input_template": "Q: {}"}, "a column of text goes in as it stands"),
+    ({"model.pretrain_mode_enable": True, "data.apply_chat_template": True}, "a column of text goes in as it stands"),
+    ({"model.pretrain_mode_enable": True, "data.multiturn": False}, "every token counts; leave one out"),
+    ({"min_lr_ratio": 0.5, "lr_scheduler": "linear"}, "--min_lr_ratio 0.5 has no part in --lr_scheduler linear"),
+]
+
+
+def case(changes: dict[str, object]) -> str:
+    return " ".join(changes)
+
+
+@pytest.mark.parametrize(("changes", "instead"), REFUSED_IN_RL, ids=[case(changes) for changes, _ in REFUSED_IN_RL])
+def test_what_has_no_effect_in_rl_is_refused(changes, instead):
+    with pytest.raises(UserError) as refused:
+        resolve(dotted.replace(PPOConfig(), RL | changes))
+    assert f"--{next(iter(changes))}" in str(refused.value)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(("changes", "instead"), REFUSED_IN_SFT, ids=[case(changes) for changes, _ in REFUSED_IN_SFT])
+def test_what_has_no_effect_in_supervised_training_is_refused(changes, instead):
+    with pytest.raises(UserError) as refused:
+        resolve(dotted.replace(SFTConfig(), SFT | changes))
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.output_key": "a"},
+        {"data.output_key": "a", "data.input_template": "Q: {}"},
+        {"data.output_key": "a", "data.apply_chat_template": True},
+        {"model.pretrain_mode_enable": True},
+        {"model.pretrain_mode_enable": True, "data.output_key": "a", "data.input_template": "Q: {}"},
+        {"eval.dataset": "e"},
+        {"eval.dataset": "e", "eval.verifier": "list:unordered", "ckpt.best_metric_key": "eval_default_pass1"},
+    ],
+    ids=case,
+)
+def test_what_goes_together_is_taken(changes):
+    resolve(dotted.replace(SFTConfig(), SFT | changes))

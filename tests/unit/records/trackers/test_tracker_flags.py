@@ -1,0 +1,84 @@
+"""What each service is told of a run, by its flags."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.config import SFTConfig
+from lmm_r1.config.shared import LoggerConfig
+from lmm_r1.records.trackers.tracker import Session
+
+pytestmark = pytest.mark.unit
+
+SHARED = {"logger.wandb.project": "ours", "logger.wandb.run_name": "first", "logger.wandb.group": "both"}
+
+
+def session(folder: Path, **flags: object) -> Session:
+    config = dotted.replace(SFTConfig(), SHARED | {name.replace("__", "."): value for name, value in flags.items()})
+    logger: LoggerConfig = config.logger
+    return Session(logger=logger, folder=folder, settings={}, earlier=None)
+
+
+def played_init(told: dict[str, Any]) -> Any:
+    def init(**given: Any) -> SimpleNamespace:
+        told.update(given)
+        return SimpleNamespace(id="1", define_metric=lambda *names, **given: None)
+
+    return init
+
+
+def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
+    wandb_run = pytest.importorskip("lmm_r1.records.trackers.wandb_run", exc_type=ImportError)
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(wandb_run.wandb, "init", played_init(told))
+    wandb_run.open_tracker(session(tmp_path, logger__wandb__org="us", logger__wandb__mode="offline"))
+    wanted = {"entity": "us", "project": "ours", "group": "both", "name": "first", "mode": "offline", "settings": None}
+    assert wanted.items() <= told.items()
+    wandb_run.open_tracker(session(tmp_path, logger__wandb__key="hush"))
+    assert told["settings"].api_key == "hush"
+
+
+def test_swanlab_is_told_workspace_project_group_name_and_mode(tmp_path, monkeypatch):
+    swanlab_run = pytest.importorskip("lmm_r1.records.trackers.swanlab_run", exc_type=ImportError)
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(swanlab_run.swanlab, "init", played_init(told))
+    flags = {"logger__swanlab__workspace": "us", "logger__swanlab__mode": "local"}
+    swanlab_run.open_tracker(session(tmp_path, **flags))
+    assert {
+        "workspace": "us",
+        "project": "ours",
+        "group": "both",
+        "name": "first",
+        "mode": "local",
+    }.items() <= told.items()
+    swanlab_run.open_tracker(session(tmp_path, logger__swanlab__project="other", logger__swanlab__key="hush"))
+    assert (told["project"], told["settings"].api_key) == ("other", "hush")
+
+
+def test_mlflow_is_told_address_experiment_name_and_group(tmp_path, monkeypatch):
+    mlflow_run = pytest.importorskip("lmm_r1.records.trackers.mlflow_run", exc_type=ImportError)
+    told: list[object] = []
+
+    class Client:
+        def __init__(self, *, tracking_uri: str) -> None:
+            told.append(tracking_uri)
+
+        def get_experiment_by_name(self, name: str) -> None:
+            return None
+
+        def create_experiment(self, name: str) -> str:
+            told.append(name)
+            return "7"
+
+        def create_run(self, experiment_id: str, *, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
+            told.extend([run_name, tags])
+            return SimpleNamespace(info=SimpleNamespace(run_id="1"))
+
+    monkeypatch.setattr(mlflow_run, "MlflowClient", Client)
+    mlflow_run.open_tracker(session(tmp_path, logger__mlflow__tracking_uri="http://a"))
+    assert told == ["http://a", "ours", "first", {"group": "both"}]
+    mlflow_run.open_tracker(session(tmp_path, logger__mlflow__experiment="other"))
+    assert told[4:6] == [None, "other"]

@@ -1,0 +1,274 @@
+"""What flags say of a model reaches the place where it is loaded, its optimizer and DeepSpeed."""
+
+import inspect
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+import transformers
+from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
+from openrlhf.utils.deepspeed import deepspeed as upstream
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.trainer import optimizer_step, sft, strategy
+from lmm_r1.trainer.strategy import make_strategy
+
+pytestmark = pytest.mark.unit
+
+LOADED = {
+    "ds.attn_implementation": "eager",
+    "ds.experts_implementation": "batched_mm",
+    "ds.param_dtype": "fp16",
+    "ds.packing_samples": True,
+}
+LORA = {"ds.lora.rank": 3, "ds.lora.alpha": 5, "ds.lora.dropout": 0.25, "ds.lora.target_modules": ("q_proj",)}
+OPTIMIZER = {
+    "optim": "muon",
+    "muon.lr": 0.5,
+    "muon.momentum": 0.75,
+    "muon.ns_steps": 2,
+    "muon.nesterov": False,
+    "adam.lr": 0.125,
+    "adam.vision_lr": 0.25,
+    "adam.betas": (0.5, 0.75),
+    "adam.eps": 0.5,
+    "adam.weight_decay": 0.25,
+    "lr_scheduler": "linear",
+    "lr_warmup_ratio": 0.5,
+    "min_lr_ratio": 0.25,
+    "max_norm": 2.0,
+}
+CHECKPOINTING = ("gradient_checkpointing_enable", "gradient_checkpointing_reentrant")
+
+
+class Prepared(Exception):
+    """Ends a worker's start where its model and the settings of its optimizer are handed over."""
+
+
+class Model(torch.nn.Module):
+    """Keeps what it is built and changed with."""
+
+    mean = std = 0.0
+    model = None
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        super().__init__()
+        self.names, self.settings = names, settings
+
+    def gradient_checkpointing_enable(self, kwargs: Any = None, *, gradient_checkpointing_kwargs: Any = None) -> None:
+        self.checkpointing = kwargs or gradient_checkpointing_kwargs
+
+
+class Strategy(SimpleNamespace):
+    def print(self, *words: object) -> None:
+        pass
+
+    def get_ds_train_config(self) -> str:
+        return "to train"
+
+    def get_ds_eval_config(self, *, offload: bool) -> str:
+        return f"offloaded: {offload}"
+
+    def prepare(self, given: Any) -> None:
+        raise Prepared(given)
+
+
+def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a role's start hands to DeepSpeed."""
+    monkeypatch.setattr(ppo_actor, "Actor", Model)
+    monkeypatch.setattr(launcher, "Actor", Model)
+    monkeypatch.setattr(sft, "KitActor", Model)
+    for module in (ppo_critic, launcher):
+        monkeypatch.setattr(module, "get_llm_for_sequence_regression", Model)
+    monkeypatch.setattr(ppo_actor, "get_tokenizer", lambda *given, **settings: None)
+    is_sft = role == "sft"
+    given = {"model.model_name_or_path": "m"} if is_sft else {}
+    config = dotted.replace(SFTConfig() if is_sft else PPOConfig(), given | flags)
+    own = Strategy(args=to_openrlhf_args(config))
+    worker = SimpleNamespace(_setup_distributed=lambda strategy: None, strategy=own)
+    classes = {
+        "actor": ppo_actor.PolicyModelActor,
+        "critic": ppo_critic.CriticModelActor,
+        "ref": launcher.ReferenceModelActor,
+        "reward": launcher.RewardModelActor,
+    }
+    if is_sft:
+        start = partial(sft._prepare_actor, config, own.args, own, steps=7)
+    else:
+        method = classes[role].__ray_metadata__.modified_class.init_model_from_pretrained
+        start = partial(method, worker, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ()))
+    with pytest.raises(Prepared) as end:
+        start()
+    return end.value.args[0]
+
+
+@pytest.mark.parametrize(("role", "group"), [("sft", ""), ("actor", "actor."), ("critic", "critic.")])
+def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, monkeypatch):
+    own = "model." if role == "sft" else "actor."
+    flags = LOADED | LORA | {f"{group}{name}": value for name, value in OPTIMIZER.items()}
+    flags |= {f"{own}{name}": True for name in CHECKPOINTING}
+    model, settings = prepared(role, flags, monkeypatch)
+    assert model.names[0] == "m"
+    loaded = {name.split(".")[1]: value for name, value in LOADED.items()}
+    loaded |= {"lora_rank": 3, "lora_alpha": 5, "lora_dropout": 0.25, "target_modules": ("q_proj",)}
+    assert loaded.items() <= model.settings.items()
+    assert model.checkpointing == {"use_reentrant": True}
+    flat = {name: value for name, value in settings.items() if not isinstance(value, dict)}
+    flat |= {f"{kind}.{name}": value for kind in ("muon", "adam") for name, value in settings[kind].items()}
+    assert flat == OPTIMIZER | {"scheduler_steps": 7}
+
+
+@pytest.mark.parametrize("role", ["ref", "reward"])
+def test_a_model_that_is_not_trained_is_loaded_and_offloaded_as_its_flags_say(role, monkeypatch):
+    model = prepared(role, LOADED | {f"{role}.offload": True}, monkeypatch)
+    assert {name.split(".")[1]: value for name, value in LOADED.items()}.items() <= model.settings.items()
+    assert (model._offload, model.settings["ds_config"]) == (True, "offloaded: True")
+    assert prepared(role, LOADED, monkeypatch).settings["ds_config"] == "offloaded: False"
+
+
+def test_log_probs_are_those_of_the_temperature_that_is_sampled_with(monkeypatch):
+    flags = {"rollout.temperature": 0.5}
+    policy, _ = prepared("actor", flags, monkeypatch)
+    assert policy.settings["temperature"] == prepared("ref", flags, monkeypatch).settings["temperature"] == 0.5
+
+
+def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_asked(monkeypatch):
+    flags = {"ds.value_head_prefix": "v_head", "reward.normalize_enable": True}
+    critic, _ = prepared("critic", flags, monkeypatch)
+    for model in (critic, prepared("reward", flags, monkeypatch)):
+        assert {"value_head_prefix": "v_head", "normalize_reward": True}.items() <= model.settings.items()
+
+
+def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
+    model, _ = prepared("sft", {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77}, monkeypatch)
+    assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= model.settings.items()
+
+
+DS = {
+    "ds.zero_stage": (3, lambda config: config["zero_optimization"]["stage"]),
+    "ds.adam_offload": (True, lambda config: config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"),
+    "ds.zpg": (4, lambda config: config["zero_optimization"]["zero_hpz_partition_size"]),
+    "ds.overlap_comm": (True, lambda config: config["zero_optimization"].get("overlap_comm", False)),
+    "ds.grad_accum_dtype": ("bf16", lambda config: config["data_types"]["grad_accum_dtype"]),
+    "ds.deepcompile": (True, lambda config: config["compile"]["deepcompile"]),
+    "ds.use_universal_ckpt": (True, lambda config: config["checkpoint"]["load_universal"]),
+    "ds.param_dtype": ("fp16", lambda config: "fp16" if config["fp16"]["enabled"] else None),
+}
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
+@pytest.mark.parametrize("flag", DS)
+def test_deepspeed_is_told_what_the_flag_says(flag, config_class):
+    value, told = DS[flag]
+    default = make_strategy(to_openrlhf_args(config_class())).get_ds_train_config()
+    changed = dotted.replace(config_class(), {flag: value})
+    assert told(make_strategy(to_openrlhf_args(changed)).get_ds_train_config()) == value != told(default)
+
+
+def test_tensor_parallelism_is_deepspeeds():
+    config = dotted.replace(SFTConfig(), {"ds.tensor_parallel_size": 2, "ds.param_dtype": "bf16"})
+    told = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    assert told["tensor_parallel"]["autotp_size"] == 2
+
+
+class Initialized(Exception):
+    """Ends the making of an engine where DeepSpeed gets its config."""
+
+
+def optimizer_of(monkeypatch: pytest.MonkeyPatch, **flags: object) -> tuple[dict[str, Any], Any]:
+    """DeepSpeed's config, and its scheduler's factory, of a supervised run's optimizer."""
+
+    def end(**given: Any) -> None:
+        raise Initialized(given)
+
+    monkeypatch.setattr(deepspeed, "initialize", end)
+    config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    args = to_openrlhf_args(config)
+    cfg = {
+        **{name: getattr(config, name) for name in OPTIMIZER if "." not in name},
+        "muon": vars(args.muon),
+        "adam": vars(args.adam),
+        "scheduler_steps": 10,
+    }
+    with pytest.raises(Initialized) as found:
+        make_strategy(args)._ds_init_train_model(torch.nn.Linear(2, 2), cfg)
+    given = found.value.args[0]
+    return given["config"], given["lr_scheduler"]
+
+
+def test_adamw_takes_its_settings_and_gradients_are_clipped(monkeypatch):
+    given = {"adam__lr": 0.5, "adam__betas": (0.5, 0.75), "adam__eps": 0.25, "adam__weight_decay": 0.125}
+    told, _ = optimizer_of(monkeypatch, **given, max_norm=3.0)
+    assert told["optimizer"]["type"] == "AdamW"
+    wanted = {"lr": 0.5, "betas": [0.5, 0.75], "eps": 0.25, "weight_decay": 0.125}
+    assert wanted.items() <= told["optimizer"]["params"].items()
+    assert told["gradient_clipping"] == 3.0
+
+
+def test_muon_takes_its_settings_and_those_of_adamw_for_the_rest(monkeypatch):
+    calls = []
+    monkeypatch.setattr(strategy, "settle_muon", lambda **settings: calls.append(settings))
+    given = {"muon__lr": 0.5, "muon__momentum": 0.75, "muon__ns_steps": 2, "muon__nesterov": False, "adam__lr": 0.25}
+    told, _ = optimizer_of(monkeypatch, **given, optim="muon", max_norm=0.0)
+    assert told["optimizer"]["type"] == "Muon"
+    wanted = {"muon_lr": 0.5, "momentum": 0.75, "adam_lr": 0.25}
+    assert wanted.items() <= told["optimizer"]["params"].items()
+    assert calls == [{"ns_steps": 2, "nesterov": False}]
+
+
+def test_muons_updates_are_made_as_asked_for(monkeypatch):
+    for module in (optimizer_step.original_muon, optimizer_step.stage_1_and_2, optimizer_step.stage3):
+        monkeypatch.setattr(module, "muon_update", module.muon_update)
+    monkeypatch.setattr(optimizer_step, "_MUON_UPDATE", lambda *given, **settings: settings)
+    optimizer_step.settle_muon(ns_steps=2, nesterov=False)
+    for module in (optimizer_step.original_muon, optimizer_step.stage_1_and_2, optimizer_step.stage3):
+        assert module.muon_update(None, None, 0.5, ns_method="gram") == {
+            "ns_steps": 2,
+            "nesterov": False,
+            "ns_method": "gram",
+        }
+    # And DeepSpeed's own takes them.
+    monkeypatch.undo()
+    assert {"ns_steps", "nesterov"} <= set(inspect.signature(optimizer_step._MUON_UPDATE).parameters)
+
+
+def test_the_learning_rate_follows_its_schedule(monkeypatch):
+    given = {"lr_scheduler": "cosine_with_min_lr", "lr_warmup_ratio": 0.5, "min_lr_ratio": 0.25}
+    _, make = optimizer_of(monkeypatch, **given)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = make(optimizer)
+    rates = []
+    for _ in range(11):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    # Five of ten steps up, and then down to a quarter.
+    assert rates[:6] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[10] == pytest.approx(0.25)
+
+
+def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
+    calls: list[tuple[str, object]] = []
+
+    class Begun(Exception):
+        pass
+
+    def begin(**given: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(strategy.cpu, "prepare_training", lambda: None)
+    monkeypatch.setattr(transformers, "set_seed", lambda seed: calls.append(("seed", seed)))
+    monkeypatch.setattr(transformers, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda rank: calls.append(("device", rank)))
+    monkeypatch.setattr(upstream.deepspeed, "init_distributed", begin)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for flags in ({"train.seed": 7, "local_rank": 3}, {"train.seed": 8, "train.full_determinism_enable": True}):
+        config = dotted.replace(SFTConfig(), flags)
+        with pytest.raises(Begun):
+            make_strategy(to_openrlhf_args(config)).setup_distributed()
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    assert calls == [("seed", 7), ("device", 3), ("deterministic", 8), ("device", 0)]

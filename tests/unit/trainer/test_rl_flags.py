@@ -1,0 +1,509 @@
+"""What flags of reinforcement learning do to losses, rewards and prompts, by hand-computed numbers."""
+
+import contextlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from helpers.conversations import message, picture, row
+from helpers.samples import generated_sample
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+
+from lmm_r1 import dotted
+from lmm_r1.cluster import nodes
+from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.generation import run_engines
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.trainer import ppo_trainer, run
+from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
+from lmm_r1.trainer.mismatch import distances, least_mass
+from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor
+
+pytestmark = pytest.mark.unit
+
+GIVEN = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+    "rollout.batch_size": 4,
+    "rollout.n_samples_per_prompt": 2,
+    "train.batch_size": 8,
+}
+
+
+def config(**flags: object) -> PPOConfig:
+    return resolve(dotted.replace(PPOConfig(), GIVEN | {name.replace("__", "."): to for name, to in flags.items()}))
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch, one_process: None) -> Any:
+    """Makes a trainer of the policy whose model's log-probs are given, and that keeps the loss of a pass."""
+
+    def make(log_probs: torch.Tensor, **flags: object) -> KitActorPPOTrainer:
+        args = to_openrlhf_args(config(**flags))
+        args.train.dynamic_batch_enable = True
+        strategy = SimpleNamespace(
+            args=args,
+            ring_attn_group=None,
+            ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1, get_group=lambda: None)},
+            backward=lambda loss, *rest: setattr(made, "loss", loss.item()) or loss.backward(),
+            optimizer_step=lambda *given, **settings: None,
+            get_grad_norm=lambda model: 0.0,
+        )
+        entropy = torch.full_like(log_probs, 0.5)
+        actor = SimpleNamespace(train=lambda: None, model=None, is_vlm=False)
+        made = KitActorPPOTrainer(
+            strategy, Played(log_probs, entropy, actor), None, None, SimpleNamespace(get_last_lr=lambda: [0.0])
+        )
+        made.replay_buffer = SimpleNamespace(
+            announce_pass=lambda model, *, step: None,
+            dynamic_batch_num_tokens=[log_probs.numel()],
+            dynamic_optimizer_step=[1],
+            dynamic_sample_loss_scale=[1.0],
+        )
+        return made
+
+    return make
+
+
+class Played:
+    """A policy whose log-probs of response tokens are given."""
+
+    def __init__(self, log_probs: torch.Tensor, entropy: torch.Tensor, rest: SimpleNamespace) -> None:
+        self.log_probs, self.entropy, self.rest = log_probs, entropy, rest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rest, name)
+
+    def __call__(self, *given: Any, **settings: Any) -> tuple[torch.Tensor, SimpleNamespace]:
+        return self.log_probs, SimpleNamespace(entropy=self.entropy, aux_loss=torch.tensor(8.0))
+
+
+def loss_of(
+    make: Any,
+    ratios: Sequence[Sequence[float]],
+    advantages: Sequence[float],
+    *,
+    rollout: float = 1.0,
+    reference: float = 1.0,
+    **flags: object,
+) -> float:
+    """The loss of a pass; `ratios` are probabilities over the old ones, which are `rollout` times the engine's.
+
+    Args:
+        reference: the policy's old probabilities over the reference model's.
+    """
+    mask = torch.tensor([[float(ratio > 0) for ratio in sample] for sample in ratios])
+    log_probs = torch.tensor([[math.log(ratio) if ratio else 0.0 for ratio in sample] for sample in ratios])
+    log_probs.requires_grad_(True)
+    old = torch.zeros_like(mask)
+    experience = Experience(
+        sequences=torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.long),
+        attention_mask=torch.ones(len(mask), mask.shape[1] + 1),
+        action_mask=mask,
+        action_log_probs=old,
+        rollout_log_probs=old - math.log(rollout),
+        base_action_log_probs=old - math.log(reference),
+        advantages=torch.tensor([[advantage] * mask.shape[1] for advantage in advantages]),
+        info={},
+    )
+    made = make(log_probs, **flags)
+    count = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask)}
+    made.training_step(experience, 0.5, 0, loss_batch_info=count)
+    made.gradient = log_probs.grad
+    return made.loss
+
+
+def test_ratios_are_clipped_on_each_side(trainer):
+    assert loss_of(trainer, [[1.5]], [1.0]) == pytest.approx(-1.2)
+    assert loss_of(trainer, [[1.5]], [1.0], actor__eps_clip=0.1) == pytest.approx(-1.1)
+    both = {"actor__eps_clip_low_high": (0.4, 0.3)}
+    assert loss_of(trainer, [[1.5]], [1.0], **both) == pytest.approx(-1.3)
+    assert loss_of(trainer, [[0.5]], [-1.0], **both) == pytest.approx(0.6)
+
+
+def test_a_dual_clip_bounds_the_loss_of_bad_samples(trainer):
+    assert loss_of(trainer, [[5.0]], [-1.0]) == pytest.approx(5.0)
+    assert loss_of(trainer, [[5.0]], [-1.0], actor__dual_clip=3.0) == pytest.approx(3.0)
+
+
+def test_ratios_are_of_tokens_or_of_sequences(trainer):
+    wide = {"actor__eps_clip": 0.6}
+    assert loss_of(trainer, [[1.5, 1.0]], [1.0], **wide) == pytest.approx(-1.25)
+    found = loss_of(trainer, [[1.5, 1.0]], [1.0], **wide, actor__policy_loss_type="gspo")
+    assert found == pytest.approx(-math.sqrt(1.5))
+
+
+def test_losses_are_means_over_tokens_or_over_sequences(trainer):
+    assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0]) == pytest.approx(-(1 + 1 + 4) / 3)
+    each = {"actor__loss_agg_mode": "seq-mean-token-mean"}
+    assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0], **each) == pytest.approx(-(1 + 4) / 2)
+
+
+IS = "algo__advantage__is_correction_"
+
+
+@pytest.mark.parametrize(
+    ("flags", "loss"),
+    [
+        ({}, -1.0),
+        # 10 is beyond the upper threshold, 5: no gradient, or the bound in its place.
+        ({f"{IS}level": "token"}, 0.0),
+        ({f"{IS}level": "seq"}, 0.0),
+        ({f"{IS}level": "token", f"{IS}mode": "clip"}, -5.0),
+        ({f"{IS}level": "token", f"{IS}threshold": (0.5, 20.0)}, -10.0),
+    ],
+)
+def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
+    assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gating", "bound", "loss"),
+    # Of probabilities 1 and 0.1 the ratio is 10 and the total variation 0.9; the binary KL is 12.1, as 1 is rounded.
+    [
+        ("ratio", 5.0, 0.0),
+        ("ratio", 11.0, -10.0),
+        ("tv", 5.0, -10.0),
+        ("binary_kl", 11.0, 0.0),
+        ("binary_kl", 13.0, -10.0),
+    ],
+)
+def test_what_the_thresholds_bound_may_be_a_divergence(gating, bound, loss, trainer):
+    flags = {f"{IS}level": "token", f"{IS}threshold": (0.0, bound), f"{IS}gating": gating}
+    assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
+
+
+def test_entropy_is_worth_a_bonus(trainer):
+    assert loss_of(trainer, [[1.0]], [1.0], actor__entropy_coef=0.0) == pytest.approx(-1.0)
+    assert loss_of(trainer, [[1.0]], [1.0], actor__entropy_coef=0.5) == pytest.approx(-1.0 - 0.5 * 0.5)
+
+
+def test_the_load_of_experts_is_worth_a_loss(trainer):
+    assert loss_of(trainer, [[1.0]], [1.0], actor__aux_loss_coef=0.25) == pytest.approx(-1.0 + 0.25 * 8)
+
+
+@pytest.mark.parametrize(("estimator", "kl"), [("k2", math.log(2) ** 2 / 2), ("k3", 0.5 - 1 + math.log(2))])
+def test_the_kl_to_the_reference_is_a_loss_by_its_estimator(estimator, kl, trainer):
+    flags = {"algo__kl__use_loss": True, "algo__kl__estimator": estimator}
+    # By the weight that the trainer is given, 0.5.
+    assert loss_of(trainer, [[1.0]], [1.0], reference=2.0, **flags) == pytest.approx(-1 + 0.5 * kl, rel=1e-5)
+
+
+def test_the_gradient_of_the_kl_may_be_the_exact_one(trainer):
+    found = []
+    for unbiased in (False, True):
+        flags = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3", "algo__kl__unbiased_gradient": unbiased}
+        mask = torch.ones(1, 1)
+        log_probs = torch.zeros(1, 1, requires_grad=True)
+        experience = Experience(
+            sequences=torch.zeros(1, 2, dtype=torch.long),
+            attention_mask=torch.ones(1, 2),
+            action_mask=mask,
+            action_log_probs=torch.zeros(1, 1),
+            rollout_log_probs=torch.zeros(1, 1),
+            base_action_log_probs=torch.full((1, 1), -math.log(2)),
+            advantages=torch.zeros(1, 1),
+            info={},
+        )
+        count = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": 1}
+        trainer(log_probs, **flags).training_step(experience, 1.0, 0, loss_batch_info=count)
+        found.append(log_probs.grad.item())
+    # k3's own derivative is 1 - exp(-log 2); the exact one adds k3's value times that of the sample's log-prob.
+    assert found[0] == pytest.approx(0.5, abs=1e-5)
+    assert found[1] != pytest.approx(found[0], abs=1e-3)
+
+
+def rewarded(rewards: list[float], lengths: list[int], truncated: list[bool]) -> Experience:
+    return Experience(
+        rewards=torch.tensor(rewards),
+        response_length=torch.tensor(lengths),
+        truncated=torch.tensor(truncated),
+        info={"reward": torch.tensor(rewards)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ({}, [1.0, 1.0, 1.0]),
+        # Lengths 5, 8 and 10 of at most 10.
+        ({"reward__overlong_buffer_len": 4.0}, [1.0, 0.5, 0.0]),
+        ({"reward__overlong_buffer_len": 4.0, "reward__overlong_penalty_factor": 2.0}, [1.0, 0.0, -1.0]),
+        ({"reward__stop_properly_penalty_coef": 0.25}, [1.0, 1.0, 0.25]),
+        ({"reward__stop_properly_penalty_coef": -0.5}, [1.0, 1.0, -0.5]),
+    ],
+)
+def test_long_and_cut_off_responses_lose_reward(flags, left):
+    experience = rewarded([1.0, 1.0, 1.0], [5, 8, 10], [False, False, True])
+    apply_length_penalties([experience], to_openrlhf_args(config(rollout__max_new_tokens=10, **flags)))
+    assert experience.rewards.tolist() == pytest.approx(left)
+
+
+def write(path: Path, *records: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def prompts(path: str, **flags: object) -> list[Row]:
+    return run._prompts(dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1}))
+
+
+def test_prompts_are_read_from_the_columns_that_the_flags_name(tmp_path):
+    record = {"q": "<image>x", "gold": "1", "pics": ["a.png"]}
+    picture(8, 8).save(tmp_path / "a.png")
+    flags = {"data__input_key": "q", "data__label_key": "gold", "data__image_key": "pics"}
+    (found,) = prompts(write(tmp_path / "rows.jsonl", record), **flags)
+    assert (found.answer, found.messages[0].parts[0].source) == ("1", str(tmp_path / "a.png"))
+
+
+def test_a_template_takes_a_plain_prompt_past_the_chat_template(tmp_path):
+    path = write(tmp_path / "rows.jsonl", {"q": "1 + 1?", "answer": "2"})
+    (found,) = prompts(path, data__input_key="q")
+    assert (found.plain, found.messages[0].parts[0].text) == (False, "1 + 1?")
+    (found,) = prompts(path, data__input_key="q", data__input_template="Q: {}\nA:")
+    assert (found.plain, found.messages[0].parts[0].text) == (True, "Q: 1 + 1?\nA:")
+    with pytest.raises(UserError, match="--data.input_template 'Q: {}' and --data.apply_chat_template both write"):
+        config(data__input_template="Q: {}", data__apply_chat_template=True)
+
+
+def test_datasets_are_mixed_by_their_shares_and_cut_to_so_many_rows(tmp_path):
+    one, other = (
+        write(tmp_path / f"{name}.jsonl", *({"messages": name, "answer": str(n)} for n in range(20))) for name in "ab"
+    )
+    assert len(prompts(f"{one},{other}")) == 40
+    assert len(prompts(f"{one},{other}", data__max_samples=7)) == 7
+    mixed = prompts(f"{one},{other}", data__prompt_probs="1.0,0.0")
+    assert {found.messages[0].parts[0].text for found in mixed} == {"a"}
+
+
+def test_the_split_is_the_one_that_is_named(tmp_path):
+    import datasets
+
+    rows = {name: datasets.Dataset.from_list([{"messages": name, "answer": "1"}]) for name in ("train", "test")}
+    datasets.DatasetDict(rows).save_to_disk(str(tmp_path / "saved"))
+    (found,) = prompts(str(tmp_path / "saved"), data__prompt_split="test")
+    assert found.messages[0].parts[0].text == "test"
+    own = config(eval__dataset=str(tmp_path / "saved"), eval__split="test", eval__steps=1)
+    (found,) = run._load(own, own.eval.dataset, split=own.eval.split)
+    assert found.messages[0].parts[0].text == "test"
+
+
+def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
+    picture(8, 8).save(tmp_path / "a.png")
+    record = {"messages": "<image><image>x", "answer": "1", "images": ["a.png", "a.png"]}
+    rows = prompts(write(tmp_path / "rows.jsonl", record))
+    assert run._max_images(config(), rows) == 2
+    assert run._max_images(config(data__max_images_per_prompt=3), rows) == 3
+    with pytest.raises(UserError, match="2 images, more than --data.max_images_per_prompt 1"):
+        run._max_images(config(data__max_images_per_prompt=1), rows)
+
+
+def test_sampling_is_as_the_flags_say():
+    flags = {"temperature": 0.5, "top_p": 0.75, "top_k": 20, "max_new_tokens": 9}
+    settings = ppo_trainer.group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
+    assert {name: getattr(settings.sampling, name) for name in flags} == flags
+    assert settings.sampling.n_samples == 2
+
+
+def test_what_the_likeliest_tokens_share_out_is_no_distance_of_engine_and_trainer():
+    assert (least_mass(top_p=0.8, top_k=-1), least_mass(top_p=0.8, top_k=20)) == (0.8, 0.0)
+    policy = torch.tensor([-3.0, -1.0, -0.5])
+    assert distances(policy, torch.full((3,), -1.0), top_p=0.0).tolist() == [0.0, 0.0, 0.5]
+
+
+def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch):
+    running: set[int] = set()
+    most = []
+
+    class Engine:
+        def __init__(self) -> None:
+            self.get_num_unfinished_requests = SimpleNamespace(remote=lambda: 0)
+            self.generate_group = SimpleNamespace(remote=self.generate)
+            self.rows: list[int] = []
+
+        def generate(self, item: Row, settings: object) -> int:
+            number = int(item.answer)
+            running.add(number)
+            self.rows.append(number)
+            most.append(len(running))
+            return number
+
+    def wait(refs: list[int], *, num_returns: int) -> tuple[list[int], list[int]]:
+        # The one that was asked for last is done first.
+        running.discard(refs[-1])
+        return refs[-1:], refs[:-1]
+
+    def get(refs: Any) -> Any:
+        return [SimpleNamespace(samples=[ref, ref]) if ref is not None else ref for ref in refs]
+
+    monkeypatch.setattr(ray, "wait", wait)
+    rows = [row(message("user", "?"), answer=str(number)) for number in range(1, 5)]
+    for limit, expected in ((2, 2), (4, 4)):
+        running.clear(), most.clear()
+        engines = [Engine(), Engine()]
+        own = config(rollout__vllm_generate_batch_size=limit)
+        generator = KitSamplesGenerator(to_openrlhf_args(own), engines, ppo_trainer.group_settings(own))
+        monkeypatch.setattr(ray, "get", lambda refs: refs if not isinstance(refs, list) or 0 in refs else get(refs))
+        assert generator.generate(rows, generator.settings) == [[1, 1], [2, 2], [3, 3], [4, 4]]
+        assert max(most) == expected
+        # The second engine's is done, and it gets the next.
+        assert [engine.rows for engine in engines] == ([[1], [2, 3, 4]] if limit == 2 else [[1, 3], [2, 4]])
+
+
+def test_engines_are_started_as_the_flags_say(tiny_checkpoint):
+    flags = {
+        "vllm__tensor_parallel_size": 2,
+        "vllm__gpu_memory_utilization": 0.25,
+        "vllm__enable_prefix_caching": True,
+        "vllm__enable_sleep": True,
+        "train__colocate_all": True,
+        "train__full_determinism_enable": True,
+        "actor__num_gpus_per_node": 2,
+        "ref__num_gpus_per_node": 2,
+        "reward__timeout_s": 3.0,
+        "reward__deadline_s": 4.0,
+        "data__max_len": 99,
+        "ds__param_dtype": "fp32",
+        "actor__model_name_or_path": str(tiny_checkpoint("llm")),
+        "reward__remote_url": "http://a/get_reward,http://b/get_reward",
+    }
+    told = run_engines._engine_arguments(config(**flags), share=1, max_images=0, max_videos=0)
+    wanted = {
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.25,
+        "enable_prefix_caching": True,
+        "enable_sleep_mode": True,
+        "full_determinism": True,
+        "reward_timeout_s": 3.0,
+        "reward_deadline_s": 4.0,
+        "max_model_len": 99,
+        "dtype": "float32",
+        "reward_endpoints": ["http://a/get_reward", "http://b/get_reward"],
+    }
+    found = {name: told[name] for name in wanted}
+    if not run_engines.cpu.has_cuda():
+        # vLLM's cache on a CPU has a size of its own.
+        found["gpu_memory_utilization"] = wanted["gpu_memory_utilization"]
+    assert found == wanted
+
+
+def test_the_output_of_workers_is_shown_where_asked_for(monkeypatch):
+    told = []
+    monkeypatch.setattr(nodes, "connect", lambda **arguments: told.append(arguments["log_to_driver"]))
+    monkeypatch.setattr(nodes, "joins", lambda: True)
+    for shown in (False, True):
+        run._start_ray(config(logger__worker_logs=shown))
+    assert told == [False, True]
+
+
+SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus"),
+    [
+        # Of policy, engines and reference; without colocation each has its own.
+        ({}, 4 + 6 + 4),
+        ({"algo.kl.init_coef": 0.0}, 4 + 6),
+        ({"train.colocate_actor_ref": True}, 4 + 6),
+        ({"train.colocate_all": True}, 4),
+        ({"critic.model_name_or_path": "c", "reward.model_name_or_path": "r"}, 4 + 6 + 4 + 3 + 2),
+        (
+            {"critic.model_name_or_path": "c", "reward.model_name_or_path": "r", "train.colocate_critic_reward": True},
+            4 + 6 + 4 + 3,
+        ),
+    ],
+)
+def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
+    sizes = {
+        f"{name}.{flag}": number
+        for name, pair in SIZES.items()
+        for flag, number in zip(("num_nodes", "num_gpus_per_node"), pair, strict=True)
+    }
+    engines = {"vllm.num_engines": 3, "vllm.tensor_parallel_size": 2}
+    assert run._gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
+
+
+def test_an_evaluation_samples_as_its_flags_say():
+    asked = []
+    own = config(
+        eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
+    )
+    generator = KitSamplesGenerator(to_openrlhf_args(own), [], ppo_trainer.group_settings(own))
+    generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
+    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
+    trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
+    trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
+    trainer.console = SimpleNamespace(print=lambda line: None)
+    trainer._evaluate(1)
+    (sampling,) = asked
+    assert (sampling.temperature, sampling.n_samples, sampling.top_k) == (0.25, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "saved"), [("", ["best_global_step1"]), ("none", []), ("eval_b_pass2", ["best_global_step2"])]
+)
+def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
+    tags = []
+    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer.best_eval_metric_key, trainer.best_eval_metric_value = key, float("-inf")
+    group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
+    trainer.actor_model_group, trainer.critic_model_group = group, None
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    trainer.save_best_checkpoint({"eval_a_pass1": 0.5}, 1)
+    trainer.save_best_checkpoint({"eval_a_pass1": 0.25, "eval_b_pass2": 0.75}, 2)
+    assert [tag for method, tag in tags if method == "save_checkpoint"] == saved
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_asked_for(copies, tmp_path, one_process):
+    saved = []
+    worker = object.__new__(KitPolicyActor)
+    worker.strategy = SimpleNamespace(
+        args=to_openrlhf_args(config(ckpt__output_dir=str(tmp_path))),
+        unsettled=contextlib.nullcontext,
+        save_model=lambda model, tokenizer, folder: saved.append(folder),
+    )
+    worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
+    worker.actor = None
+    worker.save_checkpoint("global_step3")
+    assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
+
+
+def test_as_many_rollouts_of_a_step_are_kept_as_asked_for(tmp_path):
+    rows = [row(message("user", str(number))) for number in range(3)]
+    groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
+    for count, kept in ((0, 0), (2, 2), (100, 6)):
+        trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+        trainer.config = config(logger__rollouts_per_step=count)
+        trainer.folder = RunFolder(path=tmp_path / str(count), name="rl", kind="rl")
+        trainer.folder.open("")
+        assert len(trainer._record_rollouts(1, groups)) == kept
+
+
+def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
+    strategy = SimpleNamespace(args=to_openrlhf_args(config()))
+    critic = SimpleNamespace()
+    for clip in (0.5, 5.0):
+        trainer = KitCriticPPOTrainer(
+            strategy, critic=critic, critic_optim=None, critic_scheduler=None, value_clip=clip
+        )
+        # From 0 to 2 where 3 is right: 2 is held at the clip's bound.
+        values, old, returns = torch.tensor([[2.0]]), torch.zeros(1, 1), torch.tensor([[3.0]])
+        expected = max((3 - min(2.0, clip)) ** 2, 1.0) / 2
+        found = trainer.critic_loss_fn(values, old, returns, action_mask=torch.ones(1, 1))
+        assert (found[0] if isinstance(found, tuple) else found).item() == pytest.approx(expected)

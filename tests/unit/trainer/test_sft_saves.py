@@ -1,0 +1,74 @@
+"""What a supervised run saves, and how often it says how far it is."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.character_kit import CharacterKit
+
+from lmm_r1 import dotted
+from lmm_r1.config import SFTConfig
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.trainer.sft import _SFTRun
+from lmm_r1.trainer.sft_samples import SFTSample
+
+pytestmark = pytest.mark.unit
+
+
+class Strategy(SimpleNamespace):
+    """Keeps what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=[])
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def get_grad_norm(self, model: object) -> float:
+        return 0.5
+
+    def save_model(self, model: object, processor: object, folder: str) -> None:
+        self.calls.append(Path(folder).name)
+
+    def save_ckpt(self, model: object, folder: str, tag: str, *limits: Any, **metric: object) -> None:
+        self.calls.append((Path(folder).name, tag, *limits, *metric.values()))
+
+
+def run(tmp_path: Path, **flags: object) -> tuple[_SFTRun, Strategy]:
+    given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
+    strategy = Strategy()
+    fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
+    actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
+    folder = RunFolder(path=tmp_path, name="first", kind="sft")
+    config = dotted.replace(SFTConfig(), given)
+    made = _SFTRun(
+        config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting
+    )
+    return made, strategy
+
+
+def test_a_checkpoint_is_saved_within_the_limits_and_where_the_flags_say(tmp_path):
+    made, strategy = run(tmp_path, ckpt__max_num=2, ckpt__max_mem=7, ckpt__path=str(tmp_path / "elsewhere"))
+    made._save(3)
+    assert strategy.calls == [("elsewhere", "global_step3", 2, 7, {"global_step": 3}, None, None)]
+    assert made.saved_step == 3
+
+
+def test_a_copy_in_hugging_face_format_stands_beside_it_where_asked_for(tmp_path):
+    made, strategy = run(tmp_path, ckpt__save_hf=True)
+    made.best.improves({"eval_loss": 0.5})
+    made._save(3, best=True)
+    best = ("checkpoints", "best_global_step3", 3, 100_000_000, {"global_step": 3}, 0.5, "eval_loss")
+    assert strategy.calls == ["best_global_step3_hf", best]
+
+
+def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
+    made, _ = run(tmp_path, logger__logging_steps=2)
+    told = []
+    made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
+    for step in range(1, 6):
+        made._log(step, 5, loss=1.0, tokens=4, seconds=2.0)
+    assert told == [2, 4, 5]
+    assert "first step 5/5  loss 1.000" in capsys.readouterr().out
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
