@@ -41,8 +41,8 @@ def run(tmp_path: Path, **flags: object) -> tuple[_SFTRun, Strategy]:
     strategy = Strategy()
     fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
     actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
-    folder = RunFolder(path=tmp_path, name="first", kind="sft")
     config = dotted.replace(SFTConfig(), given)
+    folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
     made = _SFTRun(
         config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting
     )
@@ -65,7 +65,7 @@ def test_a_copy_in_hugging_face_format_stands_beside_it_where_asked_for(tmp_path
 
 
 def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
-    made, _ = run(tmp_path, logger__logging_steps=2)
+    made, _ = run(tmp_path, logger__logging_steps=2, logger__stage_name="first")
     told = []
     made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
     for step in range(1, 6):
