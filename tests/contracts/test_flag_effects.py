@@ -44,7 +44,9 @@ def test_every_test_is_there_and_its_file_speaks_of_the_flag(command):
 
 
 def refused_values(refused: Container[object]) -> list[object]:
-    return [value for value in PROBES if value in refused]
+    # A range looks for what is no whole number among all that it holds.
+    probes = [value for value in PROBES if type(value) is int] if isinstance(refused, range) else PROBES
+    return [value for value in probes if value in refused]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

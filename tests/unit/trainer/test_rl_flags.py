@@ -152,18 +152,18 @@ def test_losses_are_means_over_tokens_or_over_sequences(trainer):
     assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0], **each) == pytest.approx(-(1 + 4) / 2)
 
 
-IS = "algo__advantage__is_correction_"
-
-
 @pytest.mark.parametrize(
     ("flags", "loss"),
     [
         ({}, -1.0),
         # 10 is beyond the upper threshold, 5: no gradient, or the bound in its place.
-        ({f"{IS}level": "token"}, 0.0),
-        ({f"{IS}level": "seq"}, 0.0),
-        ({f"{IS}level": "token", f"{IS}mode": "clip"}, -5.0),
-        ({f"{IS}level": "token", f"{IS}threshold": (0.5, 20.0)}, -10.0),
+        ({"algo__advantage__is_correction_level": "token"}, 0.0),
+        ({"algo__advantage__is_correction_level": "seq"}, 0.0),
+        ({"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_mode": "clip"}, -5.0),
+        (
+            {"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_threshold": (0.5, 20.0)},
+            -10.0,
+        ),
     ],
 )
 def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
@@ -182,7 +182,11 @@ def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, train
     ],
 )
 def test_what_the_thresholds_bound_may_be_a_divergence(gating, bound, loss, trainer):
-    flags = {f"{IS}level": "token", f"{IS}threshold": (0.0, bound), f"{IS}gating": gating}
+    flags = {
+        "algo__advantage__is_correction_level": "token",
+        "algo__advantage__is_correction_threshold": (0.0, bound),
+        "algo__advantage__is_correction_gating": gating,
+    }
     assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
 
 
@@ -460,7 +464,8 @@ def test_an_evaluation_samples_as_its_flags_say():
 def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
     tags = []
     trainer = object.__new__(ppo_trainer.KitPPOTrainer)
-    trainer.best_eval_metric_key, trainer.best_eval_metric_value = key, float("-inf")
+    args = to_openrlhf_args(config(ckpt__best_metric_key=key))
+    trainer.best_eval_metric_key, trainer.best_eval_metric_value = args.ckpt.best_metric_key, float("-inf")
     group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
     trainer.actor_model_group, trainer.critic_model_group = group, None
     monkeypatch.setattr(ray, "get", lambda refs: refs)
@@ -507,3 +512,19 @@ def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
         expected = max((3 - min(2.0, clip)) ** 2, 1.0) / 2
         found = trainer.critic_loss_fn(values, old, returns, action_mask=torch.ones(1, 1))
         assert (found[0] if isinstance(found, tuple) else found).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_trainers_memory_is_freed_while_others_work(sleeps, monkeypatch):
+    calls: list[str] = []
+    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer.config = config(ds__enable_sleep=sleeps)
+    trainer.args, trainer.strategy = to_openrlhf_args(trainer.config), SimpleNamespace()
+    trainer.strategy.args, trainer.kl_ctl = trainer.args, SimpleNamespace(value=0.0)
+    trainer.critic_model_group = None
+    trainer.actor_model_group = SimpleNamespace(
+        async_run_method=lambda method_name, **given: calls.append(method_name) or [{}]
+    )
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    trainer.ppo_train(0)
+    assert calls == (["reload_states", "fit", "offload_states"] if sleeps else ["fit"])

@@ -8,10 +8,11 @@ import pytest
 from helpers.character_kit import CharacterKit
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.sft import _SFTRun
 from lmm_r1.trainer.sft_samples import SFTSample
+from lmm_r1.trainer.stopping import SaveSchedule
 
 pytestmark = pytest.mark.unit
 
@@ -40,8 +41,8 @@ def run(tmp_path: Path, **flags: object) -> tuple[_SFTRun, Strategy]:
     strategy = Strategy()
     fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
     actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
-    folder = RunFolder(path=tmp_path, name="first", kind="sft")
     config = dotted.replace(SFTConfig(), given)
+    folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
     made = _SFTRun(
         config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting
     )
@@ -64,7 +65,7 @@ def test_a_copy_in_hugging_face_format_stands_beside_it_where_asked_for(tmp_path
 
 
 def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
-    made, _ = run(tmp_path, logger__logging_steps=2)
+    made, _ = run(tmp_path, logger__logging_steps=2, logger__stage_name="first")
     told = []
     made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
     for step in range(1, 6):
@@ -72,3 +73,12 @@ def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
     assert told == [2, 4, 5]
     assert "first step 5/5  loss 1.000" in capsys.readouterr().out
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
+def test_checkpoints_are_due_by_steps_and_by_minutes(config_class):
+    config = dotted.replace(config_class(), {"ckpt.save_steps": 2, "ckpt.save_minutes": 5.0})
+    schedule = SaveSchedule.of(config.ckpt)
+    assert [schedule.is_due(step) for step in (1, 2, 3)] == [False, True, False]
+    schedule.saved_at -= 5 * 60
+    assert schedule.is_due(3)
