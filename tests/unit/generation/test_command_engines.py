@@ -11,7 +11,7 @@ from lmm_r1.batch import run
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.interactive_chat import ChatConfig
-from lmm_r1.evaluation import answered_rows, measurement
+from lmm_r1.evaluation import measurement
 from lmm_r1.generation import backends
 from lmm_r1.generation.engine import EngineSettings
 
@@ -52,7 +52,7 @@ def test_cuda_graphs_are_on_unless_the_command_switches_them_off(
 ):
     for module in (backends, run, measurement):
         monkeypatch.setattr(module, "prepare_process", lambda: None)
-    for module in (backends, run, answered_rows):
+    for module in (backends, run, measurement):
         monkeypatch.setattr(module, "make_engine", ask)
     with pytest.raises(Asked) as asked:
         start(command, str(tiny_checkpoint("llm")), tmp_path, enforce_eager=enforce_eager)

@@ -391,13 +391,12 @@ def test_engines_are_started_as_the_flags_say(tiny_checkpoint):
         "enable_prefix_caching": True,
         "enable_sleep_mode": True,
         "full_determinism": True,
-        "reward_timeout_s": 3.0,
-        "reward_deadline_s": 4.0,
         "max_model_len": 99,
         "dtype": "float32",
-        "reward_endpoints": ["http://a/get_reward", "http://b/get_reward"],
     }
     found = {name: told[name] for name in wanted}
+    reward = told["reward"]
+    assert (reward.timeout_s, reward.deadline_s, reward.remote_url) == (3.0, 4.0, flags["reward__remote_url"])
     if not run_engines.cpu.has_cuda():
         # vLLM's cache on a CPU has a size of its own.
         found["gpu_memory_utilization"] = wanted["gpu_memory_utilization"]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.character_kit import END, IMAGE, NEWLINE, CharacterKit
 from helpers.conversations import message, row
+from PIL import Image
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.trainer.sft_rows import (
@@ -112,6 +113,17 @@ def test_evaluation_rows_have_answers_where_a_verifier_judges(tmp_path):
     assert found.answer == "2"
     with pytest.raises(UserError, match='rows.jsonl line 1: the answer "answer" is missing'):
         evaluation_rows(config(eval__dataset=path, eval__verifier="math"))
+
+
+def test_images_come_from_the_column_that_the_flag_names(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "2"}]
+    path = write(tmp_path / "rows.jsonl", {"messages": turns, "pictures": ["a.png"]})
+    flags = {"data__dataset": path, "train__batch_size": 1}
+    (found,) = training_rows(config(**flags, data__image_key="pictures"))
+    assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
+    with pytest.raises(UserError, match="--data.image_key"):
+        training_rows(config(**flags))
 
 
 def test_a_chat_template_is_text_or_a_file(tmp_path):
