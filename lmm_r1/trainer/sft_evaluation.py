@@ -112,9 +112,9 @@ class Evaluation:
             )
         metrics = {LOSS: total / tokens, "eval_overlong_rows": overlong}
         if len(self.sources) > 1:
-            for source, (of_source, of_tokens, _) in zip(self.sources, sums.tolist(), strict=True):
+            for name, (of_source, of_tokens, _) in zip(self.sources, sums.tolist(), strict=True):
                 if of_tokens:
-                    metrics[f"eval_{source}_loss"] = of_source / of_tokens
+                    metrics[f"eval_{name}_loss"] = of_source / of_tokens
         return metrics
 
 
