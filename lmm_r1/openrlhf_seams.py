@@ -93,12 +93,9 @@ def install(
         max_len: tokens of the run's longest sample.
         freeze_prefix: of the names of weights that are not trained, of policy and value models.
     """
-    both = {
-        "trust_remote_code": trust_remote_code,
-        "share_prefix": share_prefix,
-        "max_len": max_len,
-        "freeze_prefix": tuple(freeze_prefix),
-    }
+    both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
+    if freeze_prefix:
+        both["freeze_prefix"] = tuple(freeze_prefix)
     built = {
         path: functools.partial(resolve(path), **both, **settings)
         for path, settings in (

@@ -5,7 +5,7 @@ from collections.abc import Container
 from functools import cache
 
 import pytest
-from helpers.flag_table import BEGIN, COMMANDS, END, PAGE, ROOT, page, by_flag
+from helpers.flag_table import BEGIN, COMMANDS, END, PAGE, ROOT, effects_of, page
 
 from lmm_r1 import dotted
 from lmm_r1.config import NOT_YET
@@ -28,12 +28,12 @@ def functions_of(path: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_row_and_every_row_a_flag(command):
-    assert set(dotted.leaf_types(COMMANDS[command])) == set(by_flag(command))
+    assert set(dotted.leaf_types(COMMANDS[command])) == set(effects_of(command))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_test_is_there_and_its_file_speaks_of_the_flag(command):
-    for flag, tests in by_flag(command).items():
+    for flag, tests in effects_of(command).items():
         spoken = ""
         for test in tests:
             path, _, name = test.partition("::")

@@ -21,7 +21,7 @@ COMMANDS: dict[str, type] = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"
 
 
-def by_flag(command: str) -> dict[str, list[str]]:
+def effects_of(command: str) -> dict[str, list[str]]:
     """The tests that stand for each flag of a command: `unit/trainer/test_steps.py::a_name_without_test_`."""
     table = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
     found: dict[str, list[str]] = {}
@@ -40,7 +40,7 @@ def page() -> str:
 def _table(command: str) -> str:
     config_class = COMMANDS[command]
     attach_help(config_class)
-    tests = by_flag(command)
+    tests = effects_of(command)
     lines = ["| flag | default | effect | test |", "|---|---|---|---|"]
     for flag in dotted.leaf_types(config_class):
         said = _help(config_class, flag)

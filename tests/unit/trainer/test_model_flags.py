@@ -1,5 +1,6 @@
 """What flags say of a model reaches the place where it is loaded, its optimizer and DeepSpeed."""
 
+import importlib
 import inspect
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
-from lmm_r1.trainer import optimizer_step, sft, strategy
+from lmm_r1.trainer import optimizer_step, sft, strategy, workers
 from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
@@ -272,3 +273,21 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
             make_strategy(to_openrlhf_args(config)).setup_distributed()
         monkeypatch.setenv("LOCAL_RANK", "0")
     assert calls == [("seed", 7), ("device", 3), ("deterministic", 8), ("device", 0)]
+
+
+def test_frozen_names_reach_policy_and_critic(monkeypatch):
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
+    config = dotted.replace(PPOConfig(), {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77})
+    workers.install_seams(to_openrlhf_args(config))
+    assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= given[0].items()
+    monkeypatch.undo()
+    for module, name in ((ppo_actor, "Actor"), (ppo_critic, "get_llm_for_sequence_regression")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    replaced = [tuple(replacement.upstream.split(":")) for replacement in workers.openrlhf_seams.REPLACEMENTS]
+    for module_name, name in replaced:
+        module = importlib.import_module(module_name)
+        monkeypatch.setattr(module, name, getattr(module, name))
+    workers.openrlhf_seams.install(**given[0])
+    for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
+        assert built.keywords["freeze_prefix"] == ("lm_head.",)
