@@ -230,4 +230,4 @@ class _DecodedColumns:
 
 
 _DECODED = _DecodedColumns(_CACHE_BYTES)
-os.register_at_fork(after_in_child=_DECODED.after_fork)
+os.register_at_fork(after_in_child=lambda: _DECODED.after_fork())
