@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 # To read one image of a row group takes about 1 ms for each 2 MiB of it; larger ones are copied once to an Arrow file.
-_LARGEST_GROUP = 32 * 2**20
+_LARGEST_GROUP = 8 * 2**20
 _CACHE_BYTES = 256 * 2**20
 # Column chunks are read in such parts: by default they are read whole, which can be gigabytes.
 _READ_BYTES = 2**18
