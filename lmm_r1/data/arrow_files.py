@@ -34,15 +34,17 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
 
     try:
         with pyarrow.memory_map(str(file)) as source:
-            schema, batches = _opened(source)
+            _, batches = _opened(source)
             first = next(batches, None)
             if first is None:
                 return
             mapped = MappedFiles(name=name)
-            batches = chain([first], batches)
             if mapped.holds(first):
-                yield from mapped_records(_cut(batches), mapped=mapped)
+                yield from mapped_records(_cut(chain([first], batches)), mapped=mapped)
                 return
+        # Not through the map, of which all would be resident.
+        with pyarrow.OSFile(str(file)) as source:
+            schema, batches = _opened(source)
             copy = arrow_copy(batches, schema=schema, source=FileState.of(str(file)))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Arrow file ({error})") from error

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-# To read one image of a row group takes about 1 ms for each 2 MiB of it; larger ones are copied once to an Arrow file.
+# To read one image of a row group takes about 1 ms for each 2 MiB of it, on one core; files with larger ones are copied.
 _LARGEST_GROUP = 8 * 2**20
 _CACHE_BYTES = 256 * 2**20
-# Column chunks are read in such parts: by default they are read whole, which can be gigabytes.
 _READ_BYTES = 2**18
 
 
@@ -39,7 +38,7 @@ def parquet_records(file: Path) -> Iterator[list[dict[str, Any]]]:
 
     try:
         state = FileState.of(str(file))
-        with pyarrow.parquet.ParquetFile(file, buffer_size=_READ_BYTES) as table:
+        with _opened(str(file)) as table:
             if max(_group_bytes(table), default=0) <= _LARGEST_GROUP:
                 yield from _records(table, state)
                 return
@@ -48,6 +47,13 @@ def parquet_records(file: Path) -> Iterator[list[dict[str, Any]]]:
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from error
     yield from arrow_records(copy, name=str(file))
+
+
+def _opened(path: str, *, metadata: pyarrow.parquet.FileMetaData | None = None) -> pyarrow.parquet.ParquetFile:
+    """The file, to be read page by page: unless told so, pyarrow reads all column chunks ahead, which can be gigabytes."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(path, metadata=metadata, buffer_size=_READ_BYTES, pre_buffer=False)
 
 
 def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
@@ -127,9 +133,7 @@ class _GroupPlace:
 
         self.state.check(os.stat(self.state.path))
         value, count, whole = None, 0, _DecodedColumn()
-        with pyarrow.parquet.ParquetFile(
-            self.state.path, metadata=_metadata(self.state), buffer_size=_READ_BYTES
-        ) as table:
+        with _opened(self.state.path, metadata=_metadata(self.state)) as table:
             try:
                 for part in _parts(table, self):
                     if count <= position < count + part.count:
