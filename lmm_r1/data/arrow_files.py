@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,6 +17,8 @@ from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
+
+logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 256
 COPIES_FOLDER = "lmm_r1_rows"
@@ -74,12 +77,14 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
     folder = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER
     told = f"{os.path.realpath(source.path)} {source.size} {source.mtime_ns}"
     copy = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:24]}.arrow"
-    partial = copy.with_suffix(f".{os.getpid()}.partial")
+    # Only who has the lock writes it, so that what a killed process left is written over.
+    partial = copy.with_suffix(".partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(copy.with_suffix(".lock")):
             if copy.exists():
                 return copy
+            logger.warning("%s: copied once to %s, as single images of it cannot be read", source.path, copy)
             try:
                 with pyarrow.OSFile(str(partial), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
                     for batch in batches:
@@ -87,7 +92,8 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
                 partial.rename(copy)
             finally:
                 partial.unlink(missing_ok=True)
-    except OSError as error:
+    # filelock raises NotImplementedError for file systems without locks.
+    except (OSError, NotImplementedError) as error:
         raise UserError(
             f"{source.path}: its images are read from an uncompressed copy, which cannot be written to {folder} "
             f"({error}); make room there, or name another folder in the environment variable HF_DATASETS_CACHE"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # To read one image of a row group takes about 1 ms for each 2 MiB of it, on one core; files with larger ones are copied.
 _LARGEST_GROUP = 8 * 2**20
-_CACHE_BYTES = 256 * 2**20
+# In each process, which can be one of many data workers of a rank; rows that are read in order need no more.
+_CACHE_BYTES = 64 * 2**20
 _READ_BYTES = 2**18
 
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import pyarrow
@@ -181,6 +182,16 @@ def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatc
         assert read_again(records(file)) == [{"image": value(number)}]
         assert len(list((tmp_path / "cache" / "lmm_r1_rows").glob("*.arrow"))) == copies
     assert not list((tmp_path / "cache" / "lmm_r1_rows").glob("*.partial"))
+
+
+def test_threads_that_need_a_copy_at_once_share_one(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(parquet_files, "_LARGEST_GROUP", 100)
+    table = pyarrow.table({"image": [value(number) for number in range(300)]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: records(tmp_path / "rows.parquet"), range(4)))
+    assert all(read_again(rows) == table.to_pylist() for rows in found)
+    assert [message.split(": ")[1][:11] for message in caplog.messages] == ["copied once"]
 
 
 def test_a_copy_that_cannot_be_written_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
