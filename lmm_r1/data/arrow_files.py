@@ -94,6 +94,9 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
                 partial.unlink(missing_ok=True)
     # filelock raises NotImplementedError for file systems without locks.
     except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno is None:
+            # Not the system's: Arrow cannot read the batches.
+            raise
         raise UserError(
             f"{source.path}: its images are read from an uncompressed copy, which cannot be written to {folder} "
             f"({error}); make room there, or name another folder in the environment variable HF_DATASETS_CACHE"

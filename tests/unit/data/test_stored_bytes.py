@@ -202,6 +202,25 @@ def test_a_copy_that_cannot_be_written_is_an_error_that_names_the_folder(tmp_pat
         records(tmp_path / "rows.parquet")
 
 
+@pytest.mark.parametrize("kind", ["arrow", "arrow compressed", "parquet", "parquet copied"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten"])
+def test_a_damaged_file_is_an_error_that_names_it(kind, damage, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_files, "_LARGEST_GROUP", 100 if kind == "parquet copied" else 10**6)
+    file = write(pyarrow.table({"image": [value(number) for number in range(50)]}), tmp_path, kind)
+    data = bytearray(file.read_bytes())
+    if damage == "overwritten":
+        # The bodies of pages and batches; the values of an Arrow file that is not compressed are what they are.
+        middle = len(data) // 2
+        data[middle - 500 : middle + 500] = b"\xff" * 1000
+    file.write_bytes({"empty": b"", "cut": data[: len(data) // 2], "overwritten": data}[damage])
+    if (kind, damage) == ("arrow", "overwritten"):
+        assert len(records(file)) == 50
+        return
+    with pytest.raises(UserError, match=f"{file.name}: not a readable (Arrow|Parquet) file"):
+        records(file)
+    assert not list((tmp_path / "cache").glob("**/*.arrow"))
+
+
 def picture_rows(folder, kind="parquet"):
     """A file with one row, its image a picture of 40 x 30 random pixels."""
     Image.frombytes("RGB", (40, 30), value(7, 3600)).save(folder / "a.bmp")
