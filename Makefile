@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/plan.py
 	$(VENV)/bin/python benchmarks/zero_gap.py
 	$(VENV)/bin/python benchmarks/killed_runs.py
+	$(VENV)/bin/python benchmarks/row_store.py
 
 clean:
 	rm -rf $(VENV) runs

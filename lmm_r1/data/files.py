@@ -17,10 +17,12 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1 import hub
+from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.formats import FORMATS, OWN, find_format
 from lmm_r1.data.formats.row_format import Record, RowFormat
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
@@ -228,15 +230,11 @@ def _read_json(file: Path) -> Iterator[Record]:
 
 
 def _read_parquet(file: Path) -> Iterator[Record]:
-    import pyarrow
-    import pyarrow.parquet
+    yield from _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
 
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            batches = (batch.to_pylist() for batch in table.iter_batches(batch_size=_BATCH_ROWS))
-            yield from _numbered(batches, name=str(file), base_dir=file.parent)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file}: not a readable Parquet file ({error})") from error
+
+def _read_arrow_file(file: Path) -> Iterator[Record]:
+    yield from _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
 
 
 def _read_tsv(file: Path) -> Iterator[Record]:
@@ -303,8 +301,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded: {"bytes": ..., "path": ...} instead of a decoded image per row.
-    batches = (table.to_pylist() for table in dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
-    yield from _numbered(batches, name=name, base_dir=base_dir)
+    tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    yield from _numbered(mapped_records(tables, mapped=MappedFiles(name=name)), name=name, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -317,7 +315,7 @@ _READERS = {
     ".json": _read_json,
     ".parquet": _read_parquet,
     ".csv": _read_with_datasets,
-    ".arrow": _read_with_datasets,
+    ".arrow": _read_arrow_file,
     ".tsv": _read_tsv,
 }
 

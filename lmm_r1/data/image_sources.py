@@ -1,4 +1,4 @@
-"""What an image source may be (path, URL, base64 text, bytes, PIL image) and where a local one lies."""
+"""What an image source may be (path, URL, base64 text, bytes here or in a row file, PIL image), where a local one lies."""
 
 import base64
 import binascii
@@ -11,7 +11,9 @@ from urllib.parse import unquote
 
 from PIL import Image
 
-ImageSource = str | bytes | Image.Image
+from lmm_r1.data.stored_bytes import StoredBytes
+
+ImageSource = str | bytes | StoredBytes | Image.Image
 SourceKind = Literal["path", "url", "base64", "bytes", "pil"]
 
 # No file name holds more characters than this on the systems we run on, so a longer string is base64.
@@ -23,10 +25,10 @@ _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A"
 
 
 def kind_of(source: ImageSource) -> SourceKind:
-    """Which of the five forms `source` has; `file://` counts as a path and a data URI as base64."""
+    """Which of the five forms `source` has; `file://` counts as a path, a data URI as base64, and stored bytes are bytes."""
     if isinstance(source, Image.Image):
         return "pil"
-    if isinstance(source, bytes):
+    if isinstance(source, bytes | StoredBytes):
         return "bytes"
     if source.startswith(("http://", "https://")):
         return "url"
@@ -81,6 +83,8 @@ def describe(source: ImageSource) -> str:
         return f"<image {source.width}x{source.height}>"
     if kind in ("path", "url"):
         return str(source)
+    if isinstance(source, StoredBytes):
+        source = source.read()
     try:
         data = source if isinstance(source, bytes) else decode_base64(source)
     except ValueError:

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 from lmm_r1.data.image_sources import decode_base64, describe, kind_of, resolve
 from lmm_r1.data.messages import ImagePart
+from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 
 _TIMEOUT_SECONDS = 30.0
@@ -38,15 +39,17 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
     """The image in RGB, fully decoded and turned upright by its EXIF tag; transparency is laid on white.
 
     Raises:
-        UserError: the image is missing, cannot be fetched or cannot be decoded; names `location` and the image.
+        UserError: the image is missing, cannot be fetched or cannot be decoded; names `location` and the image. Or the
+            row file that holds it has changed.
     """
+    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     try:
-        image = part.source if isinstance(part.source, Image.Image) else Image.open(io.BytesIO(_read(part.source)))
+        image = source if isinstance(source, Image.Image) else Image.open(io.BytesIO(_read(source)))
         image.load()
         # exif_transpose always copies, so no caller draws on an image that the row holds.
         return _to_rgb(ImageOps.exif_transpose(image))
     except _DECODE_ERRORS as error:
-        raise _image_error(part, location=location, error=error) from error
+        raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
 def fetched(part: ImagePart, *, location: str) -> ImagePart:

@@ -18,7 +18,7 @@ class TextPart:
 @dataclass(frozen=True)
 class ImagePart:
     source: ImageSource
-    """Absolute path, http(s) URL, data URI, base64 text, encoded bytes or a PIL image."""
+    """Absolute path, http(s) URL, data URI, base64 text, encoded bytes (here, or in the row file) or a PIL image."""
     _: KW_ONLY
     min_pixels: int | None = None
     """The image processor scales the image up to at least this many pixels; None leaves it to the model's default."""

@@ -18,6 +18,7 @@ from lmm_r1.data.formats import OWN
 from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, listed
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
+from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 
 IMAGE_TAG = "<image>"
@@ -255,7 +256,7 @@ class _Parser:
             value = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
         if isinstance(value, (bytearray, memoryview)):
             value = bytes(value)
-        if not isinstance(value, (str, bytes, Image.Image)) or value in ("", b""):
+        if not isinstance(value, (str, bytes, StoredBytes, Image.Image)) or value in ("", b""):
             self.fail(
                 f"{where} holds no image: a path, file:// or http(s) URL, data URI, base64 text, bytes or a PIL image "
                 f"is needed, not {type(value).__name__}"
@@ -390,6 +391,8 @@ def _stored_part(part: TextPart | ImagePart | VideoPart) -> dict[str, Any]:
 def _stored_source(source: ImageSource) -> str:
     if isinstance(source, str):
         return source
+    if isinstance(source, StoredBytes):
+        source = source.read()
     if isinstance(source, Image.Image):
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")

@@ -105,6 +105,8 @@ class PromptStream:
     def next_episode(self) -> bool:
         """Move on to the next episode, whatever is left of this one; say whether there is one."""
         self.episode, self.position = self.episode + 1, 0
+        # Freed first, so that no second order adds to the process's memory.
+        self._order = []
         self._order = self._order_of(self.episode)
         return self.episode < self.episodes
 

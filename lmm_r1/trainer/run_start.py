@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.export import settings_of_the_run
-from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, describe_video
+from lmm_r1.data.image_sources import ImageSource, describe
+from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart
+from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
@@ -220,7 +223,9 @@ def _add_blocks(digest: hashlib._Hash, file: Path) -> None:
 
 
 def rows_digest(rows: Sequence[Row]) -> str:
-    """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts."""
+    """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts,
+    and of one in a row file that file's name, its row and its length: all images of a row file can be terabytes.
+    """
     digest = hashlib.sha256()
     for row in rows:
         for message in row.messages:
@@ -239,12 +244,23 @@ def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
         return part.text.encode(errors="replace")
     pixels = f" {part.min_pixels} {part.max_pixels}".encode()
     if isinstance(part, VideoPart):
-        return f"{describe_video(part)} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
+        video = part.source if isinstance(part.source, str) else [_frame_told(frame) for frame in part.source]
+        return f"{video} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
     if isinstance(part.source, bytes):
         return part.source + pixels
     if isinstance(part.source, str):
         return part.source.rpartition("/")[2].encode(errors="replace") + pixels
+    if isinstance(part.source, StoredBytes):
+        return _stored_told(part.source).encode(errors="replace") + pixels
     return part.source.tobytes() + pixels
+
+
+def _frame_told(frame: ImageSource) -> str:
+    return _stored_told(frame) if isinstance(frame, StoredBytes) else describe(frame)
+
+
+def _stored_told(stored: StoredBytes) -> str:
+    return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.export import is_free, settings_of_the_run
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.data.stored_bytes import FilePlace, FileState, StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.run_start import (
@@ -205,6 +206,19 @@ def test_a_setting_that_an_earlier_version_did_not_know_is_left_out(tmp_path):
 def test_other_rows_have_another_digest(other):
     assert rows_digest([row()]) != rows_digest(other)
     assert rows_digest(other) == rows_digest(list(other))
+
+
+def stored(*, row_number: int = 1, length: int = 2000, folder: str = "/data") -> StoredBytes:
+    place = FilePlace(FileState("/gone.arrow", 10**6, 1), name=f"{folder}/rows.parquet")
+    return StoredBytes(place, 0, length, row_number)
+
+
+def test_an_image_in_a_row_file_counts_by_its_row_and_length_and_is_not_read():
+    given = rows_digest([row(image=stored())])
+    assert given == rows_digest([row(image=stored(folder="/moved"))])
+    assert given != rows_digest([row(image=stored(row_number=2))])
+    assert given != rows_digest([row(image=stored(length=2001))])
+    assert rows_digest([row(image=stored())]) != rows_digest([row(image="/data/rows.parquet")])
 
 
 def test_a_changed_weight_in_a_large_file_is_seen_where_it_is_looked_at(tmp_path):
