@@ -44,6 +44,7 @@ from lmm_r1.data.recipes.sources import (
     sha256_of,
 )
 from lmm_r1.data.row_parser import stored_messages
+from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_bytes_atomically
 from lmm_r1.files.json_files import append_json_lines, cut_torn_line, read_json_object, write_json_object
@@ -330,6 +331,8 @@ class _Writer:
 def _encoded(part: ImagePart, *, location: str) -> bytes:
     """The image as it was published, byte for byte."""
     source = fetched(part, location=location).source
+    if isinstance(source, StoredBytes):
+        return source.read()
     if isinstance(source, bytes):
         return source
     assert isinstance(source, str), "records hold images as bytes or text"
