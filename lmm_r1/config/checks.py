@@ -165,6 +165,8 @@ def _check_evaluation(config: PPOConfig | SFTConfig) -> None:
     """Raise UserError where an evaluation is asked for that is never made."""
     if config.eval.dataset is None and config.eval.steps > 0:
         raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
+    if config.eval.dataset is None and config.eval.before_training:
+        raise UserError("--eval.before_training has nothing to evaluate on; give --eval.dataset, too")
     if isinstance(config, PPOConfig) and config.eval.dataset is not None and config.eval.steps < 1:
         raise UserError(
             f"--eval.dataset {config.eval.dataset} is never evaluated on with --eval.steps {config.eval.steps}; give the "

@@ -134,6 +134,8 @@ class EvalConfig:
     """Split of the evaluation dataset."""
     steps: int = -1
     """Steps between two evaluations; -1 is never in RL and once an epoch in SFT."""
+    before_training: bool = False
+    """Evaluate before the first step, too: what the model knows that the run starts from."""
 
 
 @dataclass(frozen=True, kw_only=True)

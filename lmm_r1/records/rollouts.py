@@ -37,9 +37,11 @@ class SampledResponse:
     truncated: bool
     weight_version: int | None = None
     """How many weight updates the engine had had; None in records of earlier versions."""
+    held_out: bool = False
+    """Whether it answers a row of the evaluation, and nothing was learnt from it."""
 
     @classmethod
-    def of(cls, sample: Sample, *, step: int, group: int) -> SampledResponse:
+    def of(cls, sample: Sample, *, step: int, group: int, held_out: bool = False) -> SampledResponse:
         """Return what is kept of a sample that has its reward."""
         return cls(
             step=step,
@@ -51,6 +53,7 @@ class SampledResponse:
             response_tokens=sample.generated_tokens,
             truncated=sample.truncated,
             weight_version=sample.weight_version,
+            held_out=held_out,
         )
 
 
@@ -174,6 +177,7 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         weight_version=(
             None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
         ),
+        held_out=record.get("held_out") is True,
     )
 
 

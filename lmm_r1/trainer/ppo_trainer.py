@@ -108,6 +108,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.stops.progress = self.progress
         self.folder.resume(self.step)
         self._make_up_evaluation()
+        self._evaluate_first()
         batch = self.config.rollout.batch_size
         states = self._states()
         while self.prompts.has(batch):
@@ -288,6 +289,12 @@ class KitPPOTrainer(BasePPOTrainer):
         logs = self.folder.logged(self.step, prefix="eval_") or self._evaluate(self.step)
         self.save_best_checkpoint(logs, self.step, self._states())
 
+    def _evaluate_first(self) -> None:
+        """Evaluate the model that the run starts from, where that is asked for and was not done before a kill."""
+        asked = self.step == 0 and self.config.eval.before_training
+        if asked and not self.folder.logged(0, prefix="eval_"):
+            self._evaluate(0)
+
     def _tell_of_the_end(self, rollout: Rollout) -> None:
         """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
         why = self.generator.why_dropped(filtered=rollout.filtered, overlong=rollout.overlong)
@@ -379,31 +386,35 @@ class KitPPOTrainer(BasePPOTrainer):
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
         )
 
-    def _record_rollouts(self, step: int, groups: Sequence[Sequence[Sample]]) -> list[Generation]:
+    def _record_rollouts(
+        self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False
+    ) -> list[Generation]:
         """Write and return `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
         shown = []
         count = self.config.logger.rollouts_per_step
         for index in range(min(count, sum(map(len, groups)))):
             sample = groups[index % len(groups)][index // len(groups)]
-            response = SampledResponse.of(sample, step=step, group=index % len(groups))
+            response = SampledResponse.of(sample, step=step, group=index % len(groups), held_out=held_out)
             written = self.folder.rollout(response, messages=sample.row.messages, location=sample.row.location)
             shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Return and log pass@1 and pass@k per data source of `--eval.dataset`."""
+        """Return and log pass@1 and pass@k per data source of `--eval.dataset`, and record some of the responses."""
         count = self.config.eval.n_samples_per_prompt
-        groups = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
+        found = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
+        # Of a prompt that is too long there is none.
+        groups = [group for group in found if group]
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
-            if group:
-                by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
+            by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
         logs = {}
         for source, scores in by_source.items():
             logs[f"eval_{source}_pass1"] = fmean(fmean(group) for group in scores)
             logs[f"eval_{source}_pass{count}"] = fmean(max(group) for group in scores)
         self.trackers.log_eval(step, logs)
         self.folder.metrics(step, logs)
+        self._record_rollouts(step, groups, held_out=True)
         self.console.print("  ".join(f"{name} {value:.3f}" for name, value in logs.items()))
         return logs
 

@@ -270,6 +270,8 @@ class _SFTRun:
             self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
         if start:
             self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
+        if start == 0 and self.config.eval.before_training:
+            self._evaluate_first(steps=steps)
         for step in range(start, steps):
             with self.stops.held():
                 stop = self._make_step(step, steps=steps)
@@ -371,19 +373,27 @@ class _SFTRun:
     def _evaluated(self, batch: SFTBatch) -> torch.Tensor:
         return self._log_probs(batch, torch.cuda.current_device())[0]
 
+    def _evaluate_first(self, *, steps: int) -> None:
+        """Evaluate the model that the run starts from; it is no step, and not saved."""
+        assert self.evaluation is not None, "the checks ask for --eval.dataset"
+        self._log_evaluation(0, self.evaluation.run(self.actor), steps=steps)
+
     def _evaluate(self, step: int, *, steps: int) -> None:
         """Evaluate where that is due, log it, and save the step where it is the best so far."""
         per_epoch = len(self.rows) // self.config.train.batch_size
         if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
             return
         metrics = self.evaluation.run(self.actor)
+        self._log_evaluation(step, metrics, steps=steps)
+        if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
+            self._save(step, best=True)
+
+    def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
         if self.strategy.is_rank_0():
             self.trackers.log_eval(step, metrics)
             self.folder.metrics(step, metrics)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
             self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
-        if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
-            self._save(step, best=True)
 
     def _log_probs(self, batch: SFTBatch, device: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the log-probs of loss tokens, and the load-balancing loss of experts where it is asked for, else 0."""

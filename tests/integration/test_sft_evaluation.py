@@ -44,7 +44,7 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
         "eval.verifier": "exact",
         "eval.max_new_tokens": 8,
     }
-    train_sft.main([*flags(settings), "--ds.packing_samples", "--data.apply_chat_template"])
+    train_sft.main([*flags(settings), "--ds.packing_samples", "--data.apply_chat_template", "--eval.before_training"])
 
 
 def test_the_best_checkpoint_outlives_others_and_a_restart(
@@ -59,7 +59,7 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
     def breaking(*row, **given):
         # Training rows are encoded by a worker.
         calls.append(os.getpid())
-        if calls.count(here) == 1 + 3 + 2:
+        if calls.count(here) == 1 + 3 + 3 + 2:
             raise OSError("the disk broke")
         return encode(*row, **given)
 
@@ -76,11 +76,12 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluated = {line["step"]: line for line in lines if "eval_loss" in line}
-    assert list(evaluated) == [2, 4, 6]
-    losses = [line["eval_loss"] for line in evaluated.values()]
-    assert losses[0] == metric["metric_value"] > losses[1] > losses[2]
+    assert list(evaluated) == [0, 2, 4, 6]
+    assert [line["step"] for line in lines if "eval_loss" in line].count(0) == 1, "a restart is no start"
+    before, *losses = [line["eval_loss"] for line in evaluated.values()]
+    assert before > losses[0] == metric["metric_value"] > losses[1] > losses[2]
     assert all(0 <= line["eval_default_pass1"] <= 1 for line in evaluated.values())
     assert tags(checkpoints) == ["best_global_step6", "global_step6"]
     # The same three rows as are trained on: their loss without dropout is that of the step after.
     trained = {line["step"]: line["loss"] for line in lines if "loss" in line}
-    assert losses[0] == pytest.approx(trained[3], abs=1e-4)
+    assert (before, losses[0]) == pytest.approx((trained[1], trained[3]), abs=1e-4)

@@ -165,7 +165,9 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     write_image(tmp_path / "card.png", number=7)
     with_image = Message(role="user", parts=(ImagePart(str(tmp_path / "card.png")), TextPart("Which?")))
     record = {key: value for key, value in rollout(step=1, group=3).items() if key != "messages"}
-    folder.rollout(SampledResponse(**record, weight_version=2), messages=(with_image,), location="row 1")
+    folder.rollout(
+        SampledResponse(**record, weight_version=2, held_out=True), messages=(with_image,), location="row 1"
+    )
     folder.finish(steps=1)
 
     (stage,) = read_run(tmp_path).stages
@@ -174,7 +176,7 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     assert (stage.name, stage.kind, stage.steps, stage.running) == ("mgt", "rl", 1, False)
     assert stage.settings == "actor:\n  lr: 1.0e-6\n"
     assert stage.metrics.names == ["reward", "timing/generation"]
-    assert (found.group, found.response_tokens, found.weight_version) == (3, 5, 2)
+    assert (found.group, found.response_tokens, found.weight_version, found.held_out) == (3, 5, 2, True)
     image, text = found.messages[0].parts
     assert (tmp_path / image.value).is_file()
     assert text.value == "Which?"
@@ -195,7 +197,7 @@ def test_rollouts_are_read_by_their_place_in_the_file(tmp_path):
     assert log.steps == (1, 1, 2)
     assert (last.step, last.reward, last.scores) == (2, 1.0, {"accuracy": 1.0, "format": 1.0})
     assert (middle.group, middle.reward) == (1, None)
-    assert middle.weight_version is None, "earlier versions did not write it"
+    assert (middle.weight_version, middle.held_out) == (None, False), "earlier versions did not write them"
     assert [(part.kind, part.value) for part in middle.messages[0].parts] == [
         ("image", "images/a.png"),
         ("text", "Wie groß?"),

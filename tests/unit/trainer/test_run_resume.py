@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.samples import generated_sample
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import saving_name
 from lmm_r1.checkpoints.writing import begin, mark_complete, write_latest
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.strategy import make_strategy
@@ -264,6 +267,28 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls,
     assert evaluated == [2]
     assert asked(calls) == both_save_then_both_settle("best_global_step4")
     assert trainer.best_eval_metric_value == 0.75
+
+
+def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_kept(make_trainer, tmp_path):
+    asked = make_trainer(eval__before_training=True, eval__n_samples_per_prompt=2, logger__rollouts_per_step=1)
+    samples = [generated_sample(of=asked.eval_rows[0], score=score, text="2") for score in (1.0, 0.0)]
+    calls = []
+
+    def evaluate(rows: object, **sampling: object) -> list[list[Sample]]:
+        calls.append(sampling)
+        # The second prompt was too long.
+        return [samples, []]
+
+    for trainer, step, count in ((make_trainer(), 0, 0), (asked, 2, 0), (asked, 0, 1), (asked, 0, 1)):
+        trainer.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
+        trainer._evaluate_first()
+        assert len(calls) == count
+    assert calls == [{"temperature": 0.6, "n_samples": 2}]
+    (stage,) = read_run(tmp_path / "run").stages
+    source = samples[0].row.datasource
+    assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}
+    (kept,) = stage.rollouts.read(range(len(stage.rollouts)))
+    assert (kept.step, kept.held_out, kept.response) == (0, True, samples[0].response)
 
 
 def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
