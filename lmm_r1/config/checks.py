@@ -167,7 +167,8 @@ def _check_evaluation(config: PPOConfig | SFTConfig) -> None:
         raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
     if config.eval.dataset is None and config.eval.before_training:
         raise UserError("--eval.before_training has nothing to evaluate on; give --eval.dataset, too")
-    if isinstance(config, PPOConfig) and config.eval.dataset is not None and config.eval.steps < 1:
+    never = config.eval.steps < 1 and not config.eval.before_training
+    if isinstance(config, PPOConfig) and config.eval.dataset is not None and never:
         raise UserError(
             f"--eval.dataset {config.eval.dataset} is never evaluated on with --eval.steps {config.eval.steps}; give the "
             "steps between two evaluations, for example --eval.steps 10"

@@ -187,7 +187,7 @@ def test_images_are_never_dropped_for_a_plain_language_model(command, argv, tiny
 def test_rows_to_evaluate_on_are_checked_before_rl_starts(tiny_models, work, capfd):
     (work / "held_out").mkdir()
     write_rows(work / "held_out", QUESTION, ANSWERED)
-    argv = ppo(tiny_models["image"], eval__dataset="held_out/rows.jsonl")
+    argv = ppo(tiny_models["image"], eval__dataset="held_out/rows.jsonl", eval__steps=1)
     sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with an assistant turn"
     assert error_of("train_ppo_ray", argv, capfd=capfd).startswith(sentence)
 
