@@ -12,6 +12,7 @@ from statistics import fmean
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.data.recipes.columns import LETTERS
 from lmm_r1.data.recipes.recipe import Sampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -24,7 +25,6 @@ from lmm_r1.evaluation.harness.row_images import RowImages
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
-from lmm_r1.evaluation.suites.rows import LETTERS
 from lmm_r1.records.responses import JudgedResponse, by_row
 from lmm_r1.scoring.response_scores import Judge
 
@@ -106,7 +106,7 @@ def _row_set(config: EvaluateConfig, name: str, predictions: Predictions) -> Row
     too_many = [k for k in config.k if not 1 <= k <= fewest]
     if too_many:
         raise UserError(f"--k {too_many[0]}: {name} has rows with {fewest} responses, so k must be from 1 to {fewest}")
-    lettered = all(row.label in LETTERS for row in rows.values())
+    lettered = all(row.label in tuple(LETTERS) for row in rows.values())
     file = MeasuredFile(
         name=name,
         source=str(predictions.path),
