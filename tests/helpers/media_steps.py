@@ -280,5 +280,5 @@ def stored_objects() -> int:
     """Return how many objects the node's object store holds."""
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-    reply = get_memory_info_reply(get_state_from_address(None))
+    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
     return reply.store_stats.num_local_objects
