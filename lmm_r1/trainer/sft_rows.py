@@ -152,6 +152,8 @@ def read_ahead(
         batch_size=None,
         sampler=indices,
         num_workers=workers,
+        # Rows are not sent to a fork: sent, each would read its images out of their file.
+        multiprocessing_context="fork",
         prefetch_factor=_AHEAD,
         collate_fn=_as_it_is,
         worker_init_fn=_begin_worker,

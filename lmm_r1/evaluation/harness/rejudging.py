@@ -19,9 +19,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import judge_responses
 from lmm_r1.evaluation.comparison import compare_rows
 from lmm_r1.evaluation.disagreements import Agreement, Disagreement, Rejudged
+from lmm_r1.evaluation.harness.prediction_images import PredictionImages
 from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions
 from lmm_r1.evaluation.harness.reading import read_predictions
-from lmm_r1.evaluation.harness.row_images import RowImages
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
@@ -67,7 +67,7 @@ def rejudge(
         name: read_predictions(Path(path), metric=config.rejudge_metric, max_rows=config.max_rows)
         for name, path in files.items()
     }
-    images = {name: RowImages(data.get(name), predictions=found[name]) for name in found}
+    images = {name: PredictionImages(data.get(name), predictions=found[name]) for name in found}
     sets = {name: _row_set(config, name, predictions) for name, predictions in found.items()}
     judges = {
         verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
@@ -159,7 +159,7 @@ def _compared(
     predictions: Predictions,
     responses: Sequence[JudgedResponse],
     verifiers: Sequence[str],
-    images: RowImages,
+    images: PredictionImages,
 ) -> Rejudged | None:
     if predictions.metric is None:
         return None
@@ -210,7 +210,7 @@ def _compared(
 
 
 def _disagreement(
-    name: str, verifier: str, index: int, row: PredictedRow, *, ours: float, images: RowImages
+    name: str, verifier: str, index: int, row: PredictedRow, *, ours: float, images: PredictionImages
 ) -> Disagreement:
     assert row.theirs is not None, "only rows with a verdict are compared"
     return Disagreement(

@@ -6,23 +6,19 @@ import base64
 import io
 from collections.abc import Iterator
 
-from lmm_r1.data.files import Record, read_records
+from lmm_r1.data.files import SkippedRow, read_good_rows, read_records
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, images_of
-from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.messages import ImagePart, Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import question_of
 from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions, shown
 
 MAX_SIDE = 480
 """Of an image on the page, in pixels."""
-IMAGE_COLUMNS = ("image", "images", "image_path")
-_LONGEST_INDEX = 64
-"""An image that is shorter is the index of the row that holds it, as in VLMEvalKit."""
 
 
-class RowImages:
+class PredictionImages:
     """Images by the row of the predictions, each read when it is asked for."""
 
     def __init__(self, data: str | None, *, predictions: Predictions) -> None:
@@ -32,11 +28,8 @@ class RowImages:
         self.notes: list[str] = []
         """What images could not be had, in sentences."""
         self._path = predictions.path
-        self._records: dict[str, Record] = {}
-        if data is not None:
-            for place, record in enumerate(read_records(data)):
-                self._records[shown(record[0].get("index")) or str(place)] = record
         self._data = data
+        self._rows = {} if data is None else _rows_by_key(data)
 
     def of(self, index: int, row: PredictedRow) -> tuple[str, ...]:
         """Return the row's images as small data URIs; what cannot be had is told in `notes`."""
@@ -53,25 +46,23 @@ class RowImages:
     def _found(self, row: PredictedRow) -> Iterator[ImageSource]:
         if self._data is None:
             return
-        record = self._records.get(row.key)
-        if record is None:
+        found = self._rows.get(row.key)
+        if found is None:
             raise UserError(f"{row.location}: {self._data} has no row {row.key}")
-        columns, location, base_dir = record
-        if "messages" in columns or "message" in columns:
-            parsed = parse_row(columns, location=location, base_dir=base_dir, answer_required=False)
-            _check_same(question_of(parsed), row, location=location)
-            yield from (part.source for part in images_of(parsed.messages))
-            return
-        _check_same(shown(columns.get("question")), row, location=location)
-        value = next((columns[name] for name in IMAGE_COLUMNS if shown(columns.get(name))), None)
-        for image in value if isinstance(value, list) else [] if value is None else [value]:
-            yield resolve(self._stored(image), base_dir=base_dir)
+        if isinstance(found, SkippedRow):
+            raise UserError(found.reason)
+        _check_same(question_of(found), row, location=found.location)
+        yield from (part.source for part in images_of(found.messages))
 
-    def _stored(self, image: object) -> ImageSource:
-        """The image itself where only the index of another row is given."""
-        text = shown(image)
-        other = self._records.get(text) if len(text) <= _LONGEST_INDEX else None
-        return shown(other[0].get("image")) if other is not None else text
+
+def _rows_by_key(path: str) -> dict[str, Row | SkippedRow]:
+    """Return the rows of a file in any format by what predictions call them."""
+    file = read_good_rows(path, answer_required=False)
+    found: dict[int, Row | SkippedRow] = {**file.rows, **{row.index: row for row in file.skipped}}
+    return {
+        shown(columns.get("index")) or str(place): found[place]
+        for place, (columns, _, _) in enumerate(read_records(path))
+    }
 
 
 def image_uri(source: ImageSource, *, location: str) -> str:
