@@ -5,25 +5,13 @@ expression. `quick_match` and `matches` walk the same rules; they differ in noth
 """
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.bracketed import (
-    Region,
-    Span,
-    as_vector,
-    is_plain_pair,
-    parse_matrix,
-    parse_region,
-    without_membership,
-)
+from remote_rm.answers.comparison import Rules, gold_sequence, has_relation, is_text, match_value, refuse, work_out
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.extraction import is_prose, listed_values, sole_value
 from remote_rm.answers.gold import is_gradable
-from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level, without_environments
-from remote_rm.answers.notation import same_notation
-from remote_rm.answers.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
+from remote_rm.answers.normalization import normalize
 from remote_rm.answers.sentence import complements, subject, without_remark
 from remote_rm.answers.units import split_unit
 
@@ -31,39 +19,11 @@ MAX_ANSWER_CHARS = 1000
 """A longer answer is compared as a string only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rules:
-    undecided: Callable[[str, str], bool | None]
-    """(answer, gold) -> whether they are equal, for what the simple rules leave open."""
-    ordered: bool
-    """Whether the order counts in a list without brackets."""
-
-
-_CHOICE = re.compile(
-    r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
-    r"\(?([A-J])(?:\)?$|[).:]\s*.*$|\s+(?=[\d\\$(-]).*$)",
-    re.IGNORECASE,
-)
-_GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
-_LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
-_WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")
-_GEOMETRIC_NAME = re.compile(
-    r"\\(?:angle|triangle|parallel|perp|cong|overrightarrow|widehat|odot)(?![A-Za-z])|\\(?:overline|vec)\{[A-Z]{2}\}"
-)
-_FUNCTION_NAME = re.compile(r"(?:pi|ln|log|exp|sin|cos|tan)")
-_ARITHMETIC = re.compile(r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
-_ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
-_TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
-_LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
-_OR = re.compile(r"\sor\s")
 _RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
     r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
 )
-_NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
-_ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
 
 def check_label(label: str) -> None:
@@ -77,7 +37,7 @@ def check_label(label: str) -> None:
 
 def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:
     """Return whether the answer equals the label where simple rules can tell, else None."""
-    return _match(answer, label, _Rules(undecided=_work_out, ordered=ordered))
+    return _match(answer, label, Rules(undecided=work_out, ordered=ordered))
 
 
 def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
@@ -86,31 +46,20 @@ def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
     A list without brackets has an order only with `ordered`: `2, -1` meets `-1, 2`; tuples have one and sets none.
     False for every answer where `gold.is_gradable(label)` is False.
     """
-    return bool(_match(answer, label, _Rules(undecided=_ask_sympy, ordered=ordered)))
+    return bool(_match(answer, label, Rules(undecided=_ask_sympy, ordered=ordered)))
 
 
 def is_stated(answer: str, label: str) -> bool:
     """Return whether the answer equals the label as it stands, with nothing worked out: `2^4` does not state `16`."""
-    return bool(_match(answer, label, _Rules(undecided=_refuse, ordered=False)))
-
-
-def _work_out(answer: str, gold: str) -> bool | None:
-    """By exact arithmetic where that tells; a rounded gold is met by what rounds to it, which is left open."""
-    is_equal = same_algebra(answer, gold)
-    number = None if is_equal is not False else parse_quantity(gold)
-    return None if number is not None and number.places >= ROUNDED_FROM_PLACES else is_equal
+    return bool(_match(answer, label, Rules(undecided=refuse, ordered=False)))
 
 
 def _ask_sympy(answer: str, gold: str) -> bool:
-    is_equal = _work_out(answer, gold)
+    is_equal = work_out(answer, gold)
     return same_expression(answer, gold) if is_equal is None else is_equal
 
 
-def _refuse(_answer: str, _gold: str) -> bool:
-    return False
-
-
-def _match(answer: str, label: str, rules: _Rules) -> bool | None:
+def _match(answer: str, label: str, rules: Rules) -> bool | None:
     check_label(label)
     if len(answer) > MAX_ANSWER_CHARS or len(label) > MAX_ANSWER_CHARS:
         return answer.strip() == label.strip() and is_gradable(label)
@@ -118,317 +67,39 @@ def _match(answer: str, label: str, rules: _Rules) -> bool | None:
         return False
     answer = _without_name(without_remark(answer), label)
     gold, read = normalize(label), normalize(answer)
-    if split_unit(read)[1] or (not is_prose(answer) and not _is_text(read)):
-        return _match_value(read, gold, rules)
-    if _match_value(read, gold, replace(rules, undecided=_refuse)):
+    if split_unit(read)[1] or (not is_prose(answer) and not is_text(read)):
+        return match_value(read, gold, rules)
+    if match_value(read, gold, replace(rules, undecided=refuse)):
         return True
     if _alternatives_agree(answer, gold, rules):
         return True
     said = complements(answer)
     if said:
         last = normalize(said[0])
-        if split_unit(last)[1] or (not is_prose(said[0]) and not _is_text(last)):
-            return _match_value(last, gold, rules)
-        if any(_match_value(normalize(words), gold, replace(rules, undecided=_refuse)) for words in said):
+        if split_unit(last)[1] or (not is_prose(said[0]) and not is_text(last)):
+            return match_value(last, gold, rules)
+        if any(match_value(normalize(words), gold, replace(rules, undecided=refuse)) for words in said):
             return True
-    if _is_text(gold) and subject(answer).casefold() == gold.casefold():
+    if is_text(gold) and subject(answer).casefold() == gold.casefold():
         return True
     value = sole_value(answer)
     if value is None:
-        gold_items, listed = _gold_sequence(gold), listed_values(answer)
+        gold_items, listed = gold_sequence(gold), listed_values(answer)
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = ", ".join(listed) if gold_items is not None and len(listed) == len(gold_items) else ""
-    return _match_value(normalize(value), gold, rules)
+    return match_value(normalize(value), gold, rules)
 
 
-def _alternatives_agree(answer: str, gold: str, rules: _Rules) -> bool:
+def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
     """Whether an answer gives several forms, each of which is the gold: `1/2, or equivalently 0.5`."""
     parts = _RESTATED.split(answer)
     if len(parts) < 2:
         return False
     forms = [(complements(part) or [part])[0] for part in parts]
-    exact = replace(rules, undecided=lambda answer, gold: _work_out(answer, gold) or False)
-    return all(_match_value(normalize(form), gold, exact) for form in forms)
+    exact = replace(rules, undecided=lambda answer, gold: work_out(answer, gold) or False)
+    return all(match_value(normalize(form), gold, exact) for form in forms)
 
 
 def _without_name(answer: str, label: str) -> str:
     r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is where the label has a relation, too."""
-    return answer if _has_relation(label) else _NAME_BEFORE.sub("", answer, count=1)
-
-
-def _match_value(answer: str, gold: str, rules: _Rules) -> bool | None:
-    """Compare two normalised texts; None where `undecided` said so."""
-    if not answer or not gold:
-        return False
-    if answer.casefold() == gold.casefold() and (answer == gold or _is_text(gold)):
-        return True
-    choice = _match_choice(answer, gold, rules) if _GOLD_CHOICE.fullmatch(gold) else None
-    if choice is not None:
-        return choice
-    by_notation = same_notation(answer, gold)
-    if by_notation is not None:
-        return by_notation
-    gold_rows = parse_matrix(gold)
-    if gold_rows is not None:
-        return _match_matrix(answer, gold, gold_rows, rules)
-    gold_region = parse_region(gold)
-    if gold_region is not None:
-        answer_region = parse_region(answer)
-        if answer_region is not None and not (is_plain_pair(gold_region) and is_plain_pair(answer_region)):
-            return _match_regions(answer, gold, answer_region, gold_region, rules)
-    answer, gold = without_membership(answer)[0], without_membership(gold)[0]
-    gold_items = _gold_sequence(gold)
-    if gold_items is not None:
-        return _match_sequence(answer, gold, gold_items, rules)
-    return _match_single(answer, gold, rules)
-
-
-def _match_choice(answer: str, gold: str, rules: _Rules) -> bool | None:
-    """Compare with the gold's letter, or with its option text where it has one; None for a text that only looks so."""
-    letter = _choice(gold)
-    if letter is None:
-        return None
-    option = re.sub(r"^\(?[A-J][).:]*\s*", "", gold)
-    chosen = _choice(answer)
-    if chosen is not None or not option or _GOLD_CHOICE.fullmatch(option):
-        return chosen == letter
-    return _match_value(answer, normalize(option), rules)
-
-
-def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: _Rules) -> bool | None:
-    cells = [cell for row in gold_rows for cell in row]
-    answer_rows = parse_matrix(answer)
-    if answer_rows is not None:
-        if [len(row) for row in answer_rows] != [len(row) for row in gold_rows]:
-            return False
-        answer_cells = [cell for row in answer_rows for cell in row]
-    else:
-        is_vector = 1 in (len(gold_rows), len(gold_rows[0]))
-        components = as_vector(answer, length=len(cells)) if is_vector else None
-        if components is None:
-            return rules.undecided(answer, gold)
-        answer_cells = list(components)
-    return _all(_pairwise(answer_cells, cells, rules))
-
-
-def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: Region, rules: _Rules) -> bool | None:
-    names = {answer_region.variable, gold_region.variable} - {""}
-    if len(names) > 1 or len(answer_region.spans) != len(gold_region.spans):
-        return rules.undecided(answer, gold)
-    if len(gold_region.spans) == 1:
-        return _match_spans(answer_region.spans[0], gold_region.spans[0], rules)
-    left = list(answer_region.spans)
-    for gold_span in gold_region.spans:
-        met = next((span for span in left if _match_spans(span, gold_span, replace(rules, undecided=_refuse))), None)
-        if met is None:
-            return rules.undecided(answer, gold)
-        left.remove(met)
-    return True
-
-
-def _match_spans(answer: Span, gold: Span, rules: _Rules) -> bool | None:
-    if answer.brackets != gold.brackets:
-        return False
-    return _all(_pairwise([answer.left, answer.right], [gold.left, gold.right], rules))
-
-
-def _match_single(answer: str, gold: str, rules: _Rules) -> bool | None:
-    """Compare where the gold is one value, relation or text, and the two differ as strings."""
-    gold_number, answer_number = parse_quantity(gold), parse_quantity(answer)
-    if gold_number is not None and answer_number is not None:
-        return same_quantity(answer_number, gold=gold_number)
-    (gold_value, gold_unit), (answer_value, answer_unit) = split_unit(gold), split_unit(answer)
-    if gold_unit or answer_unit:
-        differ = gold_unit and answer_unit and gold_unit != answer_unit
-        return False if differ else _match_value(answer_value, gold_value, rules)
-    named_letter = _NAMED_LETTER.fullmatch(answer)
-    if named_letter is not None and re.fullmatch("[A-Z]", gold):
-        return named_letter[1] == gold
-    if _is_text(gold) or _is_text(answer):
-        return _as_words(answer) == _as_words(gold)
-    gold_assigned, answer_assigned = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
-    if gold_assigned and (answer_assigned or not _has_relation(answer)):
-        if answer_assigned and answer_assigned[1] != gold_assigned[1]:
-            return rules.undecided(answer, gold)
-        return _match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
-    if gold_number is not None and len(split_top_level(_LIST_WORDS.sub(", ", answer))) > 1:
-        return False
-    gold_terms, answer_terms = gold.split(":"), answer.split(":")
-    if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
-        return len(gold_terms) == len(answer_terms) and _all(_pairwise(answer_terms, gold_terms, rules))
-    if "=" in answer and not _has_relation(gold):
-        return _match_value(_last_side(answer), gold, rules)
-    # "17+25" repeats the question "17+25"; a gold number wants the sum worked out.
-    if gold_number is not None and _ARITHMETIC.fullmatch(answer):
-        return False
-    return rules.undecided(answer, gold)
-
-
-def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: _Rules) -> bool | None:
-    if "=" in gold and _TUPLE_ASSIGNMENT.match(gold):
-        # By name where the answer has names, too, else by place.
-        gold = _named_one_by_one(gold) if _ASSIGNMENT.match(answer) else _TUPLE_ASSIGNMENT.sub("", gold)
-        gold_items = split_top_level(_inside(gold, enclosing_delimiters(gold)))
-    answer = _named_one_by_one(answer) if "=" in gold else _TUPLE_ASSIGNMENT.sub("", answer)
-    gold_pair, answer_pair = enclosing_delimiters(gold), enclosing_delimiters(answer)
-    if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
-        return False
-    if gold_pair is not None and gold_pair[0] == "(" and _OR.search(answer):
-        return False
-    answer_items = [
-        signed
-        for item in _answer_sequence(_inside(answer, answer_pair), length=len(gold_items))
-        for signed in _both_signs(item)
-    ]
-    is_set = gold_pair is not None and gold_pair[0] in ("{", r"\{")
-    if is_set:
-        answer_items, gold_items = list(dict.fromkeys(answer_items)), list(dict.fromkeys(gold_items))
-    if len(answer_items) != len(gold_items):
-        return False
-    has_no_order = r"\pm" in answer or _order_is_free(gold, gold_items, rules)
-    if is_set or (gold_pair is None and has_no_order):
-        return _match_unordered(answer_items, gold_items, rules)
-    return _all(_pairwise(*_aligned(answer_items, gold_items), rules))
-
-
-def _named_one_by_one(text: str) -> str:
-    """`(a,b)=(1,2)` as `a=1, b=2`; any other text as it is."""
-    match = _TUPLE_ASSIGNMENT.match(text)
-    if match is None:
-        return text
-    names, values = split_top_level(match[0][1:-2]), text[match.end() :]
-    pair = enclosing_delimiters(values)
-    items = split_top_level(_inside(values, pair)) if pair is not None else []
-    if len(items) != len(names):
-        return text
-    return ", ".join(f"{name}={item}" for name, item in zip(names, items, strict=True))
-
-
-def _order_is_free(gold: str, gold_items: list[str], rules: _Rules) -> bool:
-    """Whether a list without brackets has no order: `3 or 5`, `\\pm3`, `x=1, x=2`, and any list if so asked."""
-    names = {match[1] if (match := _ASSIGNMENT.fullmatch(item)) else item for item in gold_items}
-    is_solutions = len(names) == 1 and len(gold_items) > 1 and "=" in gold
-    return not rules.ordered or is_solutions or r"\pm" in gold or _OR.search(gold) is not None
-
-
-def _aligned(answer_items: list[str], gold_items: list[str]) -> tuple[list[str], list[str]]:
-    """Both lists, by name where every item is named: `y=2, x=1` is `x=1, y=2`."""
-    named = [[_ASSIGNMENT.fullmatch(normalize(item)) for item in items] for items in (answer_items, gold_items)]
-    names = [[match[1] for match in matched if match] for matched in named]
-    is_named = len(names[0]) == len(names[1]) == len(gold_items) == len(set(names[1]))
-    return (
-        (sorted(answer_items), sorted(gold_items))
-        if is_named and set(names[0]) == set(names[1])
-        else (
-            answer_items,
-            gold_items,
-        )
-    )
-
-
-def _pairwise(answers: list[str], golds: list[str], rules: _Rules) -> Iterable[bool | None]:
-    return (
-        _match_value(normalize(answer), normalize(gold), rules) for answer, gold in zip(answers, golds, strict=True)
-    )
-
-
-def _match_unordered(answer_items: list[str], gold_items: list[str], rules: _Rules) -> bool | None:
-    remaining = [normalize(item) for item in answer_items]
-    verdicts: list[bool | None] = []
-    for gold_item in map(normalize, gold_items):
-        # What the rules alone find equal is taken first, so that sympy never changes their verdict.
-        compared = [_match_value(item, gold_item, replace(rules, undecided=_work_out)) for item in remaining]
-        if True not in compared:
-            compared = [
-                _match_value(item, gold_item, rules) if verdict is None else verdict
-                for item, verdict in zip(remaining, compared, strict=True)
-            ]
-        verdict = True if True in compared else None if None in compared else False
-        verdicts.append(verdict)
-        if verdict:
-            remaining.pop(compared.index(True))
-    return _all(verdicts)
-
-
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    verdicts = list(verdicts)
-    if False in verdicts:
-        return False
-    return None if None in verdicts else True
-
-
-def _gold_sequence(gold: str) -> list[str] | None:
-    """The elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
-    gold = _TUPLE_ASSIGNMENT.sub("", gold)
-    pair = enclosing_delimiters(gold)
-    if pair is None and parse_quantity(gold) is not None:
-        return None
-    inside = _inside(gold, pair)
-    items = split_top_level(_LIST_WORDS.sub(", ", inside))
-    if len(items) == 1 and pair is None:
-        spaced = inside.split()
-        items = spaced if all(_PLAIN_NUMBER.fullmatch(item) for item in spaced) else _both_signs(items[0])
-    elif all(items):
-        items = [signed for item in items for signed in _both_signs(item)]
-    is_sequence = len(items) > 1 or (pair is not None and pair[0] in ("[", r"\{"))
-    return items if is_sequence and all(items) else None
-
-
-def _both_signs(item: str) -> list[str]:
-    r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
-    if item.count(r"\pm") != 1 or _is_text(item):
-        return [item]
-    return [re.sub(r"\\pm ?", sign, item) for sign in ("+", "-")]
-
-
-def _answer_sequence(inside: str, *, length: int) -> list[str]:
-    """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
-    items = split_top_level(_LIST_WORDS.sub(", ", inside))
-    spaced = inside.split()
-    return spaced if len(items) == 1 and len(spaced) == length and r"\pm" not in inside else items
-
-
-def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:
-    if answer_pair == gold_pair:
-        return True
-    is_half_open = {("[", ")"), ("(", "]")} & {answer_pair, gold_pair}
-    if is_half_open:
-        return False
-    if answer_pair is None or gold_pair is None:
-        return True
-    # Of two elements, [1, 2] is a closed interval, (1, 2) an open one or a point, {1, 2} a set.
-    return length > 2 or {answer_pair[0], gold_pair[0]} == {"{", r"\{"}
-
-
-def _inside(text: str, pair: tuple[str, str] | None) -> str:
-    return text if pair is None else text[len(pair[0]) : -len(pair[1])].strip()
-
-
-def _choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer: `A`, `(a)`, `A. 12 cm`, `Option A`."""
-    match = _CHOICE.match(text)
-    return match[1].upper() if match else None
-
-
-def _is_text(text: str) -> bool:
-    """Return whether the text is words; sympy would read `north` as a product, equal to `thorn`."""
-    if _WORDS_ONLY.fullmatch(text) and not _FUNCTION_NAME.fullmatch(text):
-        return True
-    if _GEOMETRIC_NAME.search(text) and "=" not in text:
-        return True
-    return _LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
-
-
-def _as_words(text: str) -> str:
-    """Words without what does not tell them apart: capitals, an article, an exclamation mark, doubled spaces."""
-    return _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").split()))
-
-
-def _has_relation(text: str) -> bool:
-    return re.search(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])", text) is not None
-
-
-def _last_side(text: str) -> str:
-    """The value that a chain of equations ends in: `3+4=7` → `7`, `7=x` → `7`."""
-    *before, last = text.split("=")
-    return before[-1] if re.fullmatch(r"[A-Za-z]", last) else last
+    return answer if has_relation(label) else _NAME_BEFORE.sub("", answer, count=1)
