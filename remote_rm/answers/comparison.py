@@ -334,6 +334,11 @@ def _as_words(text: str) -> str:
     return _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").split()))
 
 
+def is_choice(gold: str) -> bool:
+    """Return whether a normalised gold answer is a letter from A to J, with or without the text of its option."""
+    return _GOLD_CHOICE.fullmatch(gold) is not None
+
+
 def has_relation(text: str) -> bool:
     """Return whether the text is an equation, an inequality or a membership."""
     return re.search(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])", text) is not None

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.answers.extraction import final_answer, format_score, last_boxed, sole_value, without_thinking
+from remote_rm.answers.extraction import final_answer, format_score, last_boxed, without_thinking
 
 pytestmark = pytest.mark.unit
 
@@ -58,21 +58,6 @@ def test_several_think_blocks_are_all_cut():
 def test_nested_braces_of_a_box_are_balanced():
     assert last_boxed(r"\boxed{\frac{a_{1}}{\sqrt{2}}}") == r"\frac{a_{1}}{\sqrt{2}}"
     assert last_boxed(r"\boxed{\{1, 2\}}") == r"\{1, 2\}"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("The answer is 42.", "42"),
-        ("The total is 3.5", "3.5"),
-        ("It must be $x^2$ then", "x^2"),
-        ("It must be 3 or 5", None),
-        ("It must be 3, which is 3", "3"),
-        ("No idea at all", None),
-    ],
-)
-def test_a_sentence_has_a_value_only_where_it_states_one(text, value):
-    assert sole_value(text) == value
 
 
 @pytest.mark.parametrize(
