@@ -31,6 +31,7 @@ MAX_BOX_CHARS = 2000
 MAX_NAME_WORDS = 6
 """Up to how many words a last line without a verb and without a number counts as a name."""
 
+THINK = "<think>"
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -68,11 +69,14 @@ def without_thinking(response: str) -> str:
     return " ".join(outside).rpartition("</think>")[2]
 
 
-def format_score(response: str) -> float:
+def format_score(response: str, *, prompt: str = "") -> float:
     """Return 1.0 for exactly one think block followed by exactly one answer block, else 0.0.
 
-    White space may stand between the two blocks and around them, and nothing else.
+    White space may stand between the two blocks and around them, and nothing else. A prompt whose chat template ends in
+    `<think>` has opened the first block.
     """
+    if prompt.rstrip().endswith(THINK):
+        response = THINK + response
     if any(response.count(tag) != 1 for tag in _TAGS):
         return 0.0
     return 1.0 if _LAYOUT.fullmatch(response) else 0.0

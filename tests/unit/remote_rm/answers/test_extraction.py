@@ -101,3 +101,12 @@ def test_one_think_block_then_one_answer_block_is_the_format(response):
 )
 def test_anything_else_is_not_the_format(response):
     assert format_score(response) == 0.0
+
+
+def test_a_think_block_may_be_opened_by_the_prompt():
+    prompt = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert format_score("two twos</think><answer>4</answer>", prompt=prompt) == 1.0
+    assert format_score("two twos</think><answer>4</answer>") == 0.0
+    # Opened once more by the response, there are two.
+    assert format_score("<think>two twos</think><answer>4</answer>", prompt=prompt) == 0.0
+    assert format_score("<answer>4</answer>", prompt=prompt) == 0.0
