@@ -38,6 +38,7 @@ DENIED = re.compile(
 
 CONTRAST = re.compile(
     r"(?:,\s+(?:and\s+|but\s+)?not|,?\s+(?:rather than|instead of|as opposed to))\s+(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
+    r"|\bnot\s+[^,;.]{1,40}?,?\s+but\s+(?:rather\s+)?"
     r"|[，,]?\s*(?:而不是|而非)[^，。,;]{1,30}(?=[，。,;]|$)|[，,]\s*不是[^，。,;]{1,30}(?=[，。,;]|$)",
     re.IGNORECASE,
 )
@@ -78,13 +79,13 @@ ALTERNATIVE = re.compile(
 """What opens a sentence that names a further answer."""
 
 CONSEQUENCE = re.compile(
-    r"(?:^|[,;，；。]\s*|\s+(?=therefore|thus|hence))(?:(?:and\s+)?(?:so|thus|hence|therefore|consequently|meaning|which means)\b(?! that\b)|所以|因此|因而|故)[\s,，:：]*",
+    r"(?:^|[,;，；。]\s*|\s+(?=therefore|thus|hence))(?:(?:and\s+)?(?:so|thus|hence|therefore|consequently|meaning|which means)\b(?! that\b)|(?:that is|i\.e\.|in other words),|所以|因此|因而|故)[\s,，:：]*",
     re.IGNORECASE,
 )
 """What opens a conclusion within a sentence."""
 
 COMMENT = re.compile(
-    r"[,;，；—–]\s*(?:(?:which|because|since|as|where|when|with|whose|while|who|though|although|making|and (?:it|this|they|he|she)|at|for|by|but"
+    r"[,;，；—–]\s*(?:(?:which|because|since|as|in|where|when|with|whose|while|who|though|although|making|and (?:it|this|they|he|she)|at|for|by|but"
     r"|followed by|due to|according to)\b|因为|由于|其中)|(?:因为|由于)|\s+(?:because|since)\b(?! \d)",
     re.IGNORECASE,
 )
@@ -99,6 +100,7 @@ VERDICT = re.compile(
     r"(?:the\s+)?(?:only\s+|most\s+)?(?:correct|right|true|best|accurate|answer|final answer|one|solution|appropriate)"
     r"(?:\s+(?:answer|one|option|choice|statement|value|result|solution))?(?:\s+(?:here|to\b.*|for\b.*|among\b.*|of\b.*))?[.!]?$"
     r"|the\s+(?:\w+\s+){0,3}?(?:\w{2,}est|most|least|first|last|winner|only|one)\b.*$"
+    r"|(?:\w{2,}er|more \w+|less \w+) than\b.*$"
     r"|正确的?(?:答案|选项)?(?:的)?[。！]?$|对的[。！]?$|最\S+[。！]?$",
     re.IGNORECASE,
 )
@@ -109,7 +111,11 @@ SIDES = frozenset(
     "left right up down top bottom above below north south east west 左 右 上 下 左边 右边 上面 下面".split()
 )
 
-USED = re.compile(r"\w{2,}ed|left|there|visible|possible|present|available|remaining", re.IGNORECASE)
+USED = re.compile(
+    r"\w{2,}ed|left|there|visible|possible|present|available|remaining|sold|made|won|lost|seen|shown|taken|eaten|given|born|built|drawn"
+    r"|written|known|found|in total|in all|altogether",
+    re.IGNORECASE,
+)
 """What is said of a number of things without being the answer: `48 tiles are needed`."""
 
 IGNORANCE = re.compile(
@@ -117,3 +123,9 @@ IGNORANCE = re.compile(
     re.IGNORECASE,
 )
 """What says that the writer has no answer."""
+
+ADVERBIAL = re.compile(
+    r"(?:after|before|since|in|on|at|by|from|for|with|over|under|when|if)\s[^,]*?(?:,\s*|\s(?=(?:it|he|she|they|we|there|the)\s))",
+    re.IGNORECASE,
+)
+"""What opens a sentence by saying when or where: `After 3 hours it has gone 150 km`."""

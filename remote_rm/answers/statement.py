@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from remote_rm.answers import lexicon
 from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.quantity import parse_number_words, parse_quantity
-from remote_rm.answers.units import canonical_unit, unit_behind
+from remote_rm.answers.units import canonical_unit, split_unit, unit_behind
 
 MAX_CHARS = 600
 """How much of a text is read, from its end."""
@@ -49,13 +49,15 @@ _LISTED_NUMBERS = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
 _PREPOSITION = re.compile(r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?")
 _SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
 POLAR_START = re.compile(
-    r"[\s*\"]*(yes|no|true|false|是|否|对|错|正确|错误)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])", re.IGNORECASE
+    r"[\s*\"]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
+    re.IGNORECASE,
 )
 _HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:has|had|wins?|won|ran|got|took|does|did|finishe[sd])\b")
 _DISPLAY = re.compile(r"\\\[.{1,1500}?\\\]|\$\$[^$]{1,1500}\$\$|\\begin\{(\w+\*?)\}.{1,1500}?\\end\{\1\}", re.DOTALL)
 _BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 _BULLETS = re.compile(r"(?:(?:^|\n)[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S[^\n]*){2,}\s*$")
 _GAP = re.compile(rf"({lexicon.LEAD_IN.pattern})[\s*_:：]*\n\s*", re.IGNORECASE)
+_ASIDE = re.compile(r",\s[^,]{1,40},\s(?=(?:is|are|was|were|equals?)\b)")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -170,6 +172,8 @@ def _of_clause(clause: str) -> Statement:
         return Statement(phrases=(whole, polar[1]))
     bold = _BOLD_AT_END.search(clause.strip())
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
+    adverbial = lexicon.ADVERBIAL.match(said)
+    said = said[adverbial.end() :] if adverbial and is_prose(said[adverbial.end() :]) else said
     if lexicon.DENIED.search(said) or lexicon.OPEN.search(said):
         return Statement(phrases=(whole,))
     spanned = _RANGE.search(said)
@@ -207,12 +211,13 @@ def _conclusion(clause: str) -> str:
     last = None
     for match in lexicon.CONSEQUENCE.finditer(clause):
         rest = clause[match.end() :]
-        if match.start() == 0 or lexicon.IS.search(rest) or "=" in rest or not is_prose(rest):
+        if match.start() == 0 or lexicon.IS.search(rest) or "=" in rest or not is_prose(rest) or _sole_value(rest):
             last = match
     return clause if last is None or not clause[last.end() :].strip() else clause[last.end() :]
 
 
 def _without_comment(clause: str) -> str:
+    clause = _ASIDE.sub(" ", clause)
     comment = lexicon.COMMENT.search(clause, 1) if clause else None
     return clause[: comment.start()] if comment else clause
 
@@ -241,7 +246,7 @@ def _complement(said: str) -> str | None:
         return subject
     if not subject or subject == "It":
         return complement
-    is_name = not is_prose(subject) or re.fullmatch(r"(?:[A-Z][\w.-]+ ?)+", subject)
+    is_name = not is_prose(subject) or re.fullmatch(r"(?:[A-Z][\w.-]+ ?)+", subject) or _sole_value(subject)
     return subject if is_name and lexicon.VERDICT.match(said[verbs[-1].end() :].strip()) else complement
 
 
@@ -261,7 +266,8 @@ def _value_of(said: str, complement: str) -> str:
     stated = without_remark(complement).strip(' *_"')
     leading = _LEADING_VALUE.match(stated)
     stated = leading[1] if leading else _DATE_BEFORE.sub("", stated)
-    if not is_prose(stated) and stated:
+    plain = normalize(stated)
+    if stated and (not is_prose(stated) or split_unit(plain)[0] != plain):
         return stated
     if lexicon.OR.search(said):
         return ""
@@ -307,6 +313,7 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
             yield complement[: -len(subject[-1])].strip()
     if lexicon.OR.search(complement):
         return
+    yield from (word for word in complement.split()[:3] if word.casefold() in lexicon.SIDES)
     yield from (complement[match.end() :] for match in _PREPOSITION.finditer(complement))
     if match := _HAS_SUBJECT.match(said):
         yield match[1]
