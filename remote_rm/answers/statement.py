@@ -267,8 +267,9 @@ def _value_of(said: str, complement: str) -> str:
     leading = _LEADING_VALUE.match(stated)
     stated = leading[1] if leading else _DATE_BEFORE.sub("", stated)
     plain = normalize(stated)
-    if stated and (not is_prose(stated) or split_unit(plain)[0] != plain):
-        return stated
+    bare, unit = split_unit(plain)
+    if stated and (not is_prose(stated) or bare != plain):
+        return stated if unit or bare == plain else bare
     if lexicon.OR.search(said):
         return ""
     return _chained(said) or _sole_value(complement) or _sole_value(said)
