@@ -35,6 +35,7 @@ _SAID = re.compile(
 _REASON = re.compile(
     r"\s*[,，;；]?\s*(?:(?:is|must be)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer|true)\b|\b(?:because|since|as|for|so|due)\b|因为|由于|正确|是正确|对)"
 )
+_SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
@@ -50,7 +51,7 @@ class Choice:
 
 def read_choice(text: str) -> Choice | None:
     """Return the choice that an answer names, or None where it names none or several."""
-    text = _clean(_first_line(text))
+    text = lexicon.CONTRAST.sub("", _clean(_first_line(text)))
     led_in = [
         (match.end(), letter)
         for match in lexicon.LEAD_IN.finditer(text)
@@ -67,7 +68,8 @@ def read_choice(text: str) -> Choice | None:
     if match is None or (said and said != _letter_of(match)):
         return None
     rest = text[match.end() :]
-    if _is_left_open(rest, _letter_of(match)):
+    reason = lexicon.COMMENT.search(rest)
+    if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))
 
@@ -143,7 +145,8 @@ def _by_verdict(text: str) -> str | None:
     right = {letter for letter, verdict in verdicts if verdict not in _WRONG} - wrong
     if right:
         return right.pop() if len(right) == 1 else ""
-    return "" if _LETTER.match(text) is None or _letter_of(_LETTER.match(text)) in wrong else None
+    first = _LETTER.match(text)
+    return "" if first is None or _letter_of(first) in wrong else None
 
 
 def _is_left_open(rest: str, letter: str) -> bool:
@@ -163,10 +166,9 @@ def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | Non
         return Choice(letter=letter, text=rest[mark.end() :])
     if match["bare"] is None:
         return Choice(letter=letter, text=rest.strip())
-    said = _REASON.match(rest) and (
-        is_led_in
-        or match["named"]
-        or not rest[:1].isspace()
-        or _REASON.match(rest)[0].strip().startswith(("is", "must", "because", "since"))
-    )
+    reason = _REASON.match(rest)
+    if reason is None:
+        return None
+    # "A for effort" and "I for one" are words; "A because ..." is not, nor is "option A for ...".
+    said = is_led_in or match["named"] or not rest[0].isspace() or reason[0].strip().startswith(_SURE_REASONS)
     return Choice(letter=letter, text="") if said else None

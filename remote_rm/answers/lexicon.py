@@ -16,7 +16,7 @@ LEAD_IN = re.compile(
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|####|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
-    r"|(?:故选|应选|选择|(?<![可])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
+    r"|(?:故选|应选|选择|(?<![可不])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
     r"|(?:^|[\n。])\s*答\s*[:：]",
     re.IGNORECASE,
 )
@@ -37,7 +37,7 @@ DENIED = re.compile(
 """What denies, or says that nothing is known."""
 
 CONTRAST = re.compile(
-    r"(?:,\s+(?:and\s+|but\s+)?not|,?\s+(?:rather than|instead of|as opposed to))\s+(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
+    r"(?:,\s+(?:and\s+|but\s+)?not|,?\s+(?:rather than|instead of|as opposed to))(?:\s+|(?=\())(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
     r"|\bnot\s+[^,;.]{1,40}?,?\s+but\s+(?:rather\s+)?"
     r"|[，,]?\s*(?:而不是|而非)[^，。,;]{1,30}(?=[，。,;]|$)|[，,]\s*不是[^，。,;]{1,30}(?=[，。,;]|$)",
     re.IGNORECASE,
