@@ -21,6 +21,7 @@ from remote_rm.answers.comparison import (
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.normalization import normalize
+from remote_rm.answers.quantity import parse_quantity
 from remote_rm.answers.statement import is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 
@@ -91,12 +92,10 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if _alternatives_agree(answer, gold, rules):
         return True
     stated = read(answer)
-    if any(
-        match_value(normalize(phrase), gold, in_words)
-        for phrase in stated.phrases
-        if is_text(gold) or phrase == stated.phrases[0]
-    ):
-        return True
+    if parse_quantity(gold) is None:
+        phrases = stated.phrases if is_text(gold) else stated.phrases[:1]
+        if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
+            return True
     value = normalize(stated.value)
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.

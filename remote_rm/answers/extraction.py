@@ -180,7 +180,7 @@ def _of_line(line: str, text: str) -> str | None:
     found = [(match.end(), span_content(match)) for match in MATH_SPAN.finditer(text)]
     found += [(match.end(), match.group()) for match in NUMBER.finditer(text)]
     if not found:
-        return line if len(line.split()) <= MAX_NAME_WORDS else None
+        return line if len(line.split()) <= MAX_NAME_WORDS or ": " in line else None
     end, value = max(found)
     unit = unit_in_prose(text, end) if is_plain(value) else ""
     return f"{value} {unit}" if unit else value

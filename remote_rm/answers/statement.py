@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.normalization import normalize, without_environments
+from remote_rm.answers.notation import read_notation
 from remote_rm.answers.quantity import parse_number_words, parse_quantity
 from remote_rm.answers.units import canonical_unit, split_unit, unit_behind
 
@@ -266,6 +267,8 @@ def _value_of(said: str, complement: str) -> str:
     stated = without_remark(complement).strip(' *_"')
     leading = _LEADING_VALUE.match(stated)
     stated = leading[1] if leading else _DATE_BEFORE.sub("", stated)
+    if written := _written_value(said, stated):
+        return written
     plain = normalize(stated)
     bare, unit = split_unit(plain)
     if stated and (not is_prose(stated) or bare != plain):
@@ -273,6 +276,13 @@ def _value_of(said: str, complement: str) -> str:
     if lexicon.OR.search(said):
         return ""
     return _chained(said) or _sole_value(complement) or _sole_value(said)
+
+
+def _written_value(said: str, stated: str) -> str:
+    """What is one value by its form, whatever words are in it, as a date or an hour: `on December 25, 1997`."""
+    ends = [stated, *(said[match.end() :] for match in _PREPOSITION.finditer(said))]
+    plain = [(end, normalize(end)) for end in ends if end]
+    return next((end for end, text in plain if read_notation(text) or parse_quantity(text)), "")
 
 
 def _chained(said: str) -> str:
