@@ -179,6 +179,8 @@ def _of_clause(clause: str) -> Statement:
         return Statement(phrases=(whole,))
     spanned = _RANGE.search(said)
     plain = _DATE_BEFORE.sub("", said)
+    if written := next((end for end in _ends(said) if read_notation(normalize(end))), ""):
+        return Statement(value=written, phrases=(whole, said))
     if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
         return Statement(value=listed[0], phrases=(whole, said))
     if spanned is not None and len(NUMBER.findall(said)) == 2:
@@ -280,9 +282,13 @@ def _value_of(said: str, complement: str) -> str:
 
 def _written_value(said: str, stated: str) -> str:
     """What is one value by its form, whatever words are in it, as a date or an hour: `on December 25, 1997`."""
-    ends = [stated, *(said[match.end() :] for match in _PREPOSITION.finditer(said))]
-    plain = [(end, normalize(end)) for end in ends if end]
+    plain = [(end, normalize(end)) for end in (stated, *_ends(said)) if end]
     return next((end for end, text in plain if read_notation(text) or parse_quantity(text)), "")
+
+
+def _ends(said: str) -> list[str]:
+    """What stands behind each preposition."""
+    return [said[match.end() :] for match in _PREPOSITION.finditer(said)]
 
 
 def _chained(said: str) -> str:
