@@ -3,8 +3,10 @@
 All of it was written by hand, as a fair teacher would mark, and none of it by what the verifiers say.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,13 @@ class Label:
         """Every spelling of the whole value, the label itself first."""
         return (self.text, *self.same)
 
+    @property
+    def bare(self) -> tuple[str, ...]:
+        """The spellings that are no sentence of their own, so that a sentence may be written around them."""
+        return (self.text, *(text for text in self.same if not _SENTENCE.search(text)))
 
+
+_SENTENCE = re.compile(r"\b(?:is|be|choose)\b|[选是].|[.。]$")
 DIMENSIONS = frozenset({"money", "quantity", "percentage"})
 COLLECTIONS_IN_BRACKETS = frozenset({"interval", "set", "tuple"})
 
@@ -69,15 +77,24 @@ def _label(
     kind: str, text: str, value: str, same: str = "", *, shorter: str = "", accepts: str = "", open: str = ""
 ) -> Label:
     """A label from columns that are separated by " | "."""
+    values = [frozenset(map(_value, _split(column))) for column in (shorter, accepts, open)]
     return Label(
         text=text,
         kind=kind,
-        value=value,
+        value=_value(value),
         same=tuple(_split(same)),
-        shorter=frozenset(_split(shorter)),
-        accepts=frozenset(_split(accepts)),
-        open=frozenset(_split(open)),
+        shorter=values[0],
+        accepts=values[1],
+        open=values[2],
     )
+
+
+def _value(written: str) -> str:
+    """The value in one spelling: `5e8` → `500000000`, and what is no number as it is."""
+    try:
+        return str(Fraction(written))
+    except ValueError:
+        return written
 
 
 def _split(column: str) -> list[str]:
@@ -202,11 +219,11 @@ RANGES = _rows(
 
 CLOCKS = [
     *(
-        _label("clock", f"{hour}:00", f"clock {hour}:00", f"0{hour}:00 | {hour} o'clock" if hour < 10 else f"{hour} o'clock", open=f"{hour} | {hour}:1")
+        _label("clock", f"{hour}:00", f"clock {hour}:00", f"0{hour}:00 | {hour} o'clock" if hour < 10 else f"{hour} o'clock", open=f"{hour} | ratio {hour}")
         for hour in range(1, 13)
     ),
     _label("clock", "2:30", "clock 2:30"),
-    _label("clock", "1:15", "clock 1:15", open="1/15"),
+    _label("clock", "1:15", "clock 1:15", open="1/15 | ratio 1/15"),
     _label("clock", "3:45", "clock 3:45"),
     _label("clock", "2:30 PM", "clock 14:30", "2:30 p.m. | 2:30pm | 14:30", shorter="clock 2:30"),
     _label("clock", "2:30 AM", "clock 2:30 AM", "2:30 a.m. | 02:30 AM", shorter="clock 2:30"),
@@ -243,9 +260,9 @@ SCORES = _rows(
 )
 
 RATIOS = [
-    _label("ratio", "3:4", "ratio 3:4", "3 : 4 | 3 to 4 | 6:8", accepts="3/4", open="3/4 | 75%"),
-    _label("ratio", "4:3", "ratio 4:3", "4 : 3 | 8:6 | 4 to 3", accepts="4/3", open="4/3"),
-    _label("ratio", "2:1", "ratio 2:1", "2 : 1 | 4:2 | 2 to 1", accepts="2", open="2"),
+    _label("ratio", "3:4", "ratio 3/4", "3 : 4 | 3 to 4 | 6:8", accepts="3/4", open="3/4 | 75%"),
+    _label("ratio", "4:3", "ratio 4/3", "4 : 3 | 8:6 | 4 to 3", accepts="4/3", open="4/3"),
+    _label("ratio", "2:1", "ratio 2", "2 : 1 | 4:2 | 2 to 1", accepts="2", open="2"),
     _label("ratio", "1:2:3", "ratio 1:2:3", "2:4:6"),
 ]
 
@@ -366,6 +383,7 @@ BASED = [
     _label("based", "101_3", "based 101 3", r"101_{3}", accepts="101"),
     _label("based", "2516_8", "based 2516 8", r"2516_{8} | 2516_{\text{eight}}", accepts="2516"),
     _label("residue", r"3 \pmod{7}", "3 mod 7", r"10 \pmod 7", shorter="3"),
+    _label("residue", r"4 \pmod{7}", "4 mod 7", r"11 \pmod 7", shorter="4"),
 ]
 
 CATALOGUE: tuple[Label, ...] = tuple(

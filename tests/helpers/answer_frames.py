@@ -1,8 +1,10 @@
 """Sentences around answers: those that say the answer, and those that take it back, leave it open or change it."""
 
+import random
+import re
 from collections.abc import Iterable
 
-from helpers.answer_catalogue import CATALOGUE, Label
+from helpers.answer_catalogue import CATALOGUE, Label, are_apart
 
 NUMERIC_KINDS = frozenset({"number", "percentage", "money", "quantity"})
 FORMULA_KINDS = NUMERIC_KINDS | {"interval", "set", "tuple", "list", "matrix", "expression", "equation", "based", "residue"}
@@ -46,11 +48,8 @@ BLOCKS = (
     "<answer>{}",
     r"<answer>\boxed{{{}}}</answer>",
     r"\boxed{{{}}}",
-    r"Let us compute.
-
-\boxed{{{}}}",
-    r"**Final Answer**
-\[ \boxed{{{}}} \]",
+    "Let us compute.\n\n\\boxed{{{}}}",
+    "**Final Answer**\n\\[ \\boxed{{{}}} \\]",
     "#### {}",
     "Some reasoning with 4 and 9.\n\nThe answer is {}.",
     "Some reasoning with 4 and 9.\n\n**Answer:** {}",
@@ -75,17 +74,18 @@ DENIED = (
     "{}? No.", "{}, no.", "{} - wrong", "{} (wrong)", "{} is impossible.", "{} cannot be right.", "{} can't be the answer.",
     "The wrong answer is {}.", "The incorrect answer is {}.", "A wrong answer is {}.", "Unlike {}.", "neither {} nor anything else",
     "It is not equal to {}.", "It does not equal {}.", "It is unequal to {}.", "It is opposite to {}.", "the opposite of {}",
-    "Had it been raining, it would have been {}.", "If it were {}, it would be wrong.", "Is it {}?", "Could it be {}?",
-    "Who says it is {}?", "Suppose it is {}.", "You might think it is {}, but it is not.", "You might think the answer is {}. It is not.",
+    "If it were {}, it would be wrong.", "Is it {}?", "Could it be {}?",
+    "Who says it is {}?", "You might think it is {}, but it is not.", "You might think the answer is {}. It is not.",
     "不是{}", "不是{}。", "答案不是{}", "答案不是{}。", "答案并非{}", "并非{}", "绝不是{}", "答案绝不是{}。", "不可能是{}", "答案不可能是{}。",
     "不应该是{}", "不会是{}", "不能是{}", "除了{}", "除了{}都可以", "除{}以外", "{}是错的", "{}是错误的。", "{}不对", "{}不正确。", "{}错误",
-    "不等于{}", "我不认为是{}", "我不认为答案是{}。", "我怀疑是{}", "我怀疑答案不是{}。", "未必是{}", "不一定是{}", "答案不一定是{}。",
+    "不等于{}", "我不认为是{}", "我不认为答案是{}。", "我怀疑答案不是{}。", "未必是{}", "不一定是{}", "答案不一定是{}。",
     "排除{}", "可以排除{}。", "别选{}", "不选{}", "不要选{}", "没有{}", "难道是{}吗？", "答案是{}吗？", "错误答案是{}",
 )  # fmt: skip
 """What denies an answer, doubts it or asks for it: never right for it."""
 FORMULA_DENIED = (
     r"\ne {}", r"x \neq {}", r"x \ne {}", "x != {}", "≠ {}", r"$x \neq {}$", r"\neg {}", r"\text{{not }} {}",
 )  # fmt: skip
+_NO_FORMULA = re.compile(r"\$|(?<![\\A-Za-z{])[A-Za-z]{3,}|[^\x00-\x7f]")
 BOUNDED = (
     "more than {}", "It is more than {}.", "less than {}", "fewer than {}", "greater than {}", "larger than {}", "smaller than {}",
     "at least {}", "at most {}", "over {}", "under {}", "above {}", "below {}", "up to {}", "no more than {}", "not more than {}",
@@ -107,12 +107,20 @@ HEDGED = (
     r"{}, \quad {}", r"{} \quad {}", r"{} \\ {}", "{} {}", "{}，{}", "{}、{}", "{}；{}",
     "{}或{}", "{}或者{}", "{} 或 {}", "{}还是{}", "要么{}要么{}", "不是{}就是{}", "可能是{}，也可能是{}", "可能是{}或{}。", "答案是{}或{}", "答案是{}或者{}。",
     "答案是{}，或者{}。", "答案是{}和{}", "{}和{}", "{}与{}", "{}以及{}", "between {} and {}", "It is between {} and {}.", "介于{}和{}之间",
-    "If n is even {}, else {}.", "{} if so, otherwise {}.", "{} unless {}", "{} but {}", "{} rather than or as well as {}",
+    "If n is even {}, else {}.", "{} if so, otherwise {}.", "{} unless {}", "{} but {}",
     "It depends: {} here, {} there.", "{} for this, {} for that.", "{} in one case and {} in the other.", "Both {} and {} are right.",
     "The answer is {} and the answer is {}.", "The answers are {} and {}.", "Candidates: {}, {}", "One of {} and {}.", "One of {}, {}",
     "It is one of {} and {}.", "{} (alternatively {})", "{}, alternatively {}", "Answer: {} or {}", "Answers: {}, {}", "Answer 1: {}; answer 2: {}",
 )  # fmt: skip
 """What gives two different answers and settles on none: right for neither."""
+SECOND = (
+    "{}. Actually {}", "{}. Actually, it is {}.", "{}. No, {}.", "{}. Wait, {}", "{}... no, {}", "The answer is {}. The answer is {}.", "{} is {}", "{} is {}.",
+    "{} equals {}", "{}: {}", "{} = {}", "{} is the answer, and so is {}.", "{}, i.e. {}", "{} (that is {})", r"\boxed{{{}}} \boxed{{{}}}", "First {}, then {}.", "{} -> {}",
+    "{}, not {}", "It is {}, not {}.", "not {} but {}", "It is not {} but {}.", "It is not {}. It is {}.", "{} instead of {}", "{} rather than {}", "{}, or equivalently {}",
+    r"{} \approx {}", "不是{}，是{}", "不是{}，而是{}。", "是{}，不是{}", "{}是{}", "答案是{}。答案是{}。", "{}，不，{}", "x = {}, x = {}", "I said {}, I mean {}.", "{} is wrong, {} is right.",
+    "{} is right, {} is wrong.", "{}\n\nThe answer is {}.", "The answer is {}.\n\n{}", "{} such that {} is right", "Yes, {}. No, {}.", "{} was {}", "**{}** is {}", "{} is **{}**", "${}$ is {}",
+)  # fmt: skip
+"""What gives a second, different answer: right for at most one of the two."""
 LEFT_OPEN = (
     "{} or something else", "{} or another value", "{} or not", "It is {} or not.", "{} or anything else", "{} or whatever", "{}, or not.",
     "Possibly {}, possibly not.", "It may or may not be {}.", "{} unless it is not", "I cannot tell whether it is {}.", "{} or none of these",
@@ -129,34 +137,37 @@ CHANGED = (
     "the square root of {}", "the cube root of {}", "the reciprocal of {}", "the inverse of {}", "one {}th", "1/{}", "{}/2", r"\frac{{{}}}{{2}}", r"\frac{{1}}{{{}}}",
     r"\sqrt{{{}}}", "√{}", "{}^2", "{}^{{2}}", "{}²", "{}³", "2^{{{}}}", "{}e3", "{}E2", "{}k", "{}.5", "{}.01", "{}5", "5{}", "{}0", "0.{}", ".{}", "{} and a half", "{} 1/2",
     "{} point five", r"{}\frac{{1}}{{2}}", "{}i", r"{}\pi", "{}π", "{}x", r"{}\sqrt{{2}}", r"\log {}", r"\ln {}", r"\sin {}", r"|{}-1|", "{} + 1", "{} - 1", "{} * 2",
-    r"{} \times 2", r"{}\cdot 10^2", r"{} \times 10^{{3}}", "{} wrong", "{}_2", "{}'", "{}万", "{}亿", "{}千", "{}百", "{}百万", "{}千万", "{}十", "{}分之一", "{}成", "{}折",
+    r"{} \times 2", r"{}\cdot 10^2", r"{} \times 10^{{3}}", "{} wrong", "{}_2", "{}万", "{}亿", "{}千", "{}百", "{}百万", "{}千万", "{}十", "{}分之一", "{}成", "{}折",
     "{}的平方", "{}的一半", "{}的两倍", "负{}", "零下{}", "{}个半", "{}点五", "{}又二分之一", "{}的倒数", "{}的阶乘", "根号{}", "{}除以二", "{}乘二", "{}加一", "{}减一",
 )  # fmt: skip
 """What makes another number of a natural number above one."""
 CHANGED_NUMBERS = ("5", "6", "7", "12", "3", "16")
 
 
-def says(label: Label) -> tuple[str, ...]:
-    """Return the ways to give an answer of this label's kind."""
+def said(label: Label) -> list[str]:
+    """Return the sentences that give the label's answer, in each of its spellings."""
+    sentences = [frame.format(text) for text in label.bare for frame in SAID]
     if label.kind in FORMULA_KINDS:
-        return SAID + FORMULA_SAID
-    return SAID + WORD_SAID
+        formulas = [text for text in label.bare if not _NO_FORMULA.search(text)]
+        return sentences + [frame.format(text) for text in formulas for frame in FORMULA_SAID]
+    return sentences + [frame.format(text) for text in label.bare if text.isalpha() for frame in WORD_SAID]
 
 
 def denials(label: Label) -> tuple[str, ...]:
     """Return the sentences that deny or bound an answer of this label's kind."""
     more = BOUNDED + FORMULA_DENIED if label.kind in NUMERIC_KINDS else ()
-    return DENIED + more
+    # "No, no." and "No? No." say no.
+    frames = [frame for frame in DENIED if label.text not in ("No", "False") or not frame.lower().endswith(" no.")]
+    return (*frames, *more)
 
 
 def rivals(label: Label, *, of: Iterable[Label] = CATALOGUE) -> list[Label]:
-    """Return the labels of the same kind that no answer may share with this one."""
+    """Return the labels of the same kind that no answer may share with this one, in an order of this label's own.
+
+    Zero and one have none: `5/1` is 5, and `0/5` is 0.
+    """
     kinds = CHOICE_KINDS if label.kind in CHOICE_KINDS else {label.kind}
-    return [other for other in of if other.kind in kinds and not share(label, other)]
+    found = [other for other in of if other.kind in kinds and are_apart(label, other) and other.value not in "01"]
+    random.Random(label.text).shuffle(found)
+    return found if label.value not in "01" else []
 
-
-def share(one: Label, other: Label) -> bool:
-    """Return whether one is in the other's text, so that a sentence of the one could be read as the other."""
-    from helpers.answer_catalogue import share_an_answer
-
-    return share_an_answer(one, other)
