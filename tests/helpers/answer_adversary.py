@@ -196,7 +196,7 @@ def _is_for(verifier: str, label: str) -> bool:
         return True
     if verifier == "list" and "," not in label:
         return False
-    return get_verifier(verifier).quick_score(Item(prompt="", response="<answer>-</answer>", label=label)).parts["ungradable"] == 0.0
+    return _VERIFIERS[verifier].failed_score(Item(prompt="", response="", label=label)).parts["ungradable"] == 0.0
 
 
 def _quickly(verifier: str, response: str, label: str) -> bool | None:
