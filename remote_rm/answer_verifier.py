@@ -72,7 +72,7 @@ class AnswerVerifier(ABC):
 
     def weighted(self, item: Item, *, is_right: bool) -> Score:
         """Return the parts of a judged item and their weighted sum."""
-        parts = {"accuracy": float(is_right), "format": format_score(item.response)}
+        parts = {"accuracy": float(is_right), "format": format_score(item.response, prompt=item.prompt)}
         reward = self.weights.accuracy * parts["accuracy"] + self.weights.format * parts["format"]
         if self.reports_ungradable:
             parts["ungradable"] = float(not self.is_gradable(item.label))

@@ -43,7 +43,7 @@ class FormatVerifier:
 
     def failed_score(self, item: Item) -> Score:
         """The score, which needs no label."""
-        kept = format_score(item.response)
+        kept = format_score(item.response, prompt=item.prompt)
         return Score(reward=self.weight * kept, score=kept, parts={"format": kept})
 
     @classmethod

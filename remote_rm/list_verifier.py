@@ -14,9 +14,9 @@ from typing_extensions import Self
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
 from remote_rm.answers import accuracy
-from remote_rm.answers.extraction import is_prose, sole_value
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
+from remote_rm.answers.statement import is_prose, read
 from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000
@@ -75,7 +75,7 @@ def _compared(
         return False
     gold = items_of(label)
     # A sentence may be a list of phrases, or state the list in its last clause.
-    readings = [answer] if not is_prose(answer) else [answer, sole_value(answer) or ""]
+    readings = [answer] if not is_prose(answer) else [answer, read(answer).value]
     candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
     pairs = len(gold) ** 2 if unordered else len(gold)
     if candidates and max_pairs is not None and pairs > max_pairs:

@@ -11,9 +11,9 @@ from statistics import fmean
 import numpy as np
 
 from lmm_r1.records.responses import JudgedResponse, by_row
+from remote_rm.answers.choice import read_choice
 from remote_rm.answers.extraction import final_answer, format_score
 from remote_rm.answers.normalization import normalize
-from remote_rm.choice_verifier import read_choice
 from remote_rm.service.pool import QUICK_CHARS
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

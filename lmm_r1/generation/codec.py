@@ -12,10 +12,13 @@ from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
+from remote_rm.answers.extraction import THINK
 
 if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
 
+_OPENING_TOKENS = 12
+"""Enough to hold the tag that opens a thought and the line break behind it."""
 # What a tokenizer writes for bytes that are no whole character yet.
 _INCOMPLETE = "\ufffd"
 
@@ -49,6 +52,13 @@ class PromptCodec:
         if media:
             prompt["multi_modal_data"] = media
         return prompt
+
+    def begun_with(self, row: Row, token_ids: Sequence[int]) -> str:
+        """Return what a response to the prompt's tokens was begun with: the row's prefill, or a thought that its template opens."""
+        if row.prefill:
+            return row.prefill
+        tail = self.tokenizer.decode(token_ids[-_OPENING_TOKENS:], skip_special_tokens=False).rstrip()
+        return f"{THINK}\n" if tail.endswith(THINK) else ""
 
     def text(self, token_ids: Sequence[int], *, ended: bool) -> str:
         """Return a response's text, in which no end token stands: the last of its tokens, where it has ended."""

@@ -93,6 +93,7 @@ class GroupRollout:
         media = await self.in_thread(self.store, prompt.media) if settings.media and prompt.media else None
         # Pixel values are large, and the engine has images of its own.
         prompt = replace(prompt, media=None)
+        begun = self.codec.begun_with(row, prompt.engine_token_ids)
         # One segment for all samples.
         shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media)
         tasks: list[asyncio.Task[Sample]] = []
@@ -106,8 +107,7 @@ class GroupRollout:
                     sample = Sample(
                         row=row,
                         segments=(shared, generated),
-                        response=row.prefill
-                        + self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
+                        response=begun + self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
                         finish_reason=response.finish_reason,
                         weight_version=weight_version,
                     )

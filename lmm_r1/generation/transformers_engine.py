@@ -66,9 +66,10 @@ class TransformersEngine:
                 continue
             samples = self._generate(prompts, sampling)
             seconds = time.perf_counter() - began
-            for (index, row), completions in zip(taken, samples, strict=True):
-                begun = tuple(completion.behind(row.prefill) for completion in completions)
-                yield Outcome(index=index, row=row, completions=begun, seconds=seconds)
+            for (index, row), prompt, completions in zip(taken, prompts, samples, strict=True):
+                begun = self.codec.begun_with(row, prompt.engine_token_ids)
+                whole = tuple(completion.behind(begun) for completion in completions)
+                yield Outcome(index=index, row=row, completions=whole, seconds=seconds)
 
     def stream(
         self,

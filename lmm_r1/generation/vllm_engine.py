@@ -116,7 +116,8 @@ class VllmEngine:
         if request.broken:
             reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
             return Outcome(index=index, row=row, reason=reason)
-        completions = tuple(self._completion(response).behind(row.prefill) for response in request.responses)
+        begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
+        completions = tuple(self._completion(response).behind(begun) for response in request.responses)
         return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
 
     def _request(self, row: Row, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]) -> Request:

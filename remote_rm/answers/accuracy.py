@@ -7,12 +7,22 @@ expression. `quick_match` and `matches` walk the same rules; they differ in noth
 import re
 from dataclasses import replace
 
-from remote_rm.answers.comparison import Rules, gold_sequence, has_relation, is_text, match_value, refuse, work_out
+from remote_rm.answers import choice
+from remote_rm.answers.comparison import (
+    Rules,
+    gold_sequence,
+    has_relation,
+    is_choice,
+    is_text,
+    match_value,
+    refuse,
+    work_out,
+)
 from remote_rm.answers.expression import same_expression
-from remote_rm.answers.extraction import is_prose, listed_values, sole_value
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.normalization import normalize
-from remote_rm.answers.sentence import complements, subject, without_remark
+from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.statement import is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -20,6 +30,8 @@ MAX_ANSWER_CHARS = 1000
 
 
 _RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
+_OR = re.compile(r"\bor\b")
+_AT_START = re.compile(r"^\s*(?:in|on|at|by)\s+(?=\d)")
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
     r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
@@ -65,29 +77,50 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return answer.strip() == label.strip() and is_gradable(label)
     if not is_gradable(label):
         return False
-    answer = _without_name(without_remark(answer), label)
-    gold, read = normalize(label), normalize(answer)
-    if split_unit(read)[1] or (not is_prose(answer) and not is_text(read)):
-        return match_value(read, gold, rules)
-    if match_value(read, gold, replace(rules, undecided=refuse)):
-        return True
+    gold = normalize(label)
+    if is_choice(gold) and choice.read_label(label) is not None:
+        return _match_choice(answer, label, rules)
+    answer = _AT_START.sub("", _without_name(without_remark(answer), label))
+    whole = normalize(answer)
+    if r"\approx" in whole[1:] and not is_prose(answer):
+        return _match_approximation(whole, gold, rules)
+    if split_unit(whole)[1] or (not is_prose(answer) and not is_text(whole)):
+        return match_value(whole, gold, rules)
+    if _OR.search(whole) and is_text(gold) and not _OR.search(gold):
+        return False
+    in_words = replace(rules, undecided=refuse)
     if _alternatives_agree(answer, gold, rules):
         return True
-    said = complements(answer)
-    if said:
-        last = normalize(said[0])
-        if split_unit(last)[1] or (not is_prose(said[0]) and not is_text(last)):
-            return match_value(last, gold, rules)
-        if any(match_value(normalize(words), gold, replace(rules, undecided=refuse)) for words in said):
+    stated = read(answer)
+    if parse_quantity(gold) is None:
+        phrases = stated.phrases if is_text(gold) else stated.phrases[:1]
+        if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
             return True
-    if is_text(gold) and subject(answer).casefold() == gold.casefold():
-        return True
-    value = sole_value(answer)
-    if value is None:
-        gold_items, listed = gold_sequence(gold), listed_values(answer)
+    value = normalize(stated.value)
+    if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
-        value = ", ".join(listed) if gold_items is not None and len(listed) == len(gold_items) else ""
-    return match_value(normalize(value), gold, rules)
+        value = normalize(", ".join(stated.listed))
+    return match_value(value, gold, rules)
+
+
+def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:
+    """Compare with a gold letter, or with the text of its option where it has one and the answer names no letter."""
+    if choice.matches(answer, label):
+        return True
+    gold = choice.read_label(label)
+    if gold is None or not gold.text or is_choice(normalize(gold.text)) or choice.names_letter(answer):
+        return False
+    return _match(answer, gold.text, rules)
+
+
+def _match_approximation(answer: str, gold: str, rules: Rules) -> bool | None:
+    r"""Compare a value and what it is about: `\sqrt{2} \approx 1.414`, each of which is right if they agree."""
+    sides = [side.strip() for side in answer.split(r"\approx")]
+    exact = replace(rules, undecided=_ask_sympy)
+    if not all(match_value(side, sides[-1], exact) for side in sides[:-1]):
+        return False
+    verdicts = [match_value(side, gold, rules) for side in sides]
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
@@ -95,7 +128,7 @@ def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
     parts = _RESTATED.split(answer)
     if len(parts) < 2:
         return False
-    forms = [(complements(part) or [part])[0] for part in parts]
+    forms = [read(part).value or part for part in parts]
     exact = replace(rules, undecided=lambda answer, gold: work_out(answer, gold) or False)
     return all(match_value(normalize(form), gold, exact) for form in forms)
 

@@ -17,28 +17,40 @@ from remote_rm.answers.bracketed import (
     parse_region,
     without_membership,
 )
-from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level, without_environments
-from remote_rm.answers.notation import same_notation
-from remote_rm.answers.quantity import ROUNDED_FROM_PLACES, parse_quantity, same_quantity
+from remote_rm.answers.kinds import SEQUENCES, Kind, are_compared
+from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
+from remote_rm.answers.notation import (
+    code_of,
+    read_notation,
+    same_as_quotient,
+    same_choices,
+    same_without_base,
+    same_without_modulus,
+    same_written,
+)
+from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
+from remote_rm.answers.reading import (
+    LIST_WORDS,
+    TUPLE_ASSIGNMENT,
+    both_signs,
+)
+from remote_rm.answers.reading import gold_sequence as gold_sequence
+from remote_rm.answers.reading import has_relation as has_relation
+from remote_rm.answers.reading import inside_of
+from remote_rm.answers.reading import is_text as is_text
+from remote_rm.answers.reading import kind_of
 from remote_rm.answers.units import split_unit
 
 _CHOICE = re.compile(
     r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
-    r"\(?([A-J])(?:\)?$|[).:]\s*.*$|\s+(?=[\d\\$(-]).*$)",
+    r"[(\[]?([A-J])(?:[)\]]?$|[).:\]]\s*(.*)$|\s+(?=[\d\\$(-])(.*)$)",
     re.IGNORECASE,
 )
 _GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
-_LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
-_WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")
-_GEOMETRIC_NAME = re.compile(
-    r"\\(?:angle|triangle|parallel|perp|cong|overrightarrow|widehat|odot)(?![A-Za-z])|\\(?:overline|vec)\{[A-Z]{2}\}"
-)
-_FUNCTION_NAME = re.compile(r"(?:pi|ln|log|exp|sin|cos|tan)")
-_ARITHMETIC = re.compile(r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
+_CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
 _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
-_TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
-_LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
+_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _OR = re.compile(r"\sor\s")
 _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
@@ -58,7 +70,7 @@ def work_out(answer: str, gold: str) -> bool | None:
     """Return whether both are equal by exact arithmetic where that tells; a rounded gold is met by what rounds to it, which is left open."""
     is_equal = same_algebra(answer, gold)
     number = None if is_equal is not False else parse_quantity(gold)
-    return None if number is not None and number.places >= ROUNDED_FROM_PLACES else is_equal
+    return None if number is not None and rounded_places(number) is not None else is_equal
 
 
 def refuse(_answer: str, _gold: str) -> bool:
@@ -75,9 +87,37 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
     choice = _match_choice(answer, gold, rules) if _GOLD_CHOICE.fullmatch(gold) else None
     if choice is not None:
         return choice
-    by_notation = same_notation(answer, gold)
-    if by_notation is not None:
-        return by_notation
+    several = same_choices(answer, gold)
+    if several is not None:
+        return several
+    answer_kind, gold_kind = kind_of(answer), kind_of(gold)
+    if not are_compared(answer_kind, gold_kind):
+        return False
+    by_notation = _match_notation(answer, gold, is_vague=answer_kind in _CONTAINERS)
+    return _match_open(answer, gold, rules) if by_notation is None else by_notation
+
+
+def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
+    """Compare where the gold, or an answer to a plain value, is in a notation of its own; None where neither is."""
+    read, wanted = read_notation(answer), read_notation(gold)
+    if read is not None and wanted is not None:
+        return same_written(read, wanted)
+    if read is None and wanted is None:
+        return None
+    written, other = (wanted, answer) if wanted is not None else (read, gold)
+    if is_vague or kind_of(other) in _CONTAINERS:
+        return None
+    if written.kind is Kind.BASED:
+        return same_without_base(written, other, is_gold=wanted is not None)
+    if written.kind is Kind.RESIDUE:
+        return same_without_modulus(written, other)
+    if written.kind is Kind.RATIO:
+        return same_as_quotient(written, other)
+    return written.kind is Kind.CODE and written.key == code_of(other)
+
+
+def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
+    """Compare two values that are read by their parts."""
     gold_rows = parse_matrix(gold)
     if gold_rows is not None:
         return _match_matrix(answer, gold, gold_rows, rules)
@@ -98,11 +138,17 @@ def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
     letter = _choice(gold)
     if letter is None:
         return None
-    option = re.sub(r"^\(?[A-J][).:]*\s*", "", gold)
+    option = _CHOICE_MARK.sub("", gold)
     chosen = _choice(answer)
     if chosen is not None or not option or _GOLD_CHOICE.fullmatch(option):
-        return chosen == letter
+        return chosen == letter and not _options_differ(_CHOICE_MARK.sub("", answer), option)
     return match_value(answer, normalize(option), rules)
+
+
+def _options_differ(answer: str, gold: str) -> bool:
+    """Whether two options' texts are numbers that are not the same: `(B) 12` and `B. 13`."""
+    numbers = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
+    return None not in numbers and not same_quantity(numbers[0], gold=numbers[1])
 
 
 def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
@@ -161,25 +207,38 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         if answer_assigned and answer_assigned[1] != gold_assigned[1]:
             return rules.undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
-    if gold_number is not None and len(split_top_level(_LIST_WORDS.sub(", ", answer))) > 1:
+    if gold_number is not None and len(split_top_level(LIST_WORDS.sub(", ", answer))) > 1:
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
     if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
         return len(gold_terms) == len(answer_terms) and _all(_pairwise(answer_terms, gold_terms, rules))
     if "=" in answer and not has_relation(gold):
-        return match_value(_last_side(answer), gold, rules)
-    # "17+25" repeats the question "17+25"; a gold number wants the sum worked out.
-    if gold_number is not None and _ARITHMETIC.fullmatch(answer):
-        return False
+        last = _end_of_chain(answer)
+        return last is not None and match_value(last, gold, rules)
     return rules.undecided(answer, gold)
 
 
+def _end_of_chain(text: str) -> str | None:
+    """The value that a chain of equations ends in, `3+4=7` → `7`, `7=x` → `7`; None where the chain is wrong: `3x=2x`.
+
+    A side with a letter that the end has not is what the value is called.
+    """
+    *before, last = text.split("=")
+    if re.fullmatch(r"[A-Za-z]", last):
+        *before, last = before
+    letters = set(_LETTER.findall(last))
+    for side in before:
+        if set(_LETTER.findall(side)) <= letters and "." not in last and same_algebra(side, last) is False:
+            return None
+    return last
+
+
 def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool | None:
-    if "=" in gold and _TUPLE_ASSIGNMENT.match(gold):
+    if "=" in gold and TUPLE_ASSIGNMENT.match(gold):
         # By name where the answer has names, too, else by place.
-        gold = _named_one_by_one(gold) if _ASSIGNMENT.match(answer) else _TUPLE_ASSIGNMENT.sub("", gold)
-        gold_items = split_top_level(_inside(gold, enclosing_delimiters(gold)))
-    answer = _named_one_by_one(answer) if "=" in gold else _TUPLE_ASSIGNMENT.sub("", answer)
+        gold = _named_one_by_one(gold) if _ASSIGNMENT.match(answer) else TUPLE_ASSIGNMENT.sub("", gold)
+        gold_items = split_top_level(inside_of(gold, enclosing_delimiters(gold)))
+    answer = _named_one_by_one(answer) if "=" in gold else TUPLE_ASSIGNMENT.sub("", answer)
     gold_pair, answer_pair = enclosing_delimiters(gold), enclosing_delimiters(answer)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
         return False
@@ -187,8 +246,8 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
         return False
     answer_items = [
         signed
-        for item in _answer_sequence(_inside(answer, answer_pair), length=len(gold_items))
-        for signed in _both_signs(item)
+        for item in _answer_sequence(inside_of(answer, answer_pair), length=len(gold_items))
+        for signed in both_signs(item)
     ]
     is_set = gold_pair is not None and gold_pair[0] in ("{", r"\{")
     if is_set:
@@ -203,12 +262,12 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
 
 def _named_one_by_one(text: str) -> str:
     """`(a,b)=(1,2)` as `a=1, b=2`; any other text as it is."""
-    match = _TUPLE_ASSIGNMENT.match(text)
+    match = TUPLE_ASSIGNMENT.match(text)
     if match is None:
         return text
     names, values = split_top_level(match[0][1:-2]), text[match.end() :]
     pair = enclosing_delimiters(values)
-    items = split_top_level(_inside(values, pair)) if pair is not None else []
+    items = split_top_level(inside_of(values, pair)) if pair is not None else []
     if len(items) != len(names):
         return text
     return ", ".join(f"{name}={item}" for name, item in zip(names, items, strict=True))
@@ -267,33 +326,9 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
     return None if None in verdicts else True
 
 
-def gold_sequence(gold: str) -> list[str] | None:
-    """Return the elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
-    gold = _TUPLE_ASSIGNMENT.sub("", gold)
-    pair = enclosing_delimiters(gold)
-    if pair is None and parse_quantity(gold) is not None:
-        return None
-    inside = _inside(gold, pair)
-    items = split_top_level(_LIST_WORDS.sub(", ", inside))
-    if len(items) == 1 and pair is None:
-        spaced = inside.split()
-        items = spaced if all(_PLAIN_NUMBER.fullmatch(item) for item in spaced) else _both_signs(items[0])
-    elif all(items):
-        items = [signed for item in items for signed in _both_signs(item)]
-    is_sequence = len(items) > 1 or (pair is not None and pair[0] in ("[", r"\{"))
-    return items if is_sequence and all(items) else None
-
-
-def _both_signs(item: str) -> list[str]:
-    r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
-    if item.count(r"\pm") != 1 or is_text(item):
-        return [item]
-    return [re.sub(r"\\pm ?", sign, item) for sign in ("+", "-")]
-
-
 def _answer_sequence(inside: str, *, length: int) -> list[str]:
     """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
-    items = split_top_level(_LIST_WORDS.sub(", ", inside))
+    items = split_top_level(LIST_WORDS.sub(", ", inside))
     spaced = inside.split()
     return spaced if len(items) == 1 and len(spaced) == length and r"\pm" not in inside else items
 
@@ -310,23 +345,10 @@ def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[s
     return length > 2 or {answer_pair[0], gold_pair[0]} == {"{", r"\{"}
 
 
-def _inside(text: str, pair: tuple[str, str] | None) -> str:
-    return text if pair is None else text[len(pair[0]) : -len(pair[1])].strip()
-
-
 def _choice(text: str) -> str | None:
     """The letter of a multiple-choice answer: `A`, `(a)`, `A. 12 cm`, `Option A`."""
     match = _CHOICE.match(text)
     return match[1].upper() if match else None
-
-
-def is_text(text: str) -> bool:
-    """Return whether the text is words; sympy would read `north` as a product, equal to `thorn`."""
-    if _WORDS_ONLY.fullmatch(text) and not _FUNCTION_NAME.fullmatch(text):
-        return True
-    if _GEOMETRIC_NAME.search(text) and "=" not in text:
-        return True
-    return _LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
 
 
 def _as_words(text: str) -> str:
@@ -334,12 +356,6 @@ def _as_words(text: str) -> str:
     return _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").split()))
 
 
-def has_relation(text: str) -> bool:
-    """Return whether the text is an equation, an inequality or a membership."""
-    return re.search(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])", text) is not None
-
-
-def _last_side(text: str) -> str:
-    """The value that a chain of equations ends in: `3+4=7` → `7`, `7=x` → `7`."""
-    *before, last = text.split("=")
-    return before[-1] if re.fullmatch(r"[A-Za-z]", last) else last
+def is_choice(gold: str) -> bool:
+    """Return whether a normalised gold answer is a letter from A to J, with or without the text of its option."""
+    return _GOLD_CHOICE.fullmatch(gold) is not None

@@ -5,7 +5,7 @@ import re
 from functools import lru_cache
 
 from remote_rm.answers.normalization import to_latex
-from remote_rm.answers.quantity import ROUNDED_FROM_PLACES, parse_quantity
+from remote_rm.answers.quantity import parse_quantity, rounded_places
 
 EXACT_DECIMALS = 12
 """Decimal places to which floating-point values of exact golds are compared."""
@@ -30,11 +30,11 @@ def same_expression(answer: str, gold: str) -> bool:
     gold_parsed = list(_parsed_gold(gold))
     answer_parsed = _parse(answer) if gold_parsed else []
     gold_number = parse_quantity(gold)
-    is_rounded = gold_number is not None and gold_number.places >= ROUNDED_FROM_PLACES
+    places = None if gold_number is None else rounded_places(gold_number)
     return verify(
         gold_parsed,
         answer_parsed,
-        float_rounding=gold_number.places if gold_number is not None and is_rounded else EXACT_DECIMALS,
+        float_rounding=EXACT_DECIMALS if places is None else places,
         timeout_seconds=None,
     )
 

@@ -7,9 +7,19 @@ The format that the model is taught is one think block, then one answer block.
 
 import re
 
-from remote_rm.answers.normalization import without_environments
-from remote_rm.answers.quantity import parse_number_words
-from remote_rm.answers.sentence import bold_end, complement, unit_in_prose
+from remote_rm.answers import lexicon
+from remote_rm.answers.statement import (
+    MATH_SPAN,
+    NUMBER,
+    clause_of,
+    in_one_line,
+    is_plain,
+    is_prose,
+    read,
+    span_content,
+    unit_in_prose,
+    words_of,
+)
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -17,32 +27,16 @@ MAX_BOXES = 20
 """How many boxes are looked at, from the last one back, before the response counts as having none."""
 MAX_BOX_CHARS = 2000
 """The length from which on a box counts as never closed."""
-MAX_PLAIN_CHARS = 100
 
+MAX_NAME_WORDS = 6
+"""Up to how many words a last line without a verb and without a number counts as a name."""
+
+THINK = "<think>"
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![\w/]|[.,]\d)")
-_PLAIN_VALUE = re.compile(
-    r"[-+]?(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*\d(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*"
-)
-_ANSWER_CLAUSE = re.compile(
-    r"(?:\b(?:answer|option|choice)\b\W{0,4}(?:\s*(?:is|are|=|:))+(?:\s*:)?|####|答案\s*(?:是|为)?\s*[：:]?(?<=[是为：:])|故选\s*[：:]?)"
-    r"[*_\s]{0,5}([^\n]{1,300})",
-    re.IGNORECASE,
-)
-_BOUND = re.compile(
-    r"\b(?:at least|at most|(?:more|less|greater|fewer|other|larger|smaller) than|not|never|divisible by)"
-    r"[\s:]+(?:\$|\\\(|-)?[\d\\]"
-    r"|\bor (?:more|less|fewer|greater)\b",
-    re.IGNORECASE,
-)
-_SENTENCE_END = re.compile(r"(?<!\b[ap]\.m)[.?。](?=\s|[*$]*$)|(?<![\w)!}])!(?=\s|$)|(?<=[a-z]{2})!(?=\s|$)")
-_OPTION_LINE = re.compile(r"(?:\([A-J]\)|\*{0,2}[A-J][.):])\s.{1,200}")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_NO_NUMBERS = frozenset(("one", "hundred", "thousand", "million"))
-_NOT_PROSE = frozenset("sin cos tan cot sec csc log ln exp sqrt pi lim mod max min gcd lcm and or".split())
+_SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
+_OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 
 
 def final_answer(response: str) -> str | None:
@@ -75,11 +69,14 @@ def without_thinking(response: str) -> str:
     return " ".join(outside).rpartition("</think>")[2]
 
 
-def format_score(response: str) -> float:
+def format_score(response: str, *, prompt: str = "") -> float:
     """Return 1.0 for exactly one think block followed by exactly one answer block, else 0.0.
 
-    White space may stand between the two blocks and around them, and nothing else.
+    White space may stand between the two blocks and around them, and nothing else. A prompt whose chat template ends in
+    `<think>` has opened the first block.
     """
+    if prompt.rstrip().endswith(THINK):
+        response = THINK + response
     if any(response.count(tag) != 1 for tag in _TAGS):
         return 0.0
     return 1.0 if _LAYOUT.fullmatch(response) else 0.0
@@ -100,7 +97,7 @@ def _boxed_with_unit(text: str) -> str | None:
     if place is None:
         return None
     boxed = text[slice(*place)].strip()
-    unit = unit_in_prose(text, place[1] + 1) if _is_plain(boxed) else ""
+    unit = unit_in_prose(text, place[1] + 1) if is_plain(boxed) else ""
     return f"{boxed} {unit}" if unit else boxed
 
 
@@ -116,57 +113,6 @@ def _last_box(text: str) -> tuple[int, int] | None:
         if end <= 0:
             break
     return None
-
-
-def is_prose(text: str) -> bool:
-    """Return whether the text reads as words rather than as a value."""
-    return len(_words(text)) >= 2 or "答案" in text
-
-
-def sole_value(text: str) -> str | None:
-    """Return the one value that a sentence states, or None where it states none or several.
-
-    `The answer is 42.` → `42`; `It is 3 or 5.` → None, so that naming several values never pays.
-    """
-    clause = _last_answer_clause(text)
-    if clause is not None and not is_prose(clause):
-        return clause
-    text = clause if clause is not None else text
-    spans = {_span_content(match) for match in _MATH_SPAN.finditer(text)}
-    if _BOUND.search(text) and not any(map(_BOUND.search, spans)):
-        return None
-    found = list(_MATH_SPAN.finditer(text)) or list(_NUMBER.finditer(text))
-    values = spans or {match.group() for match in found}
-    if not values:
-        words = [word for word in _WORD.findall(text) if word.lower() not in _NO_NUMBERS and parse_number_words(word)]
-        return words[0] if len(words) == 1 else None
-    value = values.pop() if len(values) == 1 else None
-    if value is None or _is_alternative(value, text):
-        return None
-    units = {unit_in_prose(text, match.end()) for match in found} - {""}
-    if not units or not _is_plain(value):
-        return value
-    return f"{value} {units.pop()}" if len(units) == 1 else None
-
-
-def listed_values(text: str) -> list[str]:
-    """Return the formulas of a sentence, in order: `The solutions are $2$ and $3$.` → `2`, `3`."""
-    return [_span_content(match) for match in _MATH_SPAN.finditer(text)]
-
-
-def _is_plain(value: str) -> bool:
-    """Whether it is a number or an expression of numbers, so that a unit may stand behind it."""
-    return len(value) <= MAX_PLAIN_CHARS and _PLAIN_VALUE.fullmatch(value) is not None
-
-
-def _is_alternative(value: str, text: str) -> bool:
-    """Whether the sentence names something else instead: `either 42 or north`."""
-    written = re.escape(value)
-    return re.search(rf"\bor[\s$\\(*]+{written}|{written}[\s$\\)*,]+or\b", text) is not None
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(without_environments(text)) if word.lower() not in _NOT_PROSE]
 
 
 def _last_answer_block(text: str) -> str | None:
@@ -187,32 +133,54 @@ def _closing_brace(text: str, *, start: int) -> int | None:
     return None
 
 
-def _last_answer_clause(text: str) -> str | None:
-    clauses = _ANSWER_CLAUSE.findall(text)
-    return _SENTENCE_END.split(clauses[-1], maxsplit=1)[0].strip(" *\t") if clauses else None
-
-
 def _last_stated_value(text: str) -> str | None:
-    clause = _last_answer_clause(text)
-    if clause is not None:
-        return clause
-    last_line = text.rpartition("\n")[2].strip()
-    if _OPTION_LINE.fullmatch(last_line):
-        return last_line
-    # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
-    if not is_prose(last_line) and not (_words(last_line) and re.search(r"\d|\$", last_line)):
-        return last_line.rpartition("=")[2].strip() or None
-    said = bold_end(last_line) or complement(last_line)
-    if said is not None and not is_prose(said) and (re.search(r"\d|\$|^[A-J]$", said) or bold_end(last_line)):
-        return said
-    stated = [(match.end(), _span_content(match)) for match in _MATH_SPAN.finditer(text)]
-    stated += [(match.end(), match.group()) for match in _NUMBER.finditer(text)]
-    if not stated:
+    """What the end of a text without an answer block and without a box states."""
+    text = in_one_line(text)
+    introduced = list(lexicon.LEAD_IN.finditer(text))
+    if introduced:
+        return _introduced(text, introduced)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
         return None
-    end, value = max(stated)
-    unit = unit_in_prose(text, end) if _is_plain(value) else ""
+    last = lines[-1]
+    if lexicon.IGNORANCE.search(last):
+        return None
+    if _OPTION_LINE.fullmatch(lines[0]) and not any(map(_OPTION_LINE.fullmatch, lines[1:])):
+        return lines[0]
+    # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
+    if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
+        return (last if last.count("=") > 1 and _SEVERAL.search(last) else last.rpartition("=")[2].strip()) or None
+    return _of_line(last, text)
+
+
+def _introduced(text: str, introduced: list[re.Match[str]]) -> str:
+    """What stands from the line of the last introduction on."""
+    behind = introduced[-1]
+    if not text[behind.end() :].strip(" *_:\n") and len(introduced) > 1:
+        behind = introduced[-2]
+    segment = text[text.rfind("\n", 0, behind.start() + 1) + 1 :]
+    clause = clause_of(segment)
+    return segment if clause is None else clause.strip(" *\t").rstrip("。.").strip(" *\t")
+
+
+def _of_line(line: str, text: str) -> str | None:
+    """What the last line states: the value that is read from it, the line where it is words, else the last value of all."""
+    if (
+        lexicon.DENIED.search(line)
+        or lexicon.OPEN.search(line)
+        or lexicon.BOUND.search(line)
+        or lexicon.OR.search(line)
+    ):
+        return line
+    stated = read(line)
+    if stated.value:
+        return stated.value
+    if lexicon.IS.search(line):
+        return line
+    found = [(match.end(), span_content(match)) for match in MATH_SPAN.finditer(text)]
+    found += [(match.end(), match.group()) for match in NUMBER.finditer(text)]
+    if not found:
+        return line if len(line.split()) <= MAX_NAME_WORDS or ": " in line else None
+    end, value = max(found)
+    unit = unit_in_prose(text, end) if is_plain(value) else ""
     return f"{value} {unit}" if unit else value
-
-
-def _span_content(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None).strip()

@@ -37,9 +37,6 @@ _UNICODE_TO_LATEX = str.maketrans(
         "≈": r"\approx ",
         "∠": r"\angle ",
         "△": r"\triangle ",
-        "€": "",
-        "£": "",
-        "¥": "",
         "“": '"',
         "”": '"',
         "’": "'",
@@ -58,15 +55,22 @@ _SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
 _SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
 _RAISED = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _RAISED_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_LOWERED_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
 _CONDITION = re.compile(
     r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
 )
 _THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
-_MONEY = re.compile(r"^[\s$*]*\\\$\s*(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s$*.]*$")
+_AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|trillion)\b|[万亿])?"
+_ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w\\^/]|\*(?!\*))")
 # A dollar sign alone opens no formula.
-_CURRENCY = re.compile(r"^[\s*]*([$€£¥])\s?(-?\d[\d,]*(?:\.\d+)?|\.\d+)[\s*.]*$")
-_CURRENCIES = {"$": "dollars", "€": "euros", "£": "GBP", "¥": "yen"}
+_DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
+_CURRENCY_BEFORE = re.compile(rf"(-?)([€£¥￥₹])\s?({_AMOUNT})(?![\w\\^/]|\*(?!\*))")
+_CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
+_CURRENCIES = {"€": "euros", "£": "GBP", "¥": "yen", "￥": "yuan", "₹": "rupees"}
+_CURRENCY_SIGN = re.compile("[€£¥￥₹]")
+_NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TEXT_COMMANDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
@@ -153,9 +157,16 @@ def _normalized(text: str) -> str:
     text = _SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
     text = _THIN_SPACED_THOUSANDS.sub("", text)
     text = _RAISED.sub(lambda match: "^{" + match[0].translate(_RAISED_DIGITS) + "}", text)
+    text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_LOWERED_DIGITS) + "}", text)
     text = _CONDITION.sub("", text)
-    text = _MONEY.sub(r"\1 dollars", text.replace("{,}", ","))
-    text = _CURRENCY.sub(lambda match: f"{match[2]} {_CURRENCIES[match[1]]}", text)
+    text = text.replace("{,}", ",")
+    if "$" in text:
+        text = _DOLLARS.sub(r"\1\2 dollars", _ESCAPED_DOLLARS.sub(r"\1 dollars", text))
+    if _CURRENCY_SIGN.search(text):
+        text = _CURRENCY_BEFORE.sub(lambda match: f"{match[1]}{match[3]} {_CURRENCIES[match[2]]}", text)
+        text = _CURRENCY_BEHIND.sub(lambda match: f" {_CURRENCIES[match[1]]}", text)
+        text = _CURRENCY_SIGN.sub("", text)
+    text = _NUMBER_TO_NUMBER.sub("-", text)
     text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
     text = _MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
     text = _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text))

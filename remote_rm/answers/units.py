@@ -2,64 +2,26 @@ r"""Units and counted things as they are written behind a value: `12 cm`, `36\pi
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
-_SHORT_UNITS = (
-    "mm cm dm m km nm in ft yd mi mg g kg t lb oz ms s min h mL ml L K N kN J kJ W kW V mV A mA C F Hz kHz MHz Pa kPa "
-    "eV keV MeV GeV mol rad deg ha mph cal kcal atm T Wb cc dB psi fps kWh"
-).split()
-_SPELLED = {
-    "mm": "millimeter millimeters millimetre millimetres",
-    "cm": "centimeter centimeters centimetre centimetres",
-    "dm": "decimeter decimeters decimetre decimetres",
-    "m": "meter meters metre metres",
-    "km": "kilometer kilometers kilometre kilometres",
-    "in": "inch inches",
-    "ft": "foot feet",
-    "yd": "yard yards",
-    "mi": "mile miles",
-    "mg": "milligram milligrams",
-    "g": "gram grams",
-    "kg": "kilogram kilograms",
-    "t": "ton tons tonne tonnes",
-    "lb": "pound pounds lbs",
-    "oz": "ounce ounces",
-    "s": "second seconds sec secs",
-    "min": "minute minutes mins",
-    "h": "hour hours hr hrs",
-    "d": "day days",
-    "wk": "week weeks",
-    "mo": "month months",
-    "yr": "year years",
-    "L": "liter liters litre litres",
-    "mL": "milliliter milliliters millilitre millilitres",
-    "N": "newton newtons",
-    "J": "joule joules",
-    "W": "watt watts",
-    "V": "volt volts",
-    r"\Omega": "ohm ohms",
-    "A": "ampere amperes amp amps",
-    "K": "kelvin kelvins",
-    "Hz": "hertz",
-    "mol": "mole moles",
-    "rad": "radian radians",
-    "degree": r"degree degrees deg ^\circ",
-    "dollar": "dollar dollars USD",
-    "cent": "cent cents ¢",
-    "euro": "euro euros EUR",
-    "GBP": "GBP",
-    "yen": "yen JPY",
-    "": "unit units",
-}
-_UNITS = {unit: unit for unit in _SHORT_UNITS if unit not in ("ml", "deg")}
-_UNITS |= {"ml": "mL", r"\Omega": r"\Omega", r"\AA": r"\AA"}
-_UNITS |= {spelling: unit for unit, spellings in _SPELLED.items() for spelling in spellings.split()}
-_COMPOSED = {"mph": "mi/h", "fps": "ft/s", r"^\circC": "celsius", r"^\circF": "fahrenheit"}
-_POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+from remote_rm.answers.counted import counted_thing
+from remote_rm.answers.measures import NAMES, SIZES, pattern_of
 
-_NAME = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
-_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ])?(?:{_NAME})(?![A-Za-z])(?:\^(?:\d|\{{-?\d\}})|[ ](?:squared|cubed))?"
+_NAME = pattern_of(NAMES)
+_POWER = r"(?:\^(?:\d|\{-?\d\})|[ ](?:squared|cubed))"
+_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ]|平方|立方)?(?:{_NAME})(?![A-Za-z]){_POWER}?"
+_ONE_FACTOR = re.compile(
+    rf"(?P<before>(?:square|sq|cubic|cu)\b\.?[ ]|平方|立方)?(?P<name>{_NAME})(?P<after>{_POWER})?", re.ASCII
+)
+_POWERS = dict.fromkeys(("square", "sq", "squared", "平方"), "2") | dict.fromkeys(
+    ("cubic", "cu", "cubed", "立方"), "3"
+)
+_TEMPERATURE = r"(?:\^\\circ[ ]?|degrees?[ ]|deg[ ]?)(?P<scale>[CF]|[Cc]elsius|[Ff]ahrenheit)(?![A-Za-z])"
+_TEMPERATURE_ALONE = re.compile(_TEMPERATURE)
+_COMPOSED = {"mph": "mi/h", "fps": "ft/s", "kph": "km/h"}
 _PHRASE = re.compile(
-    rf"(?:\^\\circ[ ]?[CF](?![A-Za-z])|{_FACTOR}(?:[ ]?(?:/|per[ ]|\\cdot[ ]?)[ ]?{_FACTOR})*)", re.ASCII
+    rf"(?:{_TEMPERATURE.replace('?P<scale>', '?:')}|{_FACTOR}(?:[ ]?(?:/|per[ ]|每|\\cdot[ ]?)[ ]?{_FACTOR})*)",
+    re.ASCII,
 )
 _PHRASE_AT_END = re.compile(
     rf"(?P<value>.*[^\s\\A-Za-z^_(\[{{/=+-])(?P<space>[ ]?)(?P<unit>{_PHRASE.pattern})", re.ASCII
@@ -67,58 +29,32 @@ _PHRASE_AT_END = re.compile(
 _AFTER_COMMAND = re.compile(
     rf"(?P<value>.*\\(?:pi|alpha|beta|theta))(?P<space>[ ])(?P<unit>{_PHRASE.pattern})", re.ASCII
 )
-_THINGS = re.compile(r"[A-Za-z]{4,20}(?:[ -][A-Za-z]{2,20}){0,3}", re.ASCII)
-_SHORT_THINGS = frozenset("men ways cars dogs cats boys eggs pens bags cups toys days sets rows".split())
-_NO_THINGS = re.compile(
-    r"(?:and|or|to|if|when|is|are|not|but|mod|either|maybe|more|less|than|million|billion|trillion|thousand|hundred"
-    r"|dozen|sqrt|sin|cos|tan|log|even|odd|times|plus|minus|over|squared|cubed|remainder|percent)\b",
-    re.IGNORECASE,
-)
 _ANGLE_OF_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis\}?)\s?\(?[\d.]+$")
+_MEASURED = re.compile(
+    rf"(?P<unit>{_PHRASE.pattern})[ ](?:long|tall|wide|high|deep|old|away|apart|thick|in length)", re.ASCII
+)
 _BEHIND = re.compile(
     rf"(?:\$|\\\)|\\\]|\s|\\[ ,;!]|~){{0,4}}(?:\\(?:text|mathrm)\s*\{{\s*|\\?[ ~])?(?P<unit>{_PHRASE.pattern})",
     re.ASCII,
 )
-_BASE_UNITS: dict[str, tuple[str, Fraction | int]] = {
-    "mm": ("m", Fraction(1, 1000)),
-    "cm": ("m", Fraction(1, 100)),
-    "dm": ("m", Fraction(1, 10)),
-    "m": ("m", 1),
-    "km": ("m", 1000),
-    "in": ("ft", Fraction(1, 12)),
-    "ft": ("ft", 1),
-    "yd": ("ft", 3),
-    "mi": ("ft", 5280),
-    "mg": ("g", Fraction(1, 1000)),
-    "g": ("g", 1),
-    "kg": ("g", 1000),
-    "t": ("g", 10**6),
-    "oz": ("lb", Fraction(1, 16)),
-    "lb": ("lb", 1),
-    "ms": ("s", Fraction(1, 1000)),
-    "s": ("s", 1),
-    "min": ("s", 60),
-    "h": ("s", 3600),
-    "d": ("s", 86_400),
-    "wk": ("s", 604_800),
-    "mL": ("L", Fraction(1, 1000)),
-    "L": ("L", 1),
-    "cent": ("dollar", Fraction(1, 100)),
-    "dollar": ("dollar", 1),
-}
-_CHINESE = re.compile(r"[\u4e00-\u9fff]{1,4}")
 
 
+@lru_cache(maxsize=2048)
 def canonical_unit(written: str) -> str | None:
     """Return the canonical spelling of a unit or a counted thing, "" for `units`, or None for what is neither."""
+    temperature = _TEMPERATURE_ALONE.fullmatch(written)
+    if temperature is not None:
+        return "celsius" if temperature["scale"][0] in "Cc" else "fahrenheit"
     if _PHRASE.fullmatch(written):
-        compact = written.replace(" per ", "/").replace("per ", "/")
-        composed = _COMPOSED.get(compact.replace(" ", ""))
-        return composed or "/".join(_canonical_factor(factor) for factor in re.split(r"[ ]?/[ ]?", compact))
-    if _CHINESE.fullmatch(written):
-        return written
-    is_thing = written in _SHORT_THINGS or _THINGS.fullmatch(written)
-    return written.lower() if is_thing and not any(map(_NO_THINGS.fullmatch, written.split())) else None
+        compact = written.replace(" per ", "/").replace("per ", "/").replace("每", "/")
+        return _COMPOSED.get(compact) or "/".join(map(_canonical_factor, re.split(r"[ ]?/[ ]?", compact)))
+    measured = _MEASURED.fullmatch(written)
+    return canonical_unit(measured["unit"]) if measured is not None else counted_thing(written)
+
+
+def is_unit(written: str) -> bool:
+    """Return whether it is a unit of measure, not a counted thing."""
+    return _PHRASE.fullmatch(written) is not None
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -166,22 +102,22 @@ def _scaled(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     factor = Fraction(1)
     for index, part in enumerate(unit.split("/")):
         name, _, exponent = part.partition("^")
-        if name not in _BASE_UNITS or not re.fullmatch(r"\d?", exponent):
+        if name not in SIZES or not re.fullmatch(r"\d?", exponent):
             return None
-        base, size = _BASE_UNITS[name]
+        base, dimension, size = SIZES[name]
         power = int(exponent or 1) * (1 if index == 0 else -1)
-        powers[base] = powers.get(base, 0) + power
-        factor *= Fraction(size) ** power
+        powers[base] = powers.get(base, 0) + power * dimension
+        factor *= size**power
     return tuple(sorted(powers.items())), factor
 
 
 def _canonical_factor(factor: str) -> str:
-    words = factor.replace("{", "").replace("}", "").split()
-    power = next((_POWERS[word.rstrip(".")] for word in words if word.rstrip(".") in _POWERS), "")
-    power = {"squared": "^2", "cubed": "^3"}.get(words[-1], power)
-    name = next(word for word in words if word.rstrip(".") not in _POWERS)
-    if name.startswith("^"):
-        return _UNITS[name]
-    name, caret, exponent = name.partition("^")
-    unit = _UNITS.get(name, name)
-    return unit + (caret + exponent if caret else power) if unit else ""
+    if r"\cdot" in factor:
+        return factor.replace(" ", "")
+    match = _ONE_FACTOR.fullmatch(factor)
+    if match is None:
+        return factor
+    power = (match["after"] or "").strip(" ^{}") or (match["before"] or "").strip(" .")
+    power = _POWERS.get(power, power)
+    unit = NAMES[match["name"]]
+    return f"{unit}^{power}" if unit and power and power != "1" else unit

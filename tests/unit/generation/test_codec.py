@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from lmm_r1.generation.codec import TextStream
+from lmm_r1.data.messages import Row
+from lmm_r1.generation.codec import PromptCodec, TextStream
 
 pytestmark = pytest.mark.unit
 
@@ -37,3 +38,19 @@ def test_an_unfinished_character_is_given_at_the_end(tokenizer):
     stream = TextStream(tokenizer)
     assert "".join(stream.add([token]) for token in ids) == "a"
     assert stream.rest() == tokenizer.decode(ids)[1:]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefill", "begun"),
+    [
+        ("user: 2+2?\nassistant: ", "", ""),
+        ("user: 2+2?\nassistant: <think>\n", "", "<think>\n"),
+        ("user: write <think>\nassistant: ", "", ""),
+        ("user: 2+2?\nassistant: <think>", "<think>", "<think>"),
+    ],
+)
+def test_a_thought_that_the_chat_template_opens_stands_in_front_of_the_response(prompt, prefill, begun, tokenizer):
+    codec = PromptCodec.__new__(PromptCodec)
+    codec.tokenizer = tokenizer
+    row = Row(messages=(), answer="4", datasource="", location="rows.jsonl:1", prefill=prefill)
+    assert codec.begun_with(row, tokenizer(prompt, add_special_tokens=False)["input_ids"]) == begun

@@ -1,6 +1,7 @@
 import pytest
 
-from remote_rm.choice_verifier import ChoiceVerifier, matches, read_choice
+from remote_rm.answers.choice import matches, read_choice
+from remote_rm.choice_verifier import ChoiceVerifier
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.unit
@@ -40,6 +41,19 @@ pytestmark = pytest.mark.unit
         "B is the answer",
         "Option B is correct",
         "I choose B",
+        "I'd go with option B.",
+        "B, not C",
+        "(B), not (C)",
+        "not A but B",
+        "It should be B.",
+        "A is wrong, B is correct",
+        "B (30°)",
+        "B because (A) is too small",
+        "A, C and D fail, therefore B.",
+        "选B",
+        "故选：B。",
+        "答案是B",
+        "选项B正确",
     ],
 )
 def test_these_name_b(answer):
@@ -74,6 +88,11 @@ def test_these_name_b(answer):
         "option A, option B",
         "The answer is A or B",
         "The answer is A or the answer is B",
+        "A. B. C. D.",
+        "(A) 3 or (B) 4",
+        "A is correct and B is correct",
+        "选A或B",
+        "A和B",
     ],
 )
 def test_naming_several_letters_counts_for_none(answer):
@@ -84,7 +103,23 @@ def test_naming_several_letters_counts_for_none(answer):
 
 @pytest.mark.parametrize(
     "answer",
-    ["", "A dog", "a cat", "I think so", "K", "12", "Because", "b12", "not B", "Option B is wrong", "B" + "x" * 1000],
+    [
+        "",
+        "A dog",
+        "a cat",
+        "I think so",
+        "K",
+        "12",
+        "Because",
+        "b12",
+        "not B",
+        "Option B is wrong",
+        "It can't be B",
+        "B is wrong",
+        "B错误",
+        "不选B",
+        "B" + "x" * 1000,
+    ],
 )
 def test_words_and_letters_beyond_j_name_no_choice(answer):
     assert read_choice(answer) is None
@@ -104,7 +139,9 @@ def test_a_label_is_a_letter_with_or_without_its_text(label):
     [
         ("12 cm", "B. 12 cm", True),
         ("A dog", "B. a dog", True),
-        ("B. 13 cm", "B. 12 cm", True),
+        ("B. 13 cm", "B. 12 cm", False),
+        ("B. the brown dog", "B. a brown dog", True),
+        ("B. a cat", "B. a brown dog", False),
         ("13 cm", "B. 12 cm", False),
         ("12 cm", "B", False),
         # The text of an option may itself be letters: then only its own letter counts.

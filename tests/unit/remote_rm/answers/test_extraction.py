@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.answers.extraction import final_answer, format_score, last_boxed, sole_value, without_thinking
+from remote_rm.answers.extraction import final_answer, format_score, last_boxed, without_thinking
 
 pytestmark = pytest.mark.unit
 
@@ -61,21 +61,6 @@ def test_nested_braces_of_a_box_are_balanced():
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("The answer is 42.", "42"),
-        ("The total is 3.5", "3.5"),
-        ("It must be $x^2$ then", "x^2"),
-        ("It must be 3 or 5", None),
-        ("It must be 3, which is 3", "3"),
-        ("No idea at all", None),
-    ],
-)
-def test_a_sentence_has_a_value_only_where_it_states_one(text, value):
-    assert sole_value(text) == value
-
-
-@pytest.mark.parametrize(
     "piece", [r"\boxed{", "<think>", "</think><think>", "answer is ", "$", r"\(", "1,234", "<answer>", "answer:::"]
 )
 def test_endless_repetition_is_read_in_linear_time(piece):
@@ -116,3 +101,12 @@ def test_one_think_block_then_one_answer_block_is_the_format(response):
 )
 def test_anything_else_is_not_the_format(response):
     assert format_score(response) == 0.0
+
+
+def test_a_think_block_may_be_opened_by_the_prompt():
+    prompt = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert format_score("two twos</think><answer>4</answer>", prompt=prompt) == 1.0
+    assert format_score("two twos</think><answer>4</answer>") == 0.0
+    # Opened once more by the response, there are two.
+    assert format_score("<think>two twos</think><answer>4</answer>", prompt=prompt) == 0.0
+    assert format_score("<answer>4</answer>", prompt=prompt) == 0.0

@@ -1,0 +1,174 @@
+r"""Which letter of a multiple choice a text names: `B`, `(b)`, `B. 12 cm`, `option B is right because …`, `选B`, `[C]`."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from remote_rm.answers import lexicon
+from remote_rm.answers.normalization import normalize
+
+MAX_CHARS = 1000
+"""A longer text names no choice."""
+
+_NAMED = r"(?:option|choice|answer|statement|picture|figure|diagram|graph|point|tile|选项|选)\s*"
+_LETTER = re.compile(
+    rf"(?P<named>{_NAMED})?(?:\(\s*(?P<round>[A-J])\s*\)|\[\s*(?P<square>[A-J])\s*\]|(?P<bare>[A-J])(?![A-Za-z0-9_]|['’]))",
+    re.IGNORECASE,
+)
+_MARK = re.compile(r"\s*[.):,;：、，。-]\s*|\s+(?=[\d\\$(-])|(?=\()")
+_CONCLUDED = re.compile(rf"(?:{lexicon.CONSEQUENCE.pattern})(?:{_NAMED})?\(?(?P<letter>[A-J])\)?[.。]?$")
+_JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|[,;/&|+、和与或]|或者)"
+_OTHER_JOINED = re.compile(
+    rf"\s*\(?{_JOINED}\s*(?:{_JOINED}\s*)?(?:maybe\s+)?(?:{_NAMED})?\(?[A-J](?![A-Za-z0-9_'])", re.IGNORECASE
+)
+_OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
+_MARKED = re.compile(
+    r"(?<![A-Za-z0-9_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
+)
+_JOINED_LATER = re.compile(
+    rf"(?<![A-Za-z0-9_]){_JOINED}\s*(?:(?:maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])\s*$"
+)
+_SAID = re.compile(
+    rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:,]\s.{{0,60}}?)?\s*(?:(?:is|are|must be|项?是|选?项?)\s*(?:also\s+|the\s+|not\s+)*)?"
+    r"(?P<verdict>correct|right|true|best|answer|wrong|incorrect|false|not|正确|对的|错误|不对|不正确)(?![A-Za-z])",
+)
+_REASON = re.compile(
+    r"\s*[,，;；]?\s*(?:(?:is|must be)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer|true)\b|\b(?:because|since|as|for|so|due)\b|因为|由于|正确|是正确|对)"
+)
+_SURE_REASONS = ("is", "must", "because", "since")
+_WRONG = ("wrong", "incorrect", "false", "not", "错误", "不对", "不正确")
+_OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
+_LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A letter and the text of the option, which is "" where none is written."""
+
+    letter: str
+    text: str
+
+
+def read_choice(text: str) -> Choice | None:
+    """Return the choice that an answer names, or None where it names none or several."""
+    text = lexicon.CONTRAST.sub("", _clean(_first_line(text)))
+    led_in = [
+        (match.end(), letter)
+        for match in lexicon.LEAD_IN.finditer(text)
+        if (letter := _LETTER.match(text, _behind(text, match.end()))) is not None
+    ]
+    if len({_letter_of(letter) for _, letter in led_in}) > 1:
+        return None
+    if concluded := _CONCLUDED.search(text):
+        return Choice(letter=concluded["letter"], text="")
+    said = _by_verdict(text)
+    if said is not None and not led_in:
+        return Choice(letter=said, text="") if said else None
+    match = led_in[0][1] if led_in else _LETTER.match(text)
+    if match is None or (said and said != _letter_of(match)):
+        return None
+    rest = text[match.end() :]
+    reason = lexicon.COMMENT.search(rest)
+    if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
+        return None
+    return _choice(match, rest=rest, is_led_in=bool(led_in))
+
+
+def read_label(text: str) -> Choice | None:
+    """Return the choice that a label is, or None: unlike an answer, its text may hold whatever letters it likes."""
+    text = _clean(text)
+    match = _LETTER.match(text)
+    if match is None or _OTHER_JOINED.match(text[match.end() :]):
+        return None
+    return _choice(match, rest=text[match.end() :], is_led_in=False)
+
+
+def names_letter(text: str) -> bool:
+    """Return whether the text names options by their letters, one or several."""
+    text = _clean(text)
+    return read_choice(text) is not None or _MARKED.search(text) is not None
+
+
+def matches(answer: str, label: str) -> bool:
+    """Return whether the answer names the label's letter, or states the label or its option's text word for word."""
+    gold = read_label(label)
+    if gold is None or len(answer) > MAX_CHARS:
+        return False
+    stated = _clean(answer).casefold()
+    if stated == _clean(label).casefold() or (stated == gold.text.casefold() and not _LETTERS_ONLY.fullmatch(stated)):
+        return True
+    choice = read_choice(answer)
+    return choice is not None and choice.letter == gold.letter and not _texts_differ(choice.text, gold.text)
+
+
+def _texts_differ(stated: str, gold: str) -> bool:
+    """Whether an option's text is another one than the gold's: another number, or words that have none in common."""
+    if not stated or not gold:
+        return False
+    numbers = [re.findall(r"\d+(?:\.\d+)?", text) for text in (stated, gold)]
+    if any(numbers):
+        return not set(numbers[0]) & set(numbers[1])
+    words = [
+        {word.casefold() for word in re.findall(r"[^\W\d_]{2,}|[\u4e00-\u9fff]", text)} for text in (stated, gold)
+    ]
+    return all(words) and not words[0] & words[1]
+
+
+def _clean(text: str) -> str:
+    return normalize(unicodedata.normalize("NFKC", text)) if len(text) <= MAX_CHARS else ""
+
+
+def _first_line(text: str) -> str:
+    """The first line where it is an option and no other line is: the answer, then the reasons."""
+    first, *others = [line for line in text.strip().splitlines() if line.strip()] or [""]
+    is_alone = _OPTION_LINE.fullmatch(first.strip()) and not any(
+        _OPTION_LINE.fullmatch(line.strip()) for line in others
+    )
+    return first if is_alone and not any(map(lexicon.LEAD_IN.search, others)) else text
+
+
+def _behind(text: str, position: int) -> int:
+    filling = lexicon.FILLING.match(text, position)
+    return filling.end() if filling else position
+
+
+def _letter_of(match: re.Match[str]) -> str:
+    return (match["round"] or match["square"] or match["bare"]).upper()
+
+
+def _by_verdict(text: str) -> str | None:
+    """The letter that is called right; "" where several are or only wrong ones; None where none is called anything."""
+    verdicts = [(match["letter"], match["verdict"]) for match in _SAID.finditer(text)]
+    if not verdicts:
+        return None
+    wrong = {letter for letter, verdict in verdicts if verdict in _WRONG}
+    right = {letter for letter, verdict in verdicts if verdict not in _WRONG} - wrong
+    if right:
+        return right.pop() if len(right) == 1 else ""
+    first = _LETTER.match(text)
+    return "" if first is None or _letter_of(first) in wrong else None
+
+
+def _is_left_open(rest: str, letter: str) -> bool:
+    """Whether another letter is named behind the first, or what follows takes it back."""
+    if _OTHER_JOINED.match(rest) or _OTHER_AT_ONCE.match(rest):
+        return True
+    others = {other[other.lastgroup or 0] for pattern in (_MARKED, _JOINED_LATER) for other in pattern.finditer(rest)}
+    return bool(others - {letter})
+
+
+def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | None:
+    """The choice, or None where the letter is only a word: `A dog`, `I think so`."""
+    letter = _letter_of(match)
+    if not rest:
+        return Choice(letter=letter, text="")
+    if mark := _MARK.match(rest):
+        return Choice(letter=letter, text=rest[mark.end() :])
+    if match["bare"] is None:
+        return Choice(letter=letter, text=rest.strip())
+    reason = _REASON.match(rest)
+    if reason is None:
+        return None
+    # "A for effort" and "I for one" are words; "A because ..." is not, nor is "option A for ...".
+    said = is_led_in or match["named"] or not rest[0].isspace() or reason[0].strip().startswith(_SURE_REASONS)
+    return Choice(letter=letter, text="") if said else None
