@@ -1,0 +1,365 @@
+"""A seeded search for responses that are right for two labels of which no answer may be right for both.
+
+Responses are put together from the catalogue's labels by templates, verbs and connectives, from computed forms of two
+numbers, from several boxes and blocks, and from fragments at random.
+"""
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from types import FrameType
+
+from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected, share_an_answer
+from helpers.answer_frames import CHOICE_KINDS, DENIED, HEDGED, SAID
+
+from remote_rm.registry import get_verifier
+from remote_rm.verifier import Item
+
+MAX_SCORE_SECONDS = 1.0
+"""The default time limit of the service for one item."""
+
+VERBS = (
+    "is", "are", "was", "be", "equals", "becomes", "=", ":", "is equal to", "must be", "should be", "would be", "could be", "means",
+    "is not", "isn't", "can't be", "namely", "such that", r"\approx", "gives", "->", "是", "为", "等于", "不是", "==", r"\equiv", "is the",
+)  # fmt: skip
+CONNECTIVES = (
+    " or ", " and ", ", ", "; ", " / ", "/", " but ", " not ", ", not ", " rather than ", " except ", " unless ", " because ", " since ", ". ",
+    ".\n", "\n", "\n\n", " vs ", " | ", " - ", "-", ":", " : ", "?", "? ", "! ", " (", ") ", "、", "，", "。", "或", "和", "，不是", " to ", " = ",
+    " if so, else ", " so ", ", so ", ", thus ", ". Wait, ", ". Actually, ", ". No, ", " or maybe ", ". Or maybe ", " for this, ", " that is ", " i.e. ",
+    ", or equivalently ", " when ", " where ", " with ", " of ", " times ", " plus ", " minus ", " over ", " per ", " in ", " at ", r"\text{ or }", r"\quad ",
+)  # fmt: skip
+PAIR_FRAMES = (
+    "{a} {verb} {b}", "{a} {verb} {b}.", "{a}{and}{b}", "{a}{and}{b}.", "The answer {verb} {a}{and}{b}.", "The answer {verb} {a}. {b} {verb} it.",
+    "{a} {verb} {b} {verb2} {a}", "{a}: {b}", "{a} ({b})", "({a}) {b}", "{b} for this, {a} for that.", "{b} {verb} for this, {a} {verb2} for that",
+    "It {verb} {a}{and}it {verb2} {b}.", "It {verb} {a}{and}{b}", "{a} and not {b}", "not {a} but {b}", "{a}, not {b}", "{a} not {b}", "{a} instead of {b}",
+    "{a}. Actually {b}", "{a}. Actually, it is {b}.", "{a}. Wait, {b}.", "{a}, no, {b}", "{a}? No: {b}.", "First {a}, then {b}.", "{a} -> {b}",
+    "The answer is {a}. The answer is {b}.", "The answer is {a}.{and}the answer is {b}", "Answer: {a}\nAnswer: {b}", "Answer: {a}{and}{b}", "#### {a}\n#### {b}",
+    "If it {verb} {a} then {b}.", "{a} when {b}", "{a} because {b}", "{a} where x = {b}", "x = {a}{and}y = {b}", "x = {a}{and}x = {b}", "{a} = {b}", "{a} = x = {b}",
+    "0 = {a} is {b}", "{a} is 0 = {b}", "**{a}**{and}**{b}**", "**{a}** {verb} {b}", "${a}${and}${b}$", "${a}$ {verb} {b}", "{a} {verb} ${b}$", r"\text{{{a}}} {verb} {b}",
+    "答案是{a}{and}答案是{b}", "{a}是{b}", "不是{a}，是{b}", "答案不是{a}，而是{b}。", "是{a}还是{b}", "选{a}{and}选{b}", "{a} {b}", "{a}{b}", "{b}, i.e. {a}", "{a}, or equivalently {b}",
+    "Both {a} and {b} are right.", "{a} is right.{and}{b} is right.", "{a} is wrong{and}{b} is right.", "{a} is wrong.{and}{b} is right.", "The {a} {verb} {b}", "{a} has {b}", "{a} was {b}",
+    "Option {a} {verb} {b}", "{a}\n\n{b}", "| {a} | {b} |", "- {a}\n- {b}", "1. {a}\n2. {b}", "{a} [{b}]", "[{a}] {b}", "{a} | {b}", "'{a}' {verb} '{b}'", '"{a}" or "{b}"', "{a}!{and}{b}",
+)  # fmt: skip
+MANY_FRAMES = (
+    "{a} {verb} {b} {verb2} {c}", "{a} {verb} {b} for this, {verb} {c} for that, 0 = 7 {verb2} {d}", "{a} is {b} for this, is {c} for that, 0 = 7 is {d}",
+    "{a}, {b}, {c}, {d}", "{a} {b} {c} {d}", "{a}. {b}. {c}. {d}.", "{a}\n{b}\n{c}\n{d}", "{a} or {b} or {c} or {d}", "{a}; {b}; {c}", "{a} = {b} = {c} = {d}", "{a}: {b}: {c}",
+    "{a} {verb} {b}{and}{c} {verb2} {d}", "If {a} {verb} {b}{and}{c}, then {d}.", "The answer {verb} {a}{and}{b}{and}{c}", "{a} ({b}, {c})", "{a} - {b} - {c}", "{a}{and}{b}{and}{c}",
+    "The answer is {a}{and}{b} {verb} {c}.", "Answer: {a} {verb} {b}. {c} {verb2} {d}", "{a} {verb} {b}, {c} {verb2} {d}", "Candidates: {a}, {b}, {c}. The answer {verb} {d}", "{a} is {b} such that {c} is {d}",
+    "It is {a}. It is {b}. It is {c}.", "Therefore {a}: {b}: {c} = {d}", r"\{{{a}, {b}, {c}\}}", "[{a}, {b}, {c}]", "({a}, {b})", "{a} to {b} {verb} {c}", "{a}-{b}-{c}", "{a}是{b}，{c}是{d}",
+    "| {a} | {b} |\n| {c} | {d} |", "A. {a} B. {b} C. {c} D. {d}", "(A) {a} (B) {b} (C) {c}", "(A) {a} or (B) {b}", "A: {a}; B: {b}", "A = {a}, B = {b}", "{a} {verb} {b}. So {c} {verb2} {d}.",
+)  # fmt: skip
+LETTER_FRAMES = (
+    "A. B. C. D.", "A B C D", "ABCD", "(A)(B)(C)(D)", "A, B, C, D", "A or B", "{p}. {q}. {r}.", "({p}) ({q})", "{p}. is wrong, {q} is right", "{p} is wrong, {q} is right", "{p} is right, {q} is right",
+    "{p}. {q} is correct.", "{p} is correct. {q} is correct.", "({p}) {a} or ({q}) {b}", "({p}) {a} ({q}) {b}", "{p}. {a}\n{q}. {b}", "{p}. {a} or {q}", "Option {p} or option {q}", "Option {p}. Option {q}.",
+    "I choose {p}. I choose {q}.", "I choose {p}, not {q}.", "The answer is {p} or {q}.", "The answer is {p}. {q} is the answer.", "The answer is ({p}) because ({q}) is wrong.", "{p} because {q} is right.",
+    "{p} {q}", "{p}/{q}", "{p}{q}", "{p}-{q}", "{p}: {q}", "{p} = {q}", "{p} is {q}", "{p} is {q} is {r}", "[{p}] [{q}]", "[{p}, {q}]", "{p} and {q}", "both {p} and {q}", "{p}, but {q}", "not {p}, {q}", "{p}, not {q}",
+    "选{p}选{q}", "选{p}，不选{q}", "选{p}或{q}", "答案是{p}，答案是{q}", "{p}、{q}", "{p}是{q}", "{p}错，{q}对", "{p}不对，选{q}", "A point {p}, a point {q}", "I think so, {p}", "{p} dog", "{p}. {q}", "{p}) {q})", "({p}) is {q}",
+    "{p} {a}", "{p} ({a})", "({p}) {a}", "{p}: {a}", "{a} ({p})", "{a} is {p}", "{p}. {a} is {q}. {b}", "{q}. {b}. The answer is {p}. {a}", "Choice {p}: {a}, choice {q}: {b}", "The correct option is {p}, {q}.",
+    "It is {p}. It is {q}.", "It should be {p}. It should be {q}.", "If {p} is wrong then {q}.", "Not ({p}); ({q})", "{p} is not correct. {q} is.", "{p} is incorrect; {q}.", "Neither {p} nor {q}.", "**{p}** **{q}**", "**{p}** or {q}",
+)  # fmt: skip
+NUMBER_FORMS = (
+    "{m}-{n}", "{m} - {n}", "{m}–{n}", "{m}:{n}", "{m}:{nn}", "{m} : {n}", "{m}/{n}", "{m}{n}", "{m} {n}", "{m},{n}", "{m}, {n}", "{m}.{n}", "{m} to {n}", "{m} of {n}", "{m} x {n}", r"{m}\times {n}", "{m}*{n}", "{m}+{n}",
+    "{m} + {n}", "{m} minus {n}", "{m} over {n}", "{m}^{n}", "{m}_{n}", r"\frac{{{m}}}{{{n}}}", r"{m} \pmod{{{n}}}", "{m} mod {n}", "{m}e{n}", "{m}%{n}", "{m} out of {n}", "{m} and {n}", "{m}'{n}\"", "{m}h{n}", "{m}:{nn} PM", "{m}:{nn}:{nn}",
+    "{m} cm {n} mm", "{m} hours {n} minutes", "{m} feet {n} inches", "{m} ± {n}", r"{m}\pm {n}", "({m}, {n})", "[{m}, {n}]", r"\{{{m}, {n}\}}", "{m} < x < {n}", "{m}; {n}", "-{m}-{n}", "{m}--{n}", "{m}(-{n})", "({m})({n})", "{m} R {n}", "{m} = {n}", "{m} ≈ {n}",
+    "{m}-{n}-{n}", "{m}/{n}/{n}", "{m}.{n}.{n}", "{m} {n}/{n}", "{m}千{n}", "{m}万{n}", "{m}分之{n}", "{m}点{n}", "{m}比{n}", "{m}到{n}", "{m}至{n}", "{m}月{n}日", "{m}cm{n}", "C({m},{n})", r"\binom{{{m}}}{{{n}}}", "({m}-{n})", "{m}-{n} = {n}-{m}",
+)  # fmt: skip
+BLOCK_FRAMES = (
+    r"\boxed{{{a}}} \boxed{{{b}}}", r"\boxed{{{a}}} or \boxed{{{b}}}", r"\boxed{{{a}}}{and}\boxed{{{b}}}", r"\boxed{{\boxed{{{a}}}{and}{b}}}", r"\boxed{{{a}{and}\boxed{{{b}}}}}", r"\boxed{{{a}}} {verb} {b}", r"{a} {verb} \boxed{{{b}}}",
+    r"\boxed{{{a}}}{and}{b}", r"\boxed{{{a}{and}{b}}}", r"\boxed{{{a} {verb} {b}}}", r"\boxed{{{a}}}. Actually, the answer is {b}.", r"The answer is {a}. \boxed{{{b}}}", r"\fbox{{{a}}} \boxed{{{b}}}", r"\boxed{{{a}}}, \boxed{{{b}}}, \boxed{{{c}}}",
+    "<answer>{a}</answer><answer>{b}</answer>", "<answer>{a}</answer>{and}<answer>{b}</answer>", "<answer>{a}</answer> {b}", "{a} <answer>{b}</answer>", "<answer>{a}<answer>{b}</answer></answer>", "<answer><answer>{a}</answer>{b}</answer>",
+    "<answer>{a}</answer>\n\n<answer>{b}", "<answer>{a}{and}{b}</answer>", "<answer>{a} {verb} {b}</answer>", r"<answer>\boxed{{{a}}} \boxed{{{b}}}</answer>", r"<answer>\boxed{{{a}}} {b}</answer>", r"<answer>{a} \boxed{{{b}}}</answer>",
+    r"<answer>{a}</answer> \boxed{{{b}}}", r"\boxed{{{a}}} <answer>{b}</answer>", "<think>{a}</think><answer>{b}</answer>", "<think>{a}</think> {b}", "<think><answer>{a}</answer></think><answer>{b}</answer>", "<think>{a}</think><answer>{b}</answer><think>{c}</think>",
+    "{a}</think>{b}", "<answer>{a}</answer></think><answer>{b}</answer>", r"<think>\boxed{{{a}}}</think>\boxed{{{b}}}", "<answer></answer>{a}<answer>{b}</answer>", "<answer>{a}</answer><answer></answer>", r"$$\boxed{{{a}}}$$ $${b}$$", r"\[{a}\] \[{b}\]",
+    "**Answer:** {a}\n\n**Answer:** {b}", "The answer is:\n{a}\n{b}", "The answer is\n\n{a}\n\n{b}", "Final answer: {a}{and}{b}", r"Final Answer: \boxed{{{a}}} or {b}", "<answer>The answer is {a}{and}{b}</answer>", r"<answer>${a}$ {verb} ${b}$</answer>",
+    r"\boxed{{\text{{{a}}}{and}\text{{{b}}}}}", r"\boxed{{\begin{{cases}} {a} \\ {b} \end{{cases}}}}", r"\boxed{{\text{{{a}}} \text{{ is }} \text{{{b}}}}}", "<answer>{a}\n{b}</answer>", "<answer>\n{a}\n\n{b}\n</answer>", "<ANSWER>{a}</ANSWER><answer>{b}</answer>",
+)  # fmt: skip
+WRAPPERS = (
+    *("{}",) * 4, *("<answer>{}</answer>",) * 4, "<think>hm</think><answer>{}</answer>", r"\boxed{{{}}}", r"\boxed{{{}}}", "The answer is {}.", "The answer is {}", "So {}.", "答案是{}", r"\boxed{{\text{{{}}}}}", "**Answer:** {}", "Thus, ${}$.", "It is {}.",
+)  # fmt: skip
+GLUE = (
+    *CONNECTIVES, *(f" {verb} " for verb in VERBS), " ", " ", " ", ".", ",", "$", "$", "**", "(", ")", "{", "}", r"\text{", r"\boxed{", "<answer>", "</answer>", "The answer is ", "Answer: ", "答案是", "选", "It is ", "the ", "x = ", "-", "+", "~", "^", "_", "'", '"', "#### ",
+    "Option ", "(A) ", "B. ", "not ", "maybe ", "%", " cm", r"\frac", "1", "0", "7",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """A response, and the labels that it is judged against."""
+
+    family: str
+    response: str
+    said: tuple[Label, ...]
+    """The labels that it is made of."""
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """A response that a verifier takes for right for two labels of which no answer may be right for both."""
+
+    family: str
+    verifier: str
+    response: str
+    labels: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class Search:
+    """What a search has judged and found."""
+
+    responses: int = 0
+    judged: int = 0
+    by_sympy: int = 0
+    left_undecided: int = 0
+    breaks: list[Break] = field(default_factory=list)
+
+    def report(self, *, shortest: int = 20) -> str:
+        """Return the counts by family and the shortest breaks."""
+        families = Counter((found.family, found.verifier) for found in self.breaks)
+        lines = [
+            f"{self.responses} responses, {self.judged} verdicts, {self.by_sympy} by sympy, {self.left_undecided} undecided: {len(self.breaks)} breaks",
+            *(f"  {count:6} {family} ({verifier})" for (family, verifier), count in families.most_common()),
+        ]
+        by_length = sorted(self.breaks, key=lambda found: (len(found.response), found.response))
+        for name in dict.fromkeys(found.family for found in by_length):
+            lines.append(f"{name}:")
+            some = [found for found in by_length if found.family == name][:shortest]
+            lines += [f"    {found.response!r} is right for {' and '.join(map(repr, found.labels))} ({found.verifier})" for found in some]
+        return "\n".join(lines)
+
+
+def search(*, seed: int, responses: int, max_by_sympy: int) -> Search:
+    """Judge that many responses, each of them once; what the rules leave open goes to sympy where it could matter."""
+    rng, seen, found = random.Random(seed), set[str](), Search()
+    makers = list(FAMILIES)
+    while found.responses < responses:
+        family = rng.choice(makers)
+        attack = FAMILIES[family](rng)
+        if attack.response in seen:
+            continue
+        seen.add(attack.response)
+        found.responses += 1
+        _judge(attack, found, max_by_sympy=max_by_sympy)
+    return found
+
+
+def _judge(attack: Attack, found: Search, *, max_by_sympy: int) -> None:
+    labels = list({label.text: label for label in attack.labels}.values())
+    for verifier in ("math", "choice", "number", "list"):
+        judged = [label for label in labels if _is_for(verifier, label.text)]
+        if len(judged) < 2:
+            continue
+        verdicts = {label.text: _quickly(verifier, attack.response, label.text) for label in judged}
+        found.judged += len(judged)
+        for one, other in combinations(judged, 2):
+            if False in (verdicts[one.text], verdicts[other.text]) or not _must_differ(one, other, attack.said):
+                continue
+            for label in (one, other):
+                if verdicts[label.text] is None and False not in (verdicts[one.text], verdicts[other.text]):
+                    if found.by_sympy >= max_by_sympy:
+                        found.left_undecided += 1
+                        continue
+                    found.by_sympy += 1
+                    verdicts[label.text] = _slowly(verifier, attack.response, label.text)
+            if verdicts[one.text] and verdicts[other.text]:
+                found.breaks.append(
+                    Break(
+                        family=attack.family,
+                        verifier=verifier,
+                        response=attack.response,
+                        labels=(one.text, other.text),
+                    )
+                )
+
+
+def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
+    """Whether no answer of these parts may be right for both.
+
+    `12` may be right for `12 cm` and for `12 kg`, so that these two count only where `12` is not said by itself.
+    """
+    if are_apart(one, other):
+        return True
+    if not {one.kind, other.kind} <= DIMENSIONS or expected(one, other) is not False or expected(other, one) is not False:
+        return False
+    return all(label.kind in DIMENSIONS for label in said) and {one.text, other.text} <= {label.text for label in said}
+
+
+@lru_cache(maxsize=4096)
+def _is_for(verifier: str, label: str) -> bool:
+    if verifier == "math":
+        return True
+    if verifier == "list" and "," not in label:
+        return False
+    return _VERIFIERS[verifier].failed_score(Item(prompt="", response="", label=label)).parts["ungradable"] == 0.0
+
+
+def _quickly(verifier: str, response: str, label: str) -> bool | None:
+    score = _VERIFIERS[verifier].quick_score(Item(prompt="", response=response, label=label))
+    return None if score is None else score.parts["accuracy"] == 1.0
+
+
+def _slowly(verifier: str, response: str, label: str) -> bool:
+    try:
+        with _time_limit(MAX_SCORE_SECONDS):
+            return _VERIFIERS[verifier].score(Item(prompt="", response=response, label=label)).parts["accuracy"] == 1.0
+    except TimeoutError:
+        return False
+
+
+_VERIFIERS = {name: get_verifier(name) for name in ("math", "choice", "number", "list")}
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError within the block when the time is over, as the service kills a worker."""
+
+    def over(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_BY_KIND: dict[str, list[Label]] = {}
+for _entry in CATALOGUE:
+    _BY_KIND.setdefault("choice" if _entry.kind in CHOICE_KINDS else _entry.kind, []).append(_entry)
+_KINDS = list(_BY_KIND)
+_LETTERS = [label for label in CATALOGUE if label.kind == "choice"]
+
+
+def _some(rng: random.Random, count: int) -> list[Label]:
+    """Different labels, mostly of one kind."""
+    if rng.random() < 0.6:
+        pool = _BY_KIND[rng.choice(_KINDS)]
+        if len(pool) >= count:
+            return rng.sample(pool, count)
+    return [rng.choice(_BY_KIND[rng.choice(_KINDS)]) for _ in range(count)]
+
+
+def _written(rng: random.Random, label: Label) -> str:
+    return label.text if rng.random() < 0.7 else rng.choice(label.spellings)
+
+
+def _wrapped(rng: random.Random, text: str) -> str:
+    return rng.choice(WRAPPERS).format(text)
+
+
+def _filled(rng: random.Random, frame: str, labels: list[Label]) -> str:
+    slots = {name: _written(rng, label) for name, label in zip("abcd", labels, strict=False)}
+    return frame.format(verb=rng.choice(VERBS), verb2=rng.choice(VERBS), **slots, **{"and": rng.choice(CONNECTIVES)})
+
+
+def _attack(family: str, response: str, said: list[Label], *more: Label) -> Attack:
+    return Attack(family=family, response=response, said=tuple(said), labels=(*said, *more))
+
+
+def _pair(rng: random.Random) -> Attack:
+    said = _some(rng, 2)
+    text = _filled(rng, rng.choice(PAIR_FRAMES), said)
+    return _attack("pair", _wrapped(rng, text), said, *_some(rng, 1))
+
+
+def _many(rng: random.Random) -> Attack:
+    said = _some(rng, 4)
+    text = _filled(rng, rng.choice(MANY_FRAMES), said)
+    return _attack("many", _wrapped(rng, text), said)
+
+
+def _letters(rng: random.Random) -> Attack:
+    letters, texts = rng.sample(_LETTERS, 3), _some(rng, 2)
+    slots = {name: label.text for name, label in zip("pqrab", [*letters, *texts], strict=True)}
+    text = rng.choice(LETTER_FRAMES).format(**slots)
+    return _attack("letters", _wrapped(rng, text), [*letters, *texts])
+
+
+def _blocks(rng: random.Random) -> Attack:
+    said = _some(rng, 4)
+    return _attack("blocks", _filled(rng, rng.choice(BLOCK_FRAMES), said), said[:3])
+
+
+def _numbers(rng: random.Random) -> Attack:
+    m, n = rng.choice(_NATURAL), rng.choice(_NATURAL)
+    text = rng.choice(NUMBER_FORMS).format(m=m, n=n, nn=f"{n % 60:02}")
+    made = [*_made_of(m, n), *_made_of(n, m), *_some(rng, 1)]
+    return _attack("numbers", _wrapped(rng, text), [], *rng.sample(made, 8))
+
+
+def _sentences(rng: random.Random) -> Attack:
+    one, other = _some(rng, 2)
+    frame = rng.choice(DENIED) if rng.random() < 0.3 else rng.choice(SAID)
+    first, second = frame.format(_written(rng, one)), rng.choice(SAID).format(_written(rng, other))
+    text = first + rng.choice(CONNECTIVES) + second
+    return _attack("sentences", _wrapped(rng, text), [one, other], *_some(rng, 1))
+
+
+def _hedges(rng: random.Random) -> Attack:
+    one, other, third = _some(rng, 3)
+    hedge = rng.choice(HEDGED).format(_written(rng, one), _written(rng, other))
+    text = f"{third.text} {rng.choice(VERBS)} {hedge}" if rng.random() < 0.4 else hedge
+    return _attack("hedges", _wrapped(rng, text), [one, other, third])
+
+
+def _soup(rng: random.Random) -> Attack:
+    said = _some(rng, rng.randint(2, 4))
+    parts: list[str] = []
+    for label in said:
+        parts += [rng.choice(GLUE) for _ in range(rng.randint(0, 2))] + [_written(rng, label)]
+    parts += [rng.choice(GLUE) for _ in range(rng.randint(0, 2))]
+    return _attack("soup", _wrapped(rng, "".join(parts)), said)
+
+
+FAMILIES: dict[str, Callable[[random.Random], Attack]] = {
+    "pair": _pair,
+    "many": _many,
+    "letters": _letters,
+    "blocks": _blocks,
+    "numbers": _numbers,
+    "sentences": _sentences,
+    "hedges": _hedges,
+    "soup": _soup,
+}
+_NATURAL = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 20, 24, 30, 31, 45, 60, 100, 555, 1234, 1990, 2000, 2024)
+
+
+@lru_cache(maxsize=4096)
+def _made_of(m: int, n: int) -> tuple[Label, ...]:
+    """Labels that two numbers may be put together to, by reading or by computing."""
+    computed = {m, n, -m, -n, m - n, m + n, m * n, int(f"{m}{n}")} | ({m**n} if m**n < 10**9 else set())
+    labels = [_plain(str(value), "number", str(value)) for value in sorted(computed)]
+    labels += [
+        _plain(f"{m}-{n}", "range or score", f"range {m} {n}"),
+        _plain(f"({m}, {n})", "tuple", f"({m},{n})", f"{m},{n}"),
+        _plain(f"[{m}, {n}]", "interval", f"[{m},{n}]", f"{m},{n}"),
+        _plain(f"{m}.{n}", "number", str(Fraction(f"{m}.{n}"))),
+        _plain(f"{m}-{n}-{n}", "date or telephone", f"date {m} {n}"),
+    ]
+    if n > 0 and m > 0:
+        labels.append(_plain(f"{m}/{n}", "number", str(Fraction(m, n))))
+        # Clock and ratio are written alike, and a ratio may be answered by its fraction.
+        read = _readings(m, n)
+        labels.append(Label(text=f"{m}:{n}", kind="ratio", value=f"ratio {Fraction(m, n)}", open=read))
+    if m < 24 and n < 60:
+        open_values = _readings(m, n) | {str(m), f"ratio {m}"}
+        labels.append(Label(text=f"{m}:{n:02}", kind="clock", value=f"clock {m}:{n:02}", open=open_values))
+    return tuple(labels)
+
+
+def _readings(m: int, n: int) -> frozenset[str]:
+    """What `m:n` may be besides a time of day."""
+    fraction = [str(Fraction(m, n)), f"ratio {Fraction(m, n)}"] if n else []
+    return frozenset([*fraction, f"clock {m}:{n:02}"])
+
+
+def _plain(text: str, kind: str, value: str, shorter: str = "") -> Label:
+    return Label(text=text, kind=kind, value=value, shorter=frozenset({shorter} if shorter else ()))

@@ -1,0 +1,18 @@
+"""No response that can be put together from labels and words is right for two labels of which no answer may be both."""
+
+import pytest
+from helpers.answer_adversary import search
+
+pytestmark = pytest.mark.unit
+
+
+def test_ten_thousand_responses_are_right_for_no_two_labels():
+    found = search(seed=17, responses=10_000, max_by_sympy=200)
+    assert found.breaks == [], found.report()
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_two_hundred_thousand_responses_are_right_for_no_two_labels():
+    found = search(seed=18, responses=200_000, max_by_sympy=4000)
+    assert found.breaks == [], found.report()
