@@ -106,10 +106,8 @@ def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
     read, wanted = read_notation(answer), read_notation(gold)
     if read is not None and wanted is not None:
         return same_written(read, wanted)
-    if read is None and wanted is None:
-        return None
-    written, other = (wanted, answer) if wanted is not None else (read, gold)
-    if is_vague or kind_of(other) in _CONTAINERS:
+    written, other = (read, gold) if wanted is None else (wanted, answer)
+    if written is None or is_vague or kind_of(other) in _CONTAINERS:
         return None
     if written.kind is Kind.BASED:
         return same_without_base(written, other, is_gold=wanted is not None)
@@ -154,8 +152,8 @@ def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
 
 def _options_differ(answer: str, gold: str) -> bool:
     """Whether two options' texts are numbers that are not the same: `(B) 12` and `B. 13`."""
-    numbers = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
-    return None not in numbers and not same_quantity(numbers[0], gold=numbers[1])
+    number, wanted = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
+    return number is not None and wanted is not None and not same_quantity(number, gold=wanted)
 
 
 def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
@@ -308,17 +306,20 @@ def _aligned(
 
     Names that one side alone has are dropped; it is then in the order of `(x,y)=`, where it stands so, or of the alphabet.
     """
-    sides = (answer_items, gold_items)
-    values = [_values_by_name(items) for items in sides]
-    if None not in values:
-        return (sorted(answer_items), sorted(gold_items)) if set(values[0]) == set(values[1]) else sides
-    if values == [None, None] or any(_are_solutions(by_name) for by_name in values if by_name is not None):
+    answers, golds = _values_by_name(answer_items), _values_by_name(gold_items)
+    if answers is not None and golds is not None:
+        same_names = set(answers) == set(golds)
+        return (sorted(answer_items), sorted(gold_items)) if same_names else (answer_items, gold_items)
+    if (answers is None and golds is None) or _are_solutions(answers or golds or {}):
         return None
-    listed = [
-        items if by_name is None else list(by_name.values()) if placed else [by_name[name] for name in sorted(by_name)]
-        for items, by_name, placed in zip(sides, values, is_placed, strict=True)
-    ]
-    return listed[0], listed[1]
+    return (
+        answer_items if answers is None else _in_order(answers, is_placed=is_placed[0]),
+        gold_items if golds is None else _in_order(golds, is_placed=is_placed[1]),
+    )
+
+
+def _in_order(values: dict[str, str], *, is_placed: bool) -> list[str]:
+    return list(values.values()) if is_placed else [values[name] for name in sorted(values)]
 
 
 def _are_solutions(values: dict[str, str]) -> bool:
