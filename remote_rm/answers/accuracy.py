@@ -80,6 +80,10 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
+    named = choice.read_choice(answer)
+    if named is not None:
+        # An answer that names an option says nothing else.
+        return False
     answer = _AT_START.sub("", _without_name(without_remark(answer), label))
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
