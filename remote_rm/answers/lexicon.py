@@ -30,7 +30,7 @@ FILLING = re.compile(
 
 DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-    r"|anything but|far from|ruled? out|excluded?|no longer)\b|n['’]t\b"
+    r"|anything but|far from|ruled? out|excluded?|no longer|mistake|mistaken)\b|n['’]t\b"
     r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会",
     re.IGNORECASE,
 )

@@ -200,7 +200,8 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
     if match["top"] is not None or match["slash_top"] is not None:
         whole = int(match["whole"] or match["spaced_whole"] or 0)
         top, bottom = _integer(match["top"] or match["slash_top"]), _integer(match["bottom"] or match["slash_bottom"])
-        return whole + Fraction(top, bottom) if bottom else None
+        is_mixed = whole and bottom and top >= bottom
+        return whole + Fraction(top, bottom) if bottom and not is_mixed else None
     exponent = int(match["e"] or match["power"] or match["digit"] or match["bare_power"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
