@@ -369,7 +369,9 @@ def _answer_sequence(inside: str, *, length: int) -> list[str]:
     """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
     items = split_top_level(LIST_WORDS.sub(", ", inside))
     spaced = inside.split()
-    return spaced if len(items) == 1 and len(spaced) == length and r"\pm" not in inside else items
+    # `9 100` is a number with its thousands apart.
+    is_spaced = len(items) == 1 and len(spaced) == length and r"\pm" not in inside
+    return spaced if is_spaced and parse_quantity(inside) is None else items
 
 
 def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:

@@ -21,7 +21,7 @@ MAX_PLAIN_CHARS = 100
 
 MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%|\s?[€£¥元])?(?![A-Za-z0-9_/]|[.,]\d)"
+    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
     r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
@@ -101,6 +101,8 @@ def clause_of(text: str) -> str | None:
         if current is not None and lexicon.ALTERNATIVE.match(sentence):
             return None
         introduced = _introduced(sentence)
+        if _offers_two(sentence):
+            return None
         if introduced is None:
             is_polar = is_polar or (current is None and POLAR_START.fullmatch(sentence + " -") is not None)
             current = current if is_led or (is_polar and current is not None) else sentence
@@ -159,6 +161,12 @@ def span_content(match: re.Match[str]) -> str:
 def _sentences(text: str) -> Iterable[str]:
     text = in_one_line(_TEXT_COMMAND.sub(r"\1", text.strip()[-MAX_CHARS:]))
     return filter(None, (part.strip() for part in _SENTENCE_END.split(text)))
+
+
+def _offers_two(sentence: str) -> bool:
+    """`The answer is A or the answer is B`."""
+    introductions = list(lexicon.LEAD_IN.finditer(sentence))
+    return len(introductions) > 1 and bool(lexicon.OR.search(sentence, introductions[0].end(), introductions[-1].start()))
 
 
 def _introduced(sentence: str) -> str | None:
