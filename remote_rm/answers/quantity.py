@@ -167,7 +167,7 @@ def _compound(text: str) -> Quantity | None:
     if len(measured) < len(parts):
         return None
     last = measured[-1][1]
-    if last == "fen" and measured[0][1] in ("h", "min"):
+    if last in ("fen", "m") and measured[0][1] == "h":
         last = "min"
         measured[-1] = (measured[-1][0], last)
     total, larger = Fraction(0), None
