@@ -45,7 +45,7 @@ _JOINED = re.compile(r"(?<=[A-Za-z\u4e00-\u9fff.])(?:,? and |, ?| )?(?=\d)")
 _FEET_AND_INCHES = re.compile(r"(\d+)' ?(\d+)(?:\"|'')")
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
-MAX_CACHED = 8192
+MAX_CACHED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
