@@ -212,7 +212,7 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         if answer_assigned and answer_assigned[1] != gold_assigned[1]:
             return rules.undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
-    if gold_number is not None and len(split_top_level(LIST_WORDS.sub(", ", answer))) > 1:
+    if gold_number is not None and (kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > 1):
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
     if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
@@ -310,7 +310,8 @@ def _aligned(
     if answers is not None and golds is not None:
         same_names = set(answers) == set(golds)
         return (sorted(answer_items), sorted(gold_items)) if same_names else (answer_items, gold_items)
-    if (answers is None and golds is None) or _are_solutions(answers or golds or {}):
+    unnamed = gold_items if golds is None else answer_items
+    if (answers is None and golds is None) or _are_solutions(answers or golds or {}) or "=" in "".join(unnamed):
         return None
     return (
         answer_items if answers is None else _in_order(answers, is_placed=is_placed[0]),
