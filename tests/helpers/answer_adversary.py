@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import combinations
 from types import FrameType
 
-from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected, share_an_answer
+from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected
 from helpers.answer_frames import CHOICE_KINDS, DENIED, HEDGED, SAID
 
 from remote_rm.registry import get_verifier
