@@ -80,11 +80,16 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
+    named = choice.read_choice(answer)
+    if named is not None:
+        # An answer that names an option says nothing else.
+        return False
     answer = _AT_START.sub("", _without_name(without_remark(answer), label))
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
-    if split_unit(whole)[1] or (not is_prose(answer) and not is_text(whole)):
+    bare, unit = split_unit(whole)
+    if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
         return match_value(whole, gold, rules)
     if _OR.search(whole) and is_text(gold) and not _OR.search(gold):
         return False

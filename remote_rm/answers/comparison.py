@@ -21,6 +21,7 @@ from remote_rm.answers.kinds import SEQUENCES, Kind, are_compared
 from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
 from remote_rm.answers.notation import (
     code_of,
+    is_choices,
     read_notation,
     same_as_quotient,
     same_choices,
@@ -50,6 +51,9 @@ _GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
 _CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
 _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
 _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_TERM_WITH_FACTOR = re.compile(
+    r"(?<![\d.^_{(])\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(]).*[-+]|[-+]\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(])"
+)
 _CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _OR = re.compile(r"\sor\s")
 _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
@@ -87,7 +91,7 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
     choice = _match_choice(answer, gold, rules) if _GOLD_CHOICE.fullmatch(gold) else None
     if choice is not None:
         return choice
-    several = same_choices(answer, gold)
+    several = same_choices(answer, gold) if is_choices(gold) else same_choices(gold, answer)
     if several is not None:
         return several
     answer_kind, gold_kind = kind_of(answer), kind_of(gold)
@@ -102,10 +106,8 @@ def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
     read, wanted = read_notation(answer), read_notation(gold)
     if read is not None and wanted is not None:
         return same_written(read, wanted)
-    if read is None and wanted is None:
-        return None
-    written, other = (wanted, answer) if wanted is not None else (read, gold)
-    if is_vague or kind_of(other) in _CONTAINERS:
+    written, other = (read, gold) if wanted is None else (wanted, answer)
+    if written is None or is_vague or kind_of(other) in _CONTAINERS:
         return None
     if written.kind is Kind.BASED:
         return same_without_base(written, other, is_gold=wanted is not None)
@@ -127,6 +129,9 @@ def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
         if answer_region is not None and not (is_plain_pair(gold_region) and is_plain_pair(answer_region)):
             return _match_regions(answer, gold, answer_region, gold_region, rules)
     answer, gold = without_membership(answer)[0], without_membership(gold)[0]
+    single = _only_element(answer), _only_element(gold)
+    if single != (answer, gold):
+        return match_value(*single, rules)
     gold_items = gold_sequence(gold)
     if gold_items is not None:
         return _match_sequence(answer, gold, gold_items, rules)
@@ -147,8 +152,8 @@ def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
 
 def _options_differ(answer: str, gold: str) -> bool:
     """Whether two options' texts are numbers that are not the same: `(B) 12` and `B. 13`."""
-    numbers = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
-    return None not in numbers and not same_quantity(numbers[0], gold=numbers[1])
+    number, wanted = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
+    return number is not None and wanted is not None and not same_quantity(number, gold=wanted)
 
 
 def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
@@ -219,45 +224,58 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
 
 
 def _end_of_chain(text: str) -> str | None:
-    """The value that a chain of equations ends in, `3+4=7` → `7`, `7=x` → `7`; None where the chain is wrong: `3x=2x`.
+    """The value that a chain of equations ends in: `3+4=7` → `7`, `7=x` → `7`, `m+n=7` → `7`; None where it has none.
 
-    A side with a letter that the end has not is what the value is called.
+    A side in other letters is what the value is called, unless it has a factor: `3x+4y=12` is an equation. A side in the
+    letters of the end, or without any, has to be equal to it: `3x=2x` and `0=7` are wrong.
     """
     *before, last = text.split("=")
     if re.fullmatch(r"[A-Za-z]", last):
         *before, last = before
     letters = set(_LETTER.findall(last))
-    for side in before:
-        if set(_LETTER.findall(side)) <= letters and "." not in last and same_algebra(side, last) is False:
+    for index, side in enumerate(before):
+        if not set(_LETTER.findall(side)) <= letters:
+            if index == 0 and len(before) == 1 and _TERM_WITH_FACTOR.search(side):
+                return None
+        elif "." not in last and same_algebra(side, last) is False:
             return None
     return last
 
 
 def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool | None:
-    if "=" in gold and TUPLE_ASSIGNMENT.match(gold):
-        # By name where the answer has names, too, else by place.
-        gold = _named_one_by_one(gold) if _ASSIGNMENT.match(answer) else TUPLE_ASSIGNMENT.sub("", gold)
-        gold_items = split_top_level(inside_of(gold, enclosing_delimiters(gold)))
-    answer = _named_one_by_one(answer) if "=" in gold else TUPLE_ASSIGNMENT.sub("", answer)
-    gold_pair, answer_pair = enclosing_delimiters(gold), enclosing_delimiters(answer)
+    named_answer, named_gold = _named_one_by_one(answer), _named_one_by_one(gold)
+    gold_pair, answer_pair = enclosing_delimiters(named_gold), enclosing_delimiters(named_answer)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
         return False
-    if gold_pair is not None and gold_pair[0] == "(" and _OR.search(answer):
+    pairs = {pair[0] for pair in (answer_pair, gold_pair) if pair is not None}
+    if "(" in pairs and (_OR.search(answer) or _OR.search(gold)):
         return False
+    gold_items = gold_items if named_gold == gold else split_top_level(inside_of(named_gold, gold_pair))
     answer_items = [
         signed
-        for item in _answer_sequence(inside_of(answer, answer_pair), length=len(gold_items))
+        for item in _answer_sequence(inside_of(named_answer, answer_pair), length=len(gold_items))
         for signed in both_signs(item)
     ]
-    is_set = gold_pair is not None and gold_pair[0] in ("{", r"\{")
+    is_set = bool(pairs & {"{", r"\{"})
     if is_set:
         answer_items, gold_items = list(dict.fromkeys(answer_items)), list(dict.fromkeys(gold_items))
     if len(answer_items) != len(gold_items):
         return False
-    has_no_order = r"\pm" in answer or _order_is_free(gold, gold_items, rules)
-    if is_set or (gold_pair is None and has_no_order):
+    aligned = _aligned(answer_items, gold_items, is_placed=(named_answer != answer, named_gold != gold))
+    if aligned is not None:
+        return _all(_pairwise(*aligned, rules))
+    if is_set or (not pairs and _order_is_free(answer, gold, gold_items, rules)):
         return _match_unordered(answer_items, gold_items, rules)
-    return _all(_pairwise(*_aligned(answer_items, gold_items), rules))
+    return _all(_pairwise(answer_items, gold_items, rules))
+
+
+def _only_element(text: str) -> str:
+    """The element of a list or set of one: `[5]` → `5`; any other text as it is."""
+    pair = enclosing_delimiters(text)
+    if pair is None or pair[0] not in ("[", r"\{", "{"):
+        return text
+    items = split_top_level(inside_of(text, pair))
+    return normalize(items[0]) or text if len(items) == 1 and parse_region(text) is None else text
 
 
 def _named_one_by_one(text: str) -> str:
@@ -273,26 +291,47 @@ def _named_one_by_one(text: str) -> str:
     return ", ".join(f"{name}={item}" for name, item in zip(names, items, strict=True))
 
 
-def _order_is_free(gold: str, gold_items: list[str], rules: Rules) -> bool:
+def _order_is_free(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool:
     """Whether a list without brackets has no order: `3 or 5`, `\\pm3`, `x=1, x=2`, and any list if so asked."""
     names = {match[1] if (match := _ASSIGNMENT.fullmatch(item)) else item for item in gold_items}
     is_solutions = len(names) == 1 and len(gold_items) > 1 and "=" in gold
-    return not rules.ordered or is_solutions or r"\pm" in gold or _OR.search(gold) is not None
+    has_signs = r"\pm" in answer or r"\pm" in gold
+    return not rules.ordered or is_solutions or has_signs or _OR.search(gold) is not None
 
 
-def _aligned(answer_items: list[str], gold_items: list[str]) -> tuple[list[str], list[str]]:
-    """Both lists, by name where every item is named: `y=2, x=1` is `x=1, y=2`."""
-    named = [[_ASSIGNMENT.fullmatch(normalize(item)) for item in items] for items in (answer_items, gold_items)]
-    names = [[match[1] for match in matched if match] for matched in named]
-    is_named = len(names[0]) == len(names[1]) == len(gold_items) == len(set(names[1]))
+def _aligned(
+    answer_items: list[str], gold_items: list[str], *, is_placed: tuple[bool, bool]
+) -> tuple[list[str], list[str]] | None:
+    """Both lists by name where the names of one are all different, else None: `y=2, x=1` is `x=1, y=2` and `1, 2`.
+
+    Names that one side alone has are dropped; it is then in the order of `(x,y)=`, where it stands so, or of the alphabet.
+    """
+    answers, golds = _values_by_name(answer_items), _values_by_name(gold_items)
+    if answers is not None and golds is not None:
+        same_names = set(answers) == set(golds)
+        return (sorted(answer_items), sorted(gold_items)) if same_names else (answer_items, gold_items)
+    if (answers is None and golds is None) or _are_solutions(answers or golds or {}):
+        return None
     return (
-        (sorted(answer_items), sorted(gold_items))
-        if is_named and set(names[0]) == set(names[1])
-        else (
-            answer_items,
-            gold_items,
-        )
+        answer_items if answers is None else _in_order(answers, is_placed=is_placed[0]),
+        gold_items if golds is None else _in_order(golds, is_placed=is_placed[1]),
     )
+
+
+def _in_order(values: dict[str, str], *, is_placed: bool) -> list[str]:
+    return list(values.values()) if is_placed else [values[name] for name in sorted(values)]
+
+
+def _are_solutions(values: dict[str, str]) -> bool:
+    """Whether the names are one letter with numbers: `x_1=3, x_2=5` are solutions, in no order."""
+    return len({name.partition("_")[0] for name in values}) == 1
+
+
+def _values_by_name(items: list[str]) -> dict[str, str] | None:
+    """The values of a list whose items are all named, each differently."""
+    named = [_ASSIGNMENT.fullmatch(normalize(item)) for item in items]
+    values = {match[1]: match[2] for match in named if match is not None}
+    return values if len(values) == len(items) > 1 else None
 
 
 def _pairwise(answers: list[str], golds: list[str], rules: Rules) -> Iterable[bool | None]:

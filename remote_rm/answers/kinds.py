@@ -43,11 +43,11 @@ COMPARED: dict[Kind, frozenset[Kind]] = {
     # `2A3` is 2A3 in base 16.
     Kind.BASED: frozenset({Kind.CODE, Kind.EXPRESSION}),
     # `x > 3` may be written as an interval, and an interval of two numbers without its brackets.
-    Kind.INTERVAL: frozenset({Kind.EXPRESSION}) | SEQUENCES,
+    Kind.INTERVAL: frozenset({Kind.EXPRESSION, Kind.EQUATION, Kind.TUPLE}),
     # A vector may be written as a tuple, and with a factor in front.
     Kind.MATRIX: frozenset({Kind.EXPRESSION}) | SEQUENCES,
     # What is named or in brackets is compared by what it holds: `x = 5` is 5, `[5]` is 5.
-    **dict.fromkeys((Kind.EQUATION, *SEQUENCES), frozenset(Kind)),
+    **dict.fromkeys((Kind.EQUATION, *SEQUENCES), frozenset(Kind) - {Kind.INTERVAL}),
 }
 """With which other kinds each kind is compared; that holds in both directions."""
 

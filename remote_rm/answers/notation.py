@@ -347,13 +347,15 @@ def same_choices(answer: str, gold: str) -> bool | None:
 
 def same_without_base(based: Written, text: str, *, is_gold: bool) -> bool:
     """A gold's base may be left out, 2516 is `2516_8`; a base that the gold does not have must be ten."""
-    digits, base = based.key  # type: ignore[misc]
+    assert isinstance(based.key, tuple)
+    digits, base = based.key
     return (is_gold or base == 10) and _BARE_DIGITS.fullmatch(text) is not None and digits == _digits(text)
 
 
 def same_without_modulus(residue: Written, text: str) -> bool:
     """Without its modulus an answer must be the residue itself: 10 is not `3 (mod 7)`, but `10 (mod 7)` is."""
-    return _INTEGER.fullmatch(text) is not None and int(text) == residue.key[0]  # type: ignore[index]
+    assert isinstance(residue.key, tuple)
+    return _INTEGER.fullmatch(text) is not None and int(text) == residue.key[0]
 
 
 def same_as_quotient(ratio: Written, text: str) -> bool:

@@ -31,7 +31,7 @@ _QUANTITY = re.compile(
     (?P<gap>[ ]?)(?P<percent>%|percent(?![A-Za-z]))?(?P<unit>\S.*)?""",
     re.VERBOSE | re.ASCII,
 )
-_SCALES = {
+_SCALES: dict[str, int | Fraction] = {
     **{"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
     **PART_WORDS,
     **CHINESE_SCALES,
@@ -162,27 +162,34 @@ def _compound(text: str) -> Quantity | None:
     parts = [f"{feet[1]} ft", f"{feet[2]} in"] if feet is not None else _JOINED.split(text)
     if not 2 <= len(parts) <= 4:
         return None
-    read = [_QUANTITY.fullmatch(part.strip()) for part in parts]
-    units = [_part_unit(match) for match in read]
-    if None in units or not all(units) or any(match["percent"] or match["sign"] for match in read):
+    read = [_measured(part.strip()) for part in parts]
+    measured = [part for part in read if part is not None]
+    if len(measured) < len(parts):
         return None
-    if units[-1] == "fen" and units[0] in ("h", "min"):
-        units[-1] = "min"
+    last = measured[-1][1]
+    if last == "fen" and measured[0][1] in ("h", "min"):
+        last = "min"
+        measured[-1] = (measured[-1][0], last)
     total, larger = Fraction(0), None
-    for match, unit in zip(read, units, strict=True):
-        size = conversion(unit, into=units[-1])
-        value = _magnitude(match)
-        if size is None or value is None or (larger is not None and (size >= larger or value * size >= larger)):
+    for value, unit in measured:
+        size = conversion(unit, into=last)
+        if size is None or (larger is not None and (size >= larger or value * size >= larger)):
             return None
         total, larger = total + value * size, size
-    return Quantity(value=total, places=0, percent=False, unit=units[-1])
+    return Quantity(value=total, places=0, percent=False, unit=last)
 
 
-def _part_unit(match: re.Match[str] | None) -> str | None:
-    """The unit of one part of a compound quantity, where one letter may follow the number: `1h30m`."""
-    if match is None or match["unit"] is None or match["scale"] or match["chinese_scale"]:
+def _measured(part: str) -> tuple[Fraction, str] | None:
+    """The value and the unit of one part of a compound quantity, where one letter may follow the number: `1h30m`."""
+    match = _QUANTITY.fullmatch(part)
+    if (
+        match is None
+        or match["unit"] is None
+        or any(match[name] for name in ("scale", "chinese_scale", "percent", "sign"))
+    ):
         return None
-    return canonical_unit(match["unit"])
+    value, unit = _magnitude(match), canonical_unit(match["unit"])
+    return (value, unit) if value is not None and unit else None
 
 
 def _magnitude(match: re.Match[str]) -> Fraction | None:

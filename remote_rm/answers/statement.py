@@ -179,6 +179,8 @@ def _of_clause(clause: str) -> Statement:
         return Statement(phrases=(whole,))
     spanned = _RANGE.search(said)
     plain = _DATE_BEFORE.sub("", said)
+    if written := next((end for end in _ends(said) if read_notation(normalize(end))), ""):
+        return Statement(value=written, phrases=(whole, said))
     if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
         return Statement(value=listed[0], phrases=(whole, said))
     if spanned is not None and len(NUMBER.findall(said)) == 2:
@@ -197,7 +199,10 @@ def _of_clause(clause: str) -> Statement:
     spans = {span_content(match) for match in MATH_SPAN.finditer(said)}
     if lexicon.BOUND.search(said) and not any(map(lexicon.BOUND.search, spans)):
         return Statement(phrases=(whole, said, complement))
-    value = _value_of(said, complement)
+    value = _value_of(complement) or (_counted(said) if complement != said else "")
+    if value and not _value_of(complement):
+        # 12 people are waiting: a number of subjects is a value, and what they do is none.
+        return Statement(value=value, phrases=(whole,))
     phrases = dict.fromkeys(filter(None, (whole, said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
 
@@ -263,26 +268,34 @@ def _kind(piece: str) -> tuple[str, object] | None:
     return None if number is None else ("number", number.value)
 
 
-def _value_of(said: str, complement: str) -> str:
+def _value_of(complement: str) -> str:
     stated = without_remark(complement).strip(' *_"')
     leading = _LEADING_VALUE.match(stated)
     stated = leading[1] if leading else _DATE_BEFORE.sub("", stated)
-    if written := _written_value(said, stated):
+    if written := _written_value(stated):
         return written
     plain = normalize(stated)
     bare, unit = split_unit(plain)
     if stated and (not is_prose(stated) or bare != plain):
         return stated if unit or bare == plain else bare
-    if lexicon.OR.search(said):
-        return ""
-    return _chained(said) or _sole_value(complement) or _sole_value(said)
+    return "" if lexicon.OR.search(complement) else _chained(complement) or _sole_value(complement)
 
 
-def _written_value(said: str, stated: str) -> str:
+def _counted(said: str) -> str:
+    """The number of things that a sentence opens with, where it has no other: `12 people are waiting`."""
+    value = _sole_value(said)
+    return value if value and re.match(rf"(?:the |all )?{re.escape(value)}", said, re.IGNORECASE) else ""
+
+
+def _written_value(stated: str) -> str:
     """What is one value by its form, whatever words are in it, as a date or an hour: `on December 25, 1997`."""
-    ends = [stated, *(said[match.end() :] for match in _PREPOSITION.finditer(said))]
-    plain = [(end, normalize(end)) for end in ends if end]
+    plain = [(end, normalize(end)) for end in (stated, *_ends(stated)) if end]
     return next((end for end, text in plain if read_notation(text) or parse_quantity(text)), "")
+
+
+def _ends(said: str) -> list[str]:
+    """What stands behind each preposition."""
+    return [said[match.end() :] for match in _PREPOSITION.finditer(said)]
 
 
 def _chained(said: str) -> str:
@@ -324,7 +337,10 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
             yield complement[: -len(subject[-1])].strip()
     if lexicon.OR.search(complement):
         return
-    yield from (word for word in complement.split()[:3] if word.casefold() in lexicon.SIDES)
+    sides = {word for word in re.findall(r"[^\W\d_]+", said.casefold()) if word in lexicon.SIDES}
+    if len(sides) > 1:
+        return
+    yield from sides
     yield from (complement[match.end() :] for match in _PREPOSITION.finditer(complement))
     if match := _HAS_SUBJECT.match(said):
         yield match[1]

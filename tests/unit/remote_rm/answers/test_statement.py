@@ -40,7 +40,7 @@ pytestmark = pytest.mark.unit
         ("The answer is 5, not 6.", "5"),
         ("The value of x when y is 3 is 7.", "7"),
         ("James runs 3 × 60 × 3 = 540 meters a week.", "540 meters"),
-        ("The value rose from 1990 to 2000.", "1990-2000"),
+        ("The value rose from 1990 to 2000.", "1990 to 2000"),
         ("The answer is 5. I hope it is correct.", "5"),
         ("The answer is 5. Wait, it is 6.", "6"),
         ("The answer is (C) because the angle is 30 degrees.", "(C)"),
