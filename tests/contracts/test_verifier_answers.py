@@ -87,7 +87,12 @@ def test_two_answers_are_right_for_neither_in_every_layout(name: str):
 @EVERY
 def test_a_response_is_right_for_at_most_one_of_two_answers(name: str):
     labels = [label for label in labels_of(name) if rivals(label, of=labels_of(name))]
-    frames = [*SECOND, r"\boxed{{{}}} \boxed{{{}}}", "<answer>{}</answer><answer>{}</answer>", "<answer>{}</answer> {}"]
+    frames = [
+        *SECOND,
+        r"\boxed{{{}}} \boxed{{{}}}",
+        "<answer>{}</answer><answer>{}</answer>",
+        "<answer>{}</answer> {}",
+    ]
 
     @drawn
     @given(label=st.sampled_from(labels), frame=st.sampled_from(frames), data=st.data())
@@ -99,7 +104,9 @@ def test_a_response_is_right_for_at_most_one_of_two_answers(name: str):
     judge()
 
 
-@pytest.mark.parametrize("label", [label for label in CATALOGUE if label.kind in ("choice", "lettered")], ids=lambda label: label.text)
+@pytest.mark.parametrize(
+    "label", [label for label in CATALOGUE if label.kind in ("choice", "lettered")], ids=lambda label: label.text
+)
 def test_both_readers_of_choices_take_the_same_spellings(label: Label):
     """`math` and `choice` judge a letter alike, with and without the option's text."""
     for text in label.spellings:

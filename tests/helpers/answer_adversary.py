@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import combinations
 from types import FrameType
 
-from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected, share_an_answer
+from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected
 from helpers.answer_frames import CHOICE_KINDS, DENIED, HEDGED, SAID
 
 from remote_rm.registry import get_verifier
@@ -23,6 +23,7 @@ from remote_rm.verifier import Item
 
 MAX_SCORE_SECONDS = 1.0
 """The default time limit of the service for one item."""
+MAX_JUDGED = 3
 
 VERBS = (
     "is", "are", "was", "be", "equals", "becomes", "=", ":", "is equal to", "must be", "should be", "would be", "could be", "means",
@@ -130,7 +131,10 @@ class Search:
         for name in dict.fromkeys(found.family for found in by_length):
             lines.append(f"{name}:")
             some = [found for found in by_length if found.family == name][:shortest]
-            lines += [f"    {found.response!r} is right for {' and '.join(map(repr, found.labels))} ({found.verifier})" for found in some]
+            lines += [
+                f"    {found.response!r} is right for {' and '.join(map(repr, found.labels))} ({found.verifier})"
+                for found in some
+            ]
         return "\n".join(lines)
 
 
@@ -151,31 +155,32 @@ def search(*, seed: int, responses: int, max_by_sympy: int) -> Search:
 
 def _judge(attack: Attack, found: Search, *, max_by_sympy: int) -> None:
     labels = list({label.text: label for label in attack.labels}.values())
-    for verifier in ("math", "choice", "number", "list"):
+    for verifier in _VERIFIERS:
         judged = [label for label in labels if _is_for(verifier, label.text)]
-        if len(judged) < 2:
-            continue
-        verdicts = {label.text: _quickly(verifier, attack.response, label.text) for label in judged}
-        found.judged += len(judged)
-        for one, other in combinations(judged, 2):
-            if False in (verdicts[one.text], verdicts[other.text]) or not _must_differ(one, other, attack.said):
+        possible: list[tuple[Label, bool | None]] = []
+        for place, label in enumerate(judged):
+            if not possible and place == len(judged) - 1:
+                break
+            found.judged += 1
+            verdict = _quickly(verifier, attack.response, label.text)
+            if verdict is not False:
+                possible.append((label, verdict))
+        right = [label for label, verdict in possible if verdict]
+        # What is undecided matters most beside what is right.
+        for label in (label for label, verdict in possible if verdict is None):
+            if not any(_must_differ(label, other, attack.said) for other, _ in possible if other is not label):
                 continue
-            for label in (one, other):
-                if verdicts[label.text] is None and False not in (verdicts[one.text], verdicts[other.text]):
-                    if found.by_sympy >= max_by_sympy:
-                        found.left_undecided += 1
-                        continue
-                    found.by_sympy += 1
-                    verdicts[label.text] = _slowly(verifier, attack.response, label.text)
-            if verdicts[one.text] and verdicts[other.text]:
-                found.breaks.append(
-                    Break(
-                        family=attack.family,
-                        verifier=verifier,
-                        response=attack.response,
-                        labels=(one.text, other.text),
-                    )
-                )
+            if found.by_sympy >= (max_by_sympy if right else max_by_sympy // 4):
+                found.left_undecided += 1
+                continue
+            found.by_sympy += 1
+            if _slowly(verifier, attack.response, label.text):
+                right.append(label)
+        found.breaks += [
+            Break(family=attack.family, verifier=verifier, response=attack.response, labels=(one.text, other.text))
+            for one, other in combinations(right, 2)
+            if _must_differ(one, other, attack.said)
+        ]
 
 
 def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
@@ -185,7 +190,11 @@ def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
     """
     if are_apart(one, other):
         return True
-    if not {one.kind, other.kind} <= DIMENSIONS or expected(one, other) is not False or expected(other, one) is not False:
+    if (
+        not {one.kind, other.kind} <= DIMENSIONS
+        or expected(one, other) is not False
+        or expected(other, one) is not False
+    ):
         return False
     return all(label.kind in DIMENSIONS for label in said) and {one.text, other.text} <= {label.text for label in said}
 
@@ -260,39 +269,41 @@ def _filled(rng: random.Random, frame: str, labels: list[Label]) -> str:
     return frame.format(verb=rng.choice(VERBS), verb2=rng.choice(VERBS), **slots, **{"and": rng.choice(CONNECTIVES)})
 
 
-def _attack(family: str, response: str, said: list[Label], *more: Label) -> Attack:
-    return Attack(family=family, response=response, said=tuple(said), labels=(*said, *more))
+def _attack(rng: random.Random, family: str, response: str, said: list[Label], more: list[Label]) -> Attack:
+    """An attack that is judged against up to three of the labels it says, and those besides."""
+    judged = said if len(said) <= MAX_JUDGED else rng.sample(said, MAX_JUDGED)
+    return Attack(family=family, response=response, said=tuple(said), labels=(*judged, *more))
 
 
 def _pair(rng: random.Random) -> Attack:
     said = _some(rng, 2)
     text = _filled(rng, rng.choice(PAIR_FRAMES), said)
-    return _attack("pair", _wrapped(rng, text), said, *_some(rng, 1))
+    return _attack(rng, "pair", _wrapped(rng, text), said, _some(rng, 1))
 
 
 def _many(rng: random.Random) -> Attack:
     said = _some(rng, 4)
     text = _filled(rng, rng.choice(MANY_FRAMES), said)
-    return _attack("many", _wrapped(rng, text), said)
+    return _attack(rng, "many", _wrapped(rng, text), said, [])
 
 
 def _letters(rng: random.Random) -> Attack:
     letters, texts = rng.sample(_LETTERS, 3), _some(rng, 2)
     slots = {name: label.text for name, label in zip("pqrab", [*letters, *texts], strict=True)}
     text = rng.choice(LETTER_FRAMES).format(**slots)
-    return _attack("letters", _wrapped(rng, text), [*letters, *texts])
+    return _attack(rng, "letters", _wrapped(rng, text), [*letters, *texts], [])
 
 
 def _blocks(rng: random.Random) -> Attack:
     said = _some(rng, 4)
-    return _attack("blocks", _filled(rng, rng.choice(BLOCK_FRAMES), said), said[:3])
+    return _attack(rng, "blocks", _filled(rng, rng.choice(BLOCK_FRAMES), said), said, [])
 
 
 def _numbers(rng: random.Random) -> Attack:
     m, n = rng.choice(_NATURAL), rng.choice(_NATURAL)
     text = rng.choice(NUMBER_FORMS).format(m=m, n=n, nn=f"{n % 60:02}")
     made = [*_made_of(m, n), *_made_of(n, m), *_some(rng, 1)]
-    return _attack("numbers", _wrapped(rng, text), [], *rng.sample(made, 8))
+    return _attack(rng, "numbers", _wrapped(rng, text), [], rng.sample(made, 5))
 
 
 def _sentences(rng: random.Random) -> Attack:
@@ -300,23 +311,23 @@ def _sentences(rng: random.Random) -> Attack:
     frame = rng.choice(DENIED) if rng.random() < 0.3 else rng.choice(SAID)
     first, second = frame.format(_written(rng, one)), rng.choice(SAID).format(_written(rng, other))
     text = first + rng.choice(CONNECTIVES) + second
-    return _attack("sentences", _wrapped(rng, text), [one, other], *_some(rng, 1))
+    return _attack(rng, "sentences", _wrapped(rng, text), [one, other], _some(rng, 1))
 
 
 def _hedges(rng: random.Random) -> Attack:
     one, other, third = _some(rng, 3)
     hedge = rng.choice(HEDGED).format(_written(rng, one), _written(rng, other))
     text = f"{third.text} {rng.choice(VERBS)} {hedge}" if rng.random() < 0.4 else hedge
-    return _attack("hedges", _wrapped(rng, text), [one, other, third])
+    return _attack(rng, "hedges", _wrapped(rng, text), [one, other, third], [])
 
 
 def _soup(rng: random.Random) -> Attack:
-    said = _some(rng, rng.randint(2, 4))
+    said = _some(rng, rng.choice((2, 2, 3, 3, 4)))
     parts: list[str] = []
     for label in said:
         parts += [rng.choice(GLUE) for _ in range(rng.randint(0, 2))] + [_written(rng, label)]
     parts += [rng.choice(GLUE) for _ in range(rng.randint(0, 2))]
-    return _attack("soup", _wrapped(rng, "".join(parts)), said)
+    return _attack(rng, "soup", _wrapped(rng, "".join(parts)), said, [])
 
 
 FAMILIES: dict[str, Callable[[random.Random], Attack]] = {
@@ -337,10 +348,12 @@ def _made_of(m: int, n: int) -> tuple[Label, ...]:
     """Labels that two numbers may be put together to, by reading or by computing."""
     computed = {m, n, -m, -n, m - n, m + n, m * n, int(f"{m}{n}")} | ({m**n} if m**n < 10**9 else set())
     labels = [_plain(str(value), "number", str(value)) for value in sorted(computed)]
+    # `9 100` is a number with its thousands apart, and a list of two.
+    spaced = f"{m}{n}" if len(str(n)) == 3 and len(str(m)) <= 3 else ""
     labels += [
         _plain(f"{m}-{n}", "range or score", f"range {m} {n}"),
-        _plain(f"({m}, {n})", "tuple", f"({m},{n})", f"{m},{n}"),
-        _plain(f"[{m}, {n}]", "interval", f"[{m},{n}]", f"{m},{n}"),
+        _plain(f"({m}, {n})", "tuple", f"({m},{n})", f"{m},{n}", open=spaced),
+        _plain(f"[{m}, {n}]", "interval", f"[{m},{n}]", f"{m},{n}", open=spaced),
         _plain(f"{m}.{n}", "number", str(Fraction(f"{m}.{n}"))),
         _plain(f"{m}-{n}-{n}", "date or telephone", f"date {m} {n}"),
     ]
@@ -361,5 +374,11 @@ def _readings(m: int, n: int) -> frozenset[str]:
     return frozenset([*fraction, f"clock {m}:{n:02}"])
 
 
-def _plain(text: str, kind: str, value: str, shorter: str = "") -> Label:
-    return Label(text=text, kind=kind, value=value, shorter=frozenset({shorter} if shorter else ()))
+def _plain(text: str, kind: str, value: str, shorter: str = "", *, open: str = "") -> Label:
+    return Label(
+        text=text,
+        kind=kind,
+        value=value,
+        shorter=frozenset([shorter] if shorter else []),
+        open=frozenset([open] if open else []),
+    )

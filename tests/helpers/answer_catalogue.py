@@ -219,7 +219,13 @@ RANGES = _rows(
 
 CLOCKS = [
     *(
-        _label("clock", f"{hour}:00", f"clock {hour}:00", f"0{hour}:00 | {hour} o'clock" if hour < 10 else f"{hour} o'clock", open=f"{hour} | ratio {hour}")
+        _label(
+            "clock",
+            f"{hour}:00",
+            f"clock {hour}:00",
+            f"0{hour}:00 | {hour} o'clock" if hour < 10 else f"{hour} o'clock",
+            open=f"{hour} | ratio {hour}",
+        )
         for hour in range(1, 13)
     ),
     _label("clock", "2:30", "clock 2:30"),
@@ -309,7 +315,9 @@ WORDS = [
     _label("name", "Paul", "Paul", "Paul."),
     _label("name", "New York", "New York", "New York."),
     _label("name", "Beijing", "Beijing"),
-    _label("word", r"\text{ellipse}", "ellipse", "ellipse | an ellipse | The curve is an ellipse. | It is an ellipse."),
+    _label(
+        "word", r"\text{ellipse}", "ellipse", "ellipse | an ellipse | The curve is an ellipse. | It is an ellipse."
+    ),
     _label("word", "parabola", "parabola", "Parabola | a parabola"),
     _label("word", "even", "even", r"Even | \text{even} | The function is even."),
     _label("word", "odd", "odd", "Odd"),

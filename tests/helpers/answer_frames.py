@@ -7,7 +7,17 @@ from collections.abc import Iterable
 from helpers.answer_catalogue import CATALOGUE, Label, are_apart
 
 NUMERIC_KINDS = frozenset({"number", "percentage", "money", "quantity"})
-FORMULA_KINDS = NUMERIC_KINDS | {"interval", "set", "tuple", "list", "matrix", "expression", "equation", "based", "residue"}
+FORMULA_KINDS = NUMERIC_KINDS | {
+    "interval",
+    "set",
+    "tuple",
+    "list",
+    "matrix",
+    "expression",
+    "equation",
+    "based",
+    "residue",
+}
 CHOICE_KINDS = frozenset({"choice", "lettered"})
 
 SAID = (
@@ -39,7 +49,16 @@ SAID = (
     "所以答案是{}。",
 )
 """Ways to give an answer, right for whatever it is right for; each is also tried within the blocks of `BLOCKS`."""
-FORMULA_SAID = ("${}$", "$${}$$", r"\({}\)", r"\[{}\]", r"\boxed{{{}}}", "The answer is ${}$.", "The answer is\n\n${}$", "Thus, ${}$.")
+FORMULA_SAID = (
+    "${}$",
+    "$${}$$",
+    r"\({}\)",
+    r"\[{}\]",
+    r"\boxed{{{}}}",
+    "The answer is ${}$.",
+    "The answer is\n\n${}$",
+    "Thus, ${}$.",
+)
 WORD_SAID = (r"\text{{{}}}", r"\boxed{{\text{{{}}}}}", '"{}"')
 BLOCKS = (
     "<answer>{}</answer>",
@@ -170,4 +189,3 @@ def rivals(label: Label, *, of: Iterable[Label] = CATALOGUE) -> list[Label]:
     found = [other for other in of if other.kind in kinds and are_apart(label, other) and other.value not in "01"]
     random.Random(label.text).shuffle(found)
     return found if label.value not in "01" else []
-
