@@ -34,7 +34,19 @@ MAX_ANSWER_CHARS = 1000
 _RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
 _OR = re.compile(r"\bor\b")
 _SINGLE = frozenset(
-    (Kind.NUMBER, Kind.QUANTITY, Kind.MONEY, Kind.RANGE, Kind.DATE, Kind.CLOCK, Kind.RATIO, Kind.TELEPHONE, Kind.CODE)
+    (
+        Kind.NUMBER,
+        Kind.QUANTITY,
+        Kind.MONEY,
+        Kind.RANGE,
+        Kind.DATE,
+        Kind.CLOCK,
+        Kind.RATIO,
+        Kind.TELEPHONE,
+        Kind.CODE,
+        Kind.RESIDUE,
+        Kind.BASED,
+    )
 )
 _AT_START = re.compile(r"^\s*(?:in|on|at|by)\s+(?=\d)")
 _NAME_BEFORE = re.compile(
@@ -91,6 +103,9 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
+    is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
+    if is_listed and kind_of(gold) in _SINGLE:
+        return False
     if _OR.search(whole) and kind_of(gold) in _SINGLE:
         return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)

@@ -27,7 +27,7 @@ _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
 )
 _STATED = re.compile(
-    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:[.:)]\s|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
@@ -101,7 +101,8 @@ def names_letter(text: str) -> bool:
 def states_option(text: str) -> bool:
     """Return whether the text answers by the letters of options: it then says nothing else, whatever their texts are."""
     forms = (text, _clean(text))
-    return any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
+    named = any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
+    return named or _by_verdict(forms[1]) is not None
 
 
 def matches(answer: str, label: str) -> bool:

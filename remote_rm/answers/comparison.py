@@ -212,6 +212,10 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         if answer_assigned and answer_assigned[1] != gold_assigned[1]:
             return rules.undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
+    if gold_assigned and answer.count("=") == 1 and parse_quantity(gold_assigned[2]) is not None:
+        # 3n = 36 is not solved.
+        left, right = answer.split("=")
+        return match_value(left, gold_assigned[2], rules) if right == gold_assigned[1] else False
     if gold_number is not None and (kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > 1):
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
@@ -232,6 +236,8 @@ def _end_of_chain(text: str) -> str | None:
     *before, last = text.split("=")
     if re.fullmatch(r"[A-Za-z]", last):
         *before, last = before
+    if not all(side.strip() for side in before):
+        return None
     letters = set(_LETTER.findall(last))
     for index, side in enumerate(before):
         if not set(_LETTER.findall(side)) <= letters:

@@ -45,7 +45,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|possibly|might|could|guess\w*|whether|unless|likely)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|也不一定|抑或|要么",
+    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|也不一定|抑或|要么",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""

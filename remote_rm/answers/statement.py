@@ -24,7 +24,7 @@ NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
-    r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
+    r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
     r"|(?<=[^\s!?])[!?][*_]{0,2}\s+|[。！？]\s*|\n+",
 )
 _PLAIN_VALUE = re.compile(
@@ -166,7 +166,9 @@ def _sentences(text: str) -> Iterable[str]:
 def _offers_two(sentence: str) -> bool:
     """`The answer is A or the answer is B`."""
     introductions = list(lexicon.LEAD_IN.finditer(sentence))
-    return len(introductions) > 1 and bool(lexicon.OR.search(sentence, introductions[0].end(), introductions[-1].start()))
+    return len(introductions) > 1 and bool(
+        lexicon.OR.search(sentence, introductions[0].end(), introductions[-1].start())
+    )
 
 
 def _introduced(sentence: str) -> str | None:
@@ -212,7 +214,7 @@ def _of_clause(clause: str) -> Statement:
     if value and not _value_of(complement):
         # 12 people are waiting: a number of subjects is a value, and what they do is none.
         return Statement(value=value, phrases=(whole,))
-    phrases = dict.fromkeys(filter(None, (whole, said, bold[1].strip() if bold else "", *_in_words(said, complement))))
+    phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
 
 
