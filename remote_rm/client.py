@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -100,15 +100,26 @@ class RewardClient:
     ) -> None:
         await self.close()
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score:
+    async def reward(
+        self,
+        *,
+        query: str,
+        prompt: str,
+        label: str,
+        response: str | None = None,
+        further: Mapping[str, object] | None = None,
+    ) -> Score:
         """Return the reward of one sample; raises RewardUnavailable when none can be had.
+
+        `further` is sent under its own keys, as lists of one, for servers that know them.
 
         Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
         server after a pause, or after what its Retry-After says. Another 4xx reply than 408 and 429 is final.
         """
-        payload = {"query": [query], "prompts": [prompt], "labels": [label]}
+        payload: dict[str, list[Any]] = {"query": [query], "prompts": [prompt], "labels": [label]}
         if response is not None:
             payload["responses"] = [response]
+        payload |= {name: [value] for name, value in (further or {}).items()}
         session = self._session_here()
         async with self._slots:
             return await self._with_retries(session, payload)
@@ -134,7 +145,7 @@ class RewardClient:
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
-    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> Score:
+    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[Any]]) -> Score:
         started, attempts = time.monotonic(), 0
         while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
             endpoint = self._rota.take()
@@ -169,7 +180,7 @@ class RewardClient:
 
 
 async def _request_once(
-    session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[str]], *, timeout_s: float
+    session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[Any]], *, timeout_s: float
 ) -> Score:
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
