@@ -46,7 +46,7 @@ def _r1_v(columns: Columns) -> RowFields:
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=f"{thinking}\n\n{solution.value}" if filled(thinking) else solution.value,
+        response=f"{thinking}\n\n{solution.value}" if filled(thinking) and filled(solution.value) else solution.value,
     )
 
 

@@ -72,6 +72,12 @@ def test_the_gold_of_r1_v_is_right_by_its_own_verifier():
     assert not matches("4", label)
 
 
+def test_a_thought_without_a_solution_is_no_response():
+    record = {"problem": "2+1?", "thinking": "Add.", "solution": None}
+    columns = {"row_format": FORMATS["r1_v"], "location": "rows line 3", "base_dir": Path("/data")}
+    assert RowReading().row(record, answer_required=False, **columns).response is None
+
+
 def test_an_image_of_r1_v_that_has_its_place_stays_there():
     row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "r1_v")
     assert row.messages[0].parts == (TextPart("See"), ImagePart("/data/a.png"), TextPart("here."))
