@@ -29,6 +29,9 @@ _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
 # Names under which writers of chat messages put the source of an image or a video part.
 _SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
 _VIDEO_KEYS = ("video", "video_url", "url", "path")
+_MEDIA_COLUMNS = {"image": ImagePart, "images": ImagePart, "video": VideoPart, "videos": VideoPart}
+# What writers of chat messages put beside the content, and the chat template would need.
+_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content")
 
 
 def parse_row(
@@ -177,6 +180,10 @@ class _Parser:
         role = item.get("role")
         if role not in ROLES:
             self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
+        if beside := [name for name in _BESIDE_CONTENT if item.get(name)]:
+            self.fail(
+                f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or leave it out'
+            )
         content = item.get("content")
         if isinstance(content, str):
             parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
