@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from PIL import Image
 
 from lmm_r1.data.formats import OWN
-from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, listed
+from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, filled, listed
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.stored_bytes import StoredBytes
@@ -95,6 +95,7 @@ def read_row(
             *parser.output(output, found=columns.record, plain=template is not None),
         ), None
     parser.finish()
+    _check_shown(messages, columns)
     return Row(
         messages=messages,
         answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
@@ -106,6 +107,22 @@ def read_row(
         plain=template is not None,
         columns=columns.rest(),
     )
+
+
+def _check_shown(messages: Sequence[Message], columns: Columns) -> None:
+    """Raise UserError where a usual column holds media, and the format has neither taken it nor shows any of that kind."""
+    shown = {type(part) for message in messages for part in message.parts}
+    for name, value in columns.rest().items():
+        kind = _MEDIA_COLUMNS.get(name)
+        if kind is not None and kind not in shown and any(map(_is_media, listed(value))):
+            columns.fail(
+                f'the field "{name}" holds what the prompt does not show; name the field with --data.image_key, choose '
+                "another row format with --data.format, or empty it"
+            )
+
+
+def _is_media(entry: Any) -> bool:
+    return any(map(filled, entry.values())) if isinstance(entry, Mapping) else filled(entry)
 
 
 def _is_plain(value: Any) -> bool:
