@@ -131,6 +131,14 @@ def test_values_are_counted_over_batches_and_row_groups(tmp_path):
     assert read_again(records(tmp_path / "rows.parquet")) == table.to_pylist()
 
 
+def test_a_columns_name_may_begin_as_the_path_of_another(tmp_path):
+    names = {"image": FEATURE, "image.bytes": BYTES, "image.path": BYTES, "im": BYTES}
+    rows = [{"image": image(number), **{name: value(9) for name in [*names][1:]}} for number in range(3)]
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(names.items()))
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert read_again(records(tmp_path / "rows.parquet")) == rows
+
+
 def test_saved_datasets_keep_their_images_in_their_files_however_rows_were_chosen(tmp_path):
     rows = [{"image": image(number), "number": number} for number in range(600)]
     dataset = datasets.Dataset.from_list(rows)
