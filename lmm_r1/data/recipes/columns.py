@@ -68,7 +68,9 @@ class RecordView:
             )
         if isinstance(wanted, Condition):
             return re.search(wanted.matches or "", str(value)) is not None
-        return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+        known = wanted if isinstance(wanted, tuple) else (wanted,)
+        # CSV files hold text alone.
+        return value in (map(str, known) if isinstance(value, str) else known)
 
     def choices(self) -> list[str]:
         """The choices in the order of their letters; empty where the question is an open one."""

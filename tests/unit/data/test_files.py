@@ -47,6 +47,16 @@ def test_text_files_give_their_records(name, content, tmp_path):
     assert [{key: str(value) for key, value in record.items()} for record in records(tmp_path / name)] == ROWS
 
 
+def test_comma_separated_answers_are_what_is_written(tmp_path):
+    answers = ["007", "3.10", "1e3", "12345678901234567890", "None", "NA", "True"]
+    lines = [f'"Say, ""{answer}""\r\nor not",{answer},' for answer in answers]
+    (tmp_path / "rows.csv").write_bytes(("\ufeffquestion,answer,\r\n" + "\r\n".join(lines)).encode())
+    read = list(read_records(str(tmp_path / "rows.csv")))
+    assert [record["answer"] for record, _, _ in read] == answers
+    assert read[1][0]["question"] == 'Say, "3.10"\r\nor not'
+    assert read[1][1] == f"{tmp_path / 'rows.csv'} line 4"
+
+
 def test_locations_count_lines_from_one_and_blank_lines_too(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]))

@@ -263,6 +263,8 @@ def test_tab_separated_values_hold_long_images_quotes_and_lines_of_their_own(tmp
         (b"a\tb\n1\t2\n3\n", "line 3: 1 values under 2 names"),
         (b'a\tb\n1\t"2\n', "line 2: not tab-separated values"),
         (b"a\tb\n\xff\t2\n", "not UTF-8 text"),
+        (b"a\tb\ta\n1\t2\t3\n", "line 1: two columns have the name a; rename one of them"),
+        (b'a\t"b\nc"\n1\n', "line 3: 1 values under 2 names"),
     ],
 )
 def test_a_tab_separated_file_that_is_broken_is_told_with_its_line(content, sentence, tmp_path):
