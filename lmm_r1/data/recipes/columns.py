@@ -74,6 +74,10 @@ class RecordView:
 
     def choices(self) -> list[str]:
         """The choices in the order of their letters; empty where the question is an open one."""
+        published = self._published_choices()
+        return _shuffled(published) if self.recipe.choices_shuffled else published
+
+    def _published_choices(self) -> list[str]:
         asked = self.recipe.choices
         if asked is None:
             return []
@@ -89,7 +93,7 @@ class RecordView:
         if not 2 <= len(choices) <= len(LETTERS):
             shown = asked if isinstance(asked, str) else " ".join(asked)
             raise self.fail(f"{shown} must be a list of 2 to {len(LETTERS)} choices, found {value!r}")
-        return _shuffled(choices) if self.recipe.choices_shuffled else choices
+        return choices
 
     def _bare(self, choice: str) -> str:
         prefix = self.recipe.choice_prefix
@@ -100,10 +104,15 @@ class RecordView:
         answer = self._answer_text()
         if not choices:
             return answer
-        letters = LETTERS[: len(choices)]
+        # Letters and indices count the choices as they were published.
+        published = self._published_choices()
+        letters = [
+            LETTERS[choices.index(choice) if self.recipe.choices_shuffled else place]
+            for place, choice in enumerate(published)
+        ]
         named = {
-            "text": {choice: letter for letter, choice in reversed(list(zip(letters, choices, strict=True)))},
-            "letter": {letter: letter for letter in letters},
+            "text": {choice: letter for letter, choice in reversed(list(zip(letters, published, strict=True)))},
+            "letter": dict(zip(LETTERS, letters, strict=False)),
             "index": {str(place): letter for place, letter in enumerate(letters)},
         }[self.recipe.answer_names]
         if answer not in named:

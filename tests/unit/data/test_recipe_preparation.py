@@ -14,7 +14,7 @@ import yaml
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.recipe_samples import SAMPLES, png
 
-from lmm_r1.data.files import load_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import images_of
 from lmm_r1.data.recipes import get_recipe, preparation
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
@@ -75,7 +75,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_zip_of_images_beside_its_annotations_becomes_rows_and_a_manifest(tmp_path):
     made = prepared(zipped(tmp_path / "copy"), tmp_path / "out", made=recipe(where={"kind": "a"}))
-    rows = load_rows(str(tmp_path / "out"))
+    rows = read_row_file(str(tmp_path / "out")).rows.values()
     assert [(row.messages[0].parts[-1].text, row.answer) for row in rows] == [("q0", "0"), ("q3", "3"), ("q4", "4")]
     for row, number in zip(rows, (0, 3, 4), strict=True):
         data = png(size=(8 + number, 8))
@@ -143,7 +143,7 @@ def test_parquet_files_are_read_in_order_and_only_those_of_the_split(tmp_path):
     for place, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
         write_parquet(tmp_path / "copy/data", f"{name}.parquet", [row | {"answer": str(place)}])
     made = prepared(tmp_path / "copy", tmp_path / "out", made=get_recipe("geometry3k_train"))
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "1"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["0", "1"]
     assert [file.name for file in made.manifest.files] == [
         "data/train-00000-of-00002.parquet",
         "data/train-00001-of-00002.parquet",
@@ -371,7 +371,31 @@ def test_a_recipe_may_filter_by_more_than_equality(tmp_path):
     where = yaml.safe_load("{kind: [a, c], answer: {filled: true}, question: {matches: '^q[0-4]$'}}")
     made = prepared(copy, tmp_path / "out", made=recipe(where=where))
     assert made.manifest.filtered == {"kind": 2, "answer": 1, "question": 0}
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "3", "4"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["0", "3", "4"]
+
+
+def test_a_csv_file_is_filtered_by_numbers_too_and_keeps_its_answers(tmp_path):
+    (tmp_path / "rows.csv").write_text("question,answer,level\nq0,007,5\nq1,None,4\nq2,3.10,3\n")
+    made = recipe(where={"level": [5, 4]}, images=[])
+    assert prepared(tmp_path / "rows.csv", tmp_path / "out", made=made).manifest.filtered == {"level": 1}
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["007", "None"]
+
+
+def test_a_choice_moves_with_its_letter_and_index(tmp_path):
+    rows = [
+        {"question": "q", "choices": ["dog", "cat", "bird"], "text": text, "letter": letter, "index": index}
+        for index, (letter, text) in enumerate(zip("ABC", ("dog", "cat", "bird"), strict=True))
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    labels = []
+    for names in ("text", "letter", "index"):
+        choices = {"choices": "choices", "choices_shuffled": True, "answer_names": names, "answer": [names]}
+        made = recipe(**choices, images=[], prompt="{question} {choices}")
+        prepared(tmp_path / "rows.json", tmp_path / names, made=made)
+        found = read_row_file(str(tmp_path / names)).rows.values()
+        labels.append([row.answer for row in found])
+        assert [row.messages[0].parts[0].text for row in found] == ["q (A) cat\n(B) dog\n(C) bird"] * 3
+    assert labels == [["B", "A", "C"]] * 3
 
 
 def test_bytes_in_the_row_are_stored_as_they_were_published(tmp_path):
@@ -394,4 +418,4 @@ def test_an_annotation_file_may_hold_its_rows_under_a_number_each(tmp_path):
     record = dict(SAMPLES["logicvista"].record)
     (copy / "data/dataset.json").write_text(json.dumps({"0": record, "1": record | {"answer": "A"}}))
     prepared(copy, tmp_path / "out", made=get_recipe("logicvista"))
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["C", "A"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["C", "A"]
