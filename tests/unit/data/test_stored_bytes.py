@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
@@ -190,6 +191,38 @@ def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatc
         assert read_again(records(file)) == [{"image": value(number)}]
         assert len(list((tmp_path / "cache" / "lmm_r1_rows").glob("*.arrow"))) == copies
     assert not list((tmp_path / "cache" / "lmm_r1_rows").glob("*.partial"))
+
+
+def test_copies_go_when_no_process_uses_them_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_files, "_LARGEST_GROUP", 100)
+    file, folder = tmp_path / "rows.parquet", tmp_path / "cache" / "lmm_r1_rows"
+
+    def read(number):
+        pyarrow.parquet.write_table(pyarrow.table({"image": [value(number)]}), file)
+        os.utime(file, ns=(number, number))
+        return records(file)
+
+    def copies():
+        return {path.name for path in folder.glob("*.arrow")}
+
+    context = multiprocessing.get_context("fork")
+    ready, over = context.Event(), context.Event()
+    other = context.Process(target=lambda: (read(1), ready.set(), over.wait(60)))
+    other.start()
+    assert ready.wait(60)
+    (first,) = copies()
+    for name, days in (("old.arrow", 31), ("new.arrow", 29), ("killed.partial", 0)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, times=(time.time() - days * 86400,) * 2)
+    (second,) = (rows := read(2)) and copies() - {first, "new.arrow"}
+    assert not list(folder.glob("*.partial"))
+    over.set()
+    other.join()
+    read(3)
+    assert len(copies()) == 3
+    assert copies() > {second, "new.arrow"}
+    assert read_again(rows) == [{"image": value(2)}]
+    assert len(list(folder.glob("*.user"))) == 1
 
 
 def test_threads_that_need_a_copy_at_once_share_one(tmp_path, monkeypatch, caplog):
