@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -35,7 +36,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
             first = next(batches, None)
             if first is None:
                 return
-            mapped = MappedFiles(name=name)
+            mapped = MappedFiles([str(file)], name=name)
             if mapped.holds(first):
                 yield from mapped_records(_cut(chain([first], batches)), mapped=mapped)
                 return
@@ -59,16 +60,19 @@ def mapped_records(
 
 
 class MappedFiles:
-    """The files that are mapped into this process's memory now; of systems that do not tell, none."""
+    """Where files are mapped into this process's memory; of systems that do not tell, nowhere."""
 
-    def __init__(self, *, name: str) -> None:
-        """Take note of them.
+    def __init__(self, files: Iterable[str], *, name: str) -> None:
+        """Take note of it.
 
         Args:
+            files: they stay mapped for as long as values are asked for: other memory may come to lie where one has left.
             name: what the user calls the rows, for messages.
         """
         self.name = name
-        self._regions = sorted(_regions())
+        found, wanted = list(_regions()), set(map(_identity, files))
+        known = {path for path in {region[3] for region in found} if _identity(path) in wanted - {None}}
+        self._regions = sorted(region for region in found if region[3] in known)
         self._places: dict[str, FilePlace] = {}
 
     def holds(self, batch: pyarrow.RecordBatch) -> bool:
@@ -143,6 +147,15 @@ def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """What tells a file from others whatever its path is; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _regions() -> Iterator[tuple[int, int, int, str]]:

@@ -298,7 +298,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded: {"bytes": ..., "path": ...} instead of a decoded image per row.
     tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
-    yield from _numbered(mapped_records(tables, mapped=MappedFiles(name=name)), name=name, base_dir=base_dir)
+    mapped = MappedFiles((file["filename"] for file in dataset.cache_files), name=name)
+    yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: Path) -> Iterator[Record]:

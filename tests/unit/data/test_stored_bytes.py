@@ -1,4 +1,5 @@
 import copy
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from lmm_r1.data import parquet_files
+from lmm_r1.data.arrow_files import MappedFiles
 from lmm_r1.data.files import load_rows, read_records
 from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import load_image
@@ -191,6 +193,28 @@ def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatc
         assert read_again(records(file)) == [{"image": value(number)}]
         assert len(list((tmp_path / "cache" / "lmm_r1_rows").glob("*.arrow"))) == copies
     assert not list((tmp_path / "cache" / "lmm_r1_rows").glob("*.partial"))
+
+
+def test_memory_that_another_file_has_left_is_not_taken_for_that_file(tmp_path):
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = ctypes.c_void_p
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    readable, private, anonymous_there = 1 | 2, 2, 2 | 0x20 | 0x100000
+    (tmp_path / "left").write_bytes(b"x" * 8192)
+    with (tmp_path / "left").open("rb") as file:
+        address = system.mmap(None, 8192, 1, private, file.fileno(), 0)
+    rows = write(pyarrow.table({"image": [value(1)]}), tmp_path, "arrow")
+    with pyarrow.memory_map(str(rows)) as source:
+        mapped = MappedFiles([str(rows)], name="rows")
+        own = pyarrow.ipc.open_file(source).get_batch(0).column("image")
+        assert isinstance(mapped.values(own, [1], "image")[0], StoredBytes)
+        system.munmap(address, 8192)
+        assert system.mmap(address, 8192, readable, anonymous_there, -1, 0) == address
+        ctypes.memmove(address, value(2), 3000)
+        ends = pyarrow.array([0, 3000], pyarrow.int32()).buffers()[1]
+        data = pyarrow.foreign_buffer(address, 8192)
+        assert mapped.values(pyarrow.Array.from_buffers(BYTES, 1, [None, ends, data]), [1], "image") == [value(2)]
 
 
 def test_copies_go_when_no_process_uses_them_any_more(tmp_path, monkeypatch):
