@@ -289,6 +289,52 @@ def test_an_image_that_may_be_one_of_two_files_is_not_guessed(tmp_path):
         prepared(copy, tmp_path / "out", max_rows=1)
 
 
+def test_archives_of_one_name_in_two_folders_are_unpacked_apart(tmp_path):
+    copy = tmp_path / "copy"
+    for number, part in enumerate(("train", "test")):
+        (copy / part).mkdir(parents=True)
+        (copy / f"{number}.png").write_bytes(png(size=(8 + number, 8)))
+        with tarfile.open(copy / part / "images.tar.gz", "w:gz") as archive:
+            archive.add(copy / f"{number}.png", arcname=f"{part}/{number}.png")
+        (copy / f"{number}.png").unlink()
+    rows = [{"question": "q", "answer": "1", "image": f"{part}.png"} for part in ("train/0", "test/1")]
+    (copy / "rows.json").write_text(json.dumps(rows))
+    assert prepared(copy, tmp_path / "out").manifest.kept == 2
+    found = [images_of(row.messages)[0] for row in read_row_file(str(tmp_path / "out")).rows.values()]
+    assert [Path(image.source).read_bytes() for image in found] == [png(size=(8, 8)), png(size=(9, 8))]
+
+
+def test_a_job_that_another_one_finished_meanwhile_leaves_the_folder_as_it_is(tmp_path, monkeypatch):
+    copy, made = zipped(tmp_path / "copy"), []
+    files = Preparation._files
+
+    def slow(job: Preparation) -> object:
+        if not made:
+            made.append(None)
+            made.append(prepared(copy, tmp_path / "out"))
+            made.append((tmp_path / "out").stat().st_ino)
+        return files(job)
+
+    monkeypatch.setattr(Preparation, "_files", slow)
+    late = prepared(copy, tmp_path / "out")
+    assert (late.was_complete, late.manifest.record()) == (True, made[1].manifest.record())
+    assert (tmp_path / "out").stat().st_ino == made[2]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "out"}
+
+
+def test_a_lock_that_was_moved_with_its_folder_is_none(tmp_path, monkeypatch):
+    copy, moved = zipped(tmp_path / "copy"), tmp_path / "moved"
+    flock = preparation.fcntl.flock
+
+    def late(file: object, how: int) -> None:
+        if not moved.exists():
+            (tmp_path / ".out.partial").rename(moved)
+        flock(file, how)
+
+    monkeypatch.setattr(preparation.fcntl, "flock", late)
+    assert prepared(copy, tmp_path / "out").manifest.kept == 5
+
+
 def test_a_full_disk_ends_the_job_and_blames_no_row(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
     monkeypatch.setattr(preparation, "append_json_lines", full_disk)
