@@ -74,7 +74,8 @@ def _used(copy: Path) -> bool:
     with _alone(copy.parent):
         if not copy.exists():
             return False
-        os.utime(copy)
+        # Not the copy's own time, by which its readers tell that nobody has written to it.
+        os.utime(copy.with_suffix(".lock"))
         _use(copy)
         return True
 
@@ -128,7 +129,7 @@ def _clean(new: Path) -> None:
         oldest = time.time() - _KEPT_SECONDS
         for file in new.parent.glob("*.arrow"):
             replaced = file.name.partition("-")[0] == new.name.partition("-")[0]
-            if file.name not in used and (replaced or file.stat().st_mtime < oldest):
+            if file.name not in used and (replaced or _last_use(file) < oldest):
                 file.unlink()
         for file in new.parent.glob("*.partial"):
             with contextlib.suppress(filelock.Timeout), filelock.FileLock(file.with_suffix(".lock"), timeout=0):
@@ -136,6 +137,12 @@ def _clean(new: Path) -> None:
     except OSError as error:
         # Another user's, in a cache that several have: no reason to end a run.
         logger.warning("%s: old copies of row files stay there (%s)", new.parent, error)
+
+
+def _last_use(copy: Path) -> float:
+    """When it was made, or used again."""
+    lock = copy.with_suffix(".lock")
+    return max(file.stat().st_mtime for file in (copy, lock) if file.exists())
 
 
 def _names(user: Path) -> list[str]:
