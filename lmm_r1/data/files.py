@@ -86,19 +86,6 @@ class RowFile:
         return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
 
 
-def load_rows(
-    path: str,
-    *,
-    split: str = "train",
-    max_rows: int | None = None,
-    reading: RowReading = AS_THEY_ARE,
-    answer_required: bool = True,
-) -> list[Row]:
-    """The rows of `read_row_file`."""
-    file = read_row_file(path, split=split, max_rows=max_rows, reading=reading, answer_required=answer_required)
-    return list(file.rows.values())
-
-
 def read_row_file(
     path: str,
     *,

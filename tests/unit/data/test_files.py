@@ -3,9 +3,10 @@ import json
 
 import datasets
 import pytest
+from helpers.row_files import load_rows
 from PIL import Image
 
-from lmm_r1.data.files import load_rows, read_good_rows, read_records, write_row_folder
+from lmm_r1.data.files import read_good_rows, read_records, write_row_folder
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError

@@ -13,11 +13,12 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers.row_files import load_rows
 from PIL import Image
 
 from lmm_r1.data import parquet_files
 from lmm_r1.data.arrow_files import MappedFiles
-from lmm_r1.data.files import load_rows, read_records
+from lmm_r1.data.files import read_records
 from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, images_of
@@ -235,16 +236,24 @@ def test_copies_go_when_no_process_uses_them_any_more(tmp_path, monkeypatch):
     other.start()
     assert ready.wait(60)
     (first,) = copies()
-    for name, days in (("old.arrow", 31), ("new.arrow", 29), ("killed.partial", 0)):
+    for name, days in (
+        ("old.arrow", 31),
+        ("new.arrow", 29),
+        ("again.arrow", 31),
+        ("again.lock", 29),
+        ("killed.partial", 0),
+    ):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, times=(time.time() - days * 86400,) * 2)
-    (second,) = (rows := read(2)) and copies() - {first, "new.arrow"}
+    rows = read(2)
+    assert read_again(records(file)) == read_again(rows), "to use a copy again is no change of it"
+    (second,) = copies() - {first, "new.arrow", "again.arrow"}
     assert not list(folder.glob("*.partial"))
     over.set()
     other.join()
     read(3)
-    assert len(copies()) == 3
-    assert copies() > {second, "new.arrow"}
+    assert len(copies()) == 4
+    assert copies() > {second, "new.arrow", "again.arrow"}
     assert read_again(rows) == [{"image": value(2)}]
     assert len(list(folder.glob("*.user"))) == 1
 
