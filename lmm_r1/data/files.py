@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,7 +294,7 @@ def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: P
         yield record, f"{name} row {number}", base_dir
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
