@@ -82,11 +82,10 @@ class RecordView:
         if asked is None:
             return []
         if isinstance(asked, tuple):
-            found = [self.value(name) for name in asked]
-            value = [choice for choice in found if choice is not None]
+            value = self._without_end([self.value(name) for name in asked])
         else:
             value = self.value(asked) if self.recipe.choices_optional else self.first((asked,))
-            value = _listed(value) if value is not None else []
+            value = self._without_end(_listed(value)) if value is not None else []
         if not value and self.recipe.choices_optional:
             return []
         choices = [self._bare(str(choice)) for choice in value] if isinstance(value, list) else []
@@ -94,6 +93,15 @@ class RecordView:
             shown = asked if isinstance(asked, str) else " ".join(asked)
             raise self.fail(f"{shown} must be a list of 2 to {len(LETTERS)} choices, found {value!r}")
         return choices
+
+    def _without_end(self, choices: Any) -> Any:
+        """The choices without empty ones behind the last; raises UserError for a gap: letters would stand for others."""
+        if not isinstance(choices, list):
+            return choices
+        held = [place for place, choice in enumerate(choices) if not _is_empty(choice)]
+        if held != list(range(len(held))):
+            raise self.fail(f"a choice is empty, and others follow it: {choices!r}")
+        return choices[: len(held)]
 
     def _bare(self, choice: str) -> str:
         prefix = self.recipe.choice_prefix

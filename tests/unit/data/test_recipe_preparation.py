@@ -444,6 +444,28 @@ def test_a_choice_moves_with_its_letter_and_index(tmp_path):
     assert labels == [["B", "A", "C"]] * 3
 
 
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_gap_among_choices_moves_no_letter(columns, tmp_path):
+    given = (["dog", "cat", None, None], ["dog", None, "bird", None], ["dog", "cat", "bird", "fish"])
+    rows = [
+        {"question": "q", "answer": "B", **(dict(zip("ABCD", choices, strict=True)) if columns else {"all": choices})}
+        for choices in given
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    choices = {"choices": list("ABCD") if columns else "all", "answer_names": "letter"}
+    made = recipe(**choices, images=[], prompt="{question} {choices}")
+    done = prepared(tmp_path / "rows.json", tmp_path / "out", made=made)
+    (gap,) = done.left_out
+    assert gap.reason.startswith(
+        f"{tmp_path / 'rows.json'} row 2: a choice is empty, and others follow it: ['dog', None"
+    )
+    rows = read_row_file(str(tmp_path / "out")).rows.values()
+    assert [row.messages[0].parts[0].text for row in rows] == [
+        "q (A) dog\n(B) cat",
+        "q (A) dog\n(B) cat\n(C) bird\n(D) fish",
+    ]
+
+
 def test_bytes_in_the_row_are_stored_as_they_were_published(tmp_path):
     data = io.BytesIO()
     from PIL import Image
