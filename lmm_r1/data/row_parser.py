@@ -26,6 +26,8 @@ VIDEO_TAG = "<video>"
 # A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
 _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
+# JSON can write it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # Names under which writers of chat messages put the source of an image or a video part.
 _SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
 _VIDEO_KEYS = ("video", "video_url", "url", "path")
@@ -176,6 +178,7 @@ class _Parser:
             )
         if not text.strip():
             self.fail("the text is empty")
+        self.check_characters(text, where="the text")
         return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
 
     def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
@@ -210,7 +213,16 @@ class _Parser:
             self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
         if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
             self.fail(f"{where} ({role}) is empty")
+        for part in parts:
+            if isinstance(part, TextPart):
+                self.check_characters(part.text, where=f"{where} ({role})")
         return Message(role=role, parts=tuple(parts))
+
+    def check_characters(self, text: str, *, where: str) -> None:
+        """What no tokenizer takes would end a training with a traceback."""
+        half = _SURROGATE.search(text)
+        if half is not None:
+            self.fail(f"{where} holds half of a character, {half[0]!r}; correct it")
 
     def tagged(self, text: str) -> list[Part]:
         """`"<image>\\nFind x."` → an image part from the image field, then the text `"Find x."`."""
