@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from helpers.conversations import message, picture, row
+from helpers.row_files import load_rows
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.config.reward_source import reward_function
-from lmm_r1.data.files import load_rows
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
