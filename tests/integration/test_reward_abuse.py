@@ -74,10 +74,12 @@ def test_retries_of_a_client_that_times_out_are_not_judged_beside_the_first(tmp_
             return (await client.reward(query="q", prompt="p", label="1", response="sleep 2")).reward
 
     with running(unruly_command(tmp_path, "--workers", "1")) as server:
-        # The attempts take 0.6, 1.2 and 2.4 s at most: the third is long enough.
+        # The attempts may take 0.6, 1.2 and 2.4 s: one of them is long enough.
         assert asyncio.run(scenario(server)) == 2.0
         health = health_of(server)
-    assert (health["items"], health["worker"], health["workers"]) == (3, 1, 1)
+    # Of the earlier ones nothing was left to be judged.
+    assert health["items"] >= 3
+    assert (health["worker"], health["busy"], health["waiting"], health["lost_workers"]) == (1, 0, 0, 0)
 
 
 def test_a_huge_batch_is_refused_while_health_answers(tmp_path):
@@ -115,7 +117,7 @@ def test_the_client_splits_what_a_server_does_not_take_at_once(tmp_path):
 
 
 def test_a_server_told_to_stop_refuses_at_the_end_of_its_grace_what_it_has_not_answered(tmp_path):
-    flags = ("--workers", "1", "--item-timeout-seconds", "60", "--grace-seconds", "2")
+    flags = ("--workers", "1", "--item-timeout-seconds", "60", "--grace-seconds", "4")
     with running(unruly_command(tmp_path, *flags)) as server, ThreadPoolExecutor() as threads:
         workers = server.workers()
         endless = threads.submit(post, server, body_of("sleep 50", "sleep 50"))
@@ -131,7 +133,7 @@ def test_a_server_told_to_stop_refuses_at_the_end_of_its_grace_what_it_has_not_a
             slow.settimeout(10)
             assert slow.recv(100).startswith(b"HTTP/1.1 503 ")
             assert server.process.wait(timeout=30) == 128 + signal.SIGTERM
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 10
         assert not any(worker.is_running() for worker in workers)
 
 
@@ -148,7 +150,7 @@ def test_normal_traffic_beside_abuse_loses_nothing():
     assert result["abused"]["health_max_s"] < 2.0
     assert result["memory_growth_mib"] < 100
     before, after = result["before"], result["after"]
-    assert after["workers"] <= before["workers"]
+    assert after["workers"] <= result["workers"]
     # Those of workers that were killed last are closed when the next one starts.
     assert after["open_files"] <= before["open_files"] + 60
     assert result["counts"]["lost_workers"] == 0
