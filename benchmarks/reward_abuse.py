@@ -263,7 +263,7 @@ async def abuse(url: str, *, scale: Scale) -> dict:
         json.dumps({key: [text] * count for key, text in texts.items()}).encode()
         for count in (HUGE_ITEMS, LARGE_ITEMS)
     ]
-    large = body_of(make_samples(4096, seed=5))
+    large = body_of(make_samples(1024, seed=5))
     print("ready", flush=True)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         await_of = [
