@@ -8,6 +8,7 @@ from lmm_r1.config.conversion import convert
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.openrlhf_06 import TABLES
 from lmm_r1.config.conversion.shell import Script
+from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -42,10 +43,47 @@ def arguments(script: str) -> list[str]:
         ("if true; then\n  " + COMMAND + "a\nfi\n", ["a"]),
         (COMMAND + '"a \\"b\\""\n', ['a "b"']),
         (COMMAND + "a '' b\n", ["a", "", "b"]),
+        ("A=1\nB=$A\nA=2\n" + COMMAND + "$A $B\n", ["2", "1"]),
+        ('A="-a 1"\nA+=" -b 2"\nA="$A -c 3"\n' + COMMAND + "$A\n", ["-a", "1", "-b", "2", "-c", "3"]),
+        ("A=\n" + COMMAND + "${A:-x} ${A-y}z ${B:=w} $B\n", ["x", "z", "w", "w"]),
+        (COMMAND + '"\\$HOME/${X:-y}"\n', ["$HOME/y"]),
+        ("cat <<< word\necho $((1<<2))\n" + COMMAND + "a\n", ["a"]),
+        ("export -p A=x B\n" + COMMAND + "$A\n", ["x"]),
+        ("A=x; unset A\n" + COMMAND + "${A:-y}\n", ["y"]),
     ],
 )
 def test_words_are_those_that_bash_would_give(script, words):
     assert arguments(script) == words
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("A=$1\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$1: only bash"),
+        ("A=$((8 * 16))\n" + COMMAND + "$A\n", r"run.sh:1: cannot read \$\(\(8 \* 16\)\): only bash"),
+        ("A=$(basename $(pwd))\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$\(basename \$\(pwd\)\): only bash"),
+        (
+            'A=1\n[ -n "$B" ] && A=2\n' + COMMAND + "$A\n",
+            r"run.sh:3: cannot read \$A: line 2 sets it under a condition",
+        ),
+        ("A=1\nfalse ||\nA=2\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 3 sets it under a condition"),
+        ("A=4\nfor A in 1 2; do :; done\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
+        ("A=4\nread -r A\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
+        ("A=4\nif A=$(f); then :; fi\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 sets it under"),
+        ("A=(\n  --a 1\n)\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 1 makes an array of it"),
+        ("A=4\nA+=(1)\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 makes an array of it"),
+    ],
+)
+def test_what_only_bash_could_tell_is_never_guessed(script, told):
+    _, words = Script(script, path=Path("run.sh")).command(["tool."])
+    with pytest.raises(UserError, match=f"^{told}"):
+        raise words[0].unreadable or AssertionError(words)
+
+
+def test_flags_behind_a_comment_inside_of_the_command_are_not_lost_in_silence():
+    script = Script(COMMAND + "--a 1 \\\n  # --b 2 \\\n  --c 3\n", path=Path("run.sh"))
+    with pytest.raises(UserError, match=r"^run.sh:3: --c stands behind the end of the command that trains"):
+        script.command(["tool."])
 
 
 def easyr1(**values: object) -> tuple[dict[str, object], dict[str, str]]:
