@@ -86,13 +86,15 @@ def _gpus(given: Given) -> Results:
 
 def _validation(given: Given) -> Results:
     names, split = yield from _files(given, "data.val_files")
-    steps = given.whole("trainer.val_freq")
-    if not names or steps < 1:
-        for setting in ("data.val_files", "trainer.val_freq"):
-            if given.has(setting) and (names if setting == "data.val_files" else steps >= 1):
-                yield Note(
-                    "without counterpart", setting, "data.val_files are evaluated on with trainer.val_freq above 0"
-                )
+    steps, before = given.whole("trainer.val_freq"), given.switch("trainer.val_before_train")
+    yield Flag("eval.before_training", bool(names) and before)
+    if not names:
+        for setting, asked in (("trainer.val_freq", steps >= 1), ("trainer.val_before_train", before)):
+            if given.has(setting) and asked:
+                yield Note("without counterpart", setting, "there are no data.val_files to evaluate on")
+        return
+    if steps < 1 and not before:
+        yield Note("without counterpart", "data.val_files", "they are evaluated on with trainer.val_freq above 0")
         return
     yield Flag("eval.dataset", names[0])
     if len(names) > 1:

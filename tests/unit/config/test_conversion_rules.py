@@ -108,6 +108,19 @@ def test_a_critic_has_its_own_optimizer_and_shares_the_batches():
     assert "worker.critic.ppo_epochs" not in notes
 
 
+def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
+    """val_before_train is on by default there, and needs no val_freq."""
+    flags, notes = easyr1(data__val_files="held_out@test")
+    assert (flags["eval.dataset"], flags["eval.split"]) == ("held_out", "test")
+    assert (flags["eval.steps"], flags["eval.before_training"]) == (-1, True)
+    assert "data.val_files" not in notes
+    flags, notes = easyr1(trainer__val_freq=5, trainer__val_before_train=True)
+    assert flags["eval.before_training"] is False and "eval.dataset" not in flags
+    assert notes["trainer.val_freq"] == notes["trainer.val_before_train"] == "without counterpart"
+    flags, notes = easyr1(data__val_files="held_out", trainer__val_before_train=False)
+    assert "eval.dataset" not in flags and notes["data.val_files"] == "without counterpart"
+
+
 def test_settings_of_a_critic_are_listed_where_there_is_none():
     flags, notes = easyr1(worker__critic__optim__lr=1e-5, trainer__critic_warmup=4)
     assert "critic.adam.lr" not in flags
