@@ -199,7 +199,7 @@ def _records(given: Given) -> Results:
             yield Note(
                 "without counterpart", "trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}"
             )
-    limit = given.whole("trainer.save_limit")
+    limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):
         yield Flag("ckpt.disable_ds", True)

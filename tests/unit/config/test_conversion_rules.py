@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config.conversion import convert
+from lmm_r1.config.conversion import convert, read_run
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.openrlhf_06 import TABLES
 from lmm_r1.config.conversion.shell import Script
@@ -54,6 +54,19 @@ def arguments(script: str) -> list[str]:
 )
 def test_words_are_those_that_bash_would_give(script, words):
     assert arguments(script) == words
+
+
+def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
+    run = "trainer: {experiment_name: 0809, n_gpus_per_node: 8, save_limit: null}\n"
+    (tmp_path / "run.yaml").write_text(run + "worker: {actor: {optim: {lr: 1e-6}}}\n")
+    values = read_run(tmp_path / "run.yaml", ["data.seed=0"]).values
+    assert (values["trainer.experiment_name"], values["trainer.n_gpus_per_node"]) == ("0809", 8)
+    assert (values["worker.actor.optim.lr"], values["data.seed"]) == (1e-6, 0)
+    # Without a limit all are kept.
+    assert convert(values, EASYR1).flags["ckpt.max_num"] == 1_000_000
+    (tmp_path / "run.sh").write_text("python -m openrlhf.cli.train_sft --save_path 007 --l2 .5 --learning_rate 1E-5\n")
+    values = read_run(tmp_path / "run.sh").values
+    assert (values["save_path"], values["l2"], values["learning_rate"]) == ("007", 0.5, 1e-5)
 
 
 @pytest.mark.parametrize(
