@@ -199,21 +199,21 @@ REF_AND_REWARD = (
 )
 
 CRITIC = tuple(
-    _ruled(f"worker.critic.{name}")
-    for name in (
-        "global_batch_size",
-        "micro_batch_size_per_device_for_update",
-        "micro_batch_size_per_device_for_experience",
-        "max_grad_norm",
-        "cliprange_value",
-        "loss_avg_mode",
-        "ppo_epochs",
-        "model.model_path",
-        "optim.lr",
-        "optim.betas",
-        "optim.weight_decay",
-        "optim.lr_warmup_ratio",
-    )
+    _ruled(f"worker.critic.{name}", default)
+    for name, default in {
+        "global_batch_size": None,
+        "micro_batch_size_per_device_for_update": None,
+        "micro_batch_size_per_device_for_experience": None,
+        "max_grad_norm": 1.0,
+        "cliprange_value": 0.5,
+        "loss_avg_mode": None,
+        "ppo_epochs": None,
+        "model.model_path": None,
+        "optim.lr": 1e-6,
+        "optim.betas": (0.9, 0.999),
+        "optim.weight_decay": 1e-2,
+        "optim.lr_warmup_ratio": 0.0,
+    }.items()
 )
 
 TRAINER = (

@@ -159,11 +159,14 @@ def _critic(given: Given) -> Results:
         "ppo_epochs": "worker.actor.ppo_epochs",
     }
     has_critic = given.text("algorithm.adv_estimator") == "gae"
+    if has_critic:
+        yield Flag("critic.lr_scheduler", "constant_with_warmup")
     for name in (*own, *shared):
         setting = f"worker.critic.{name}"
         if not given.has(setting):
-            continue
-        if not has_critic:
+            if has_critic and given[setting] is not None:
+                yield Flag(own[name], given[setting])
+        elif not has_critic:
             yield Note("without counterpart", setting, "only gae has a critic")
         elif name in own:
             yield Flag(own[name], given[setting])

@@ -128,10 +128,66 @@ def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
     assert (flags["eval.steps"], flags["eval.before_training"]) == (-1, True)
     assert "data.val_files" not in notes
     flags, notes = easyr1(trainer__val_freq=5, trainer__val_before_train=True)
-    assert flags["eval.before_training"] is False and "eval.dataset" not in flags
+    assert flags["eval.before_training"] is False
+    assert "eval.dataset" not in flags
     assert notes["trainer.val_freq"] == notes["trainer.val_before_train"] == "without counterpart"
     flags, notes = easyr1(data__val_files="held_out", trainer__val_before_train=False)
-    assert "eval.dataset" not in flags and notes["data.val_files"] == "without counterpart"
+    assert "eval.dataset" not in flags
+    assert notes["data.val_files"] == "without counterpart"
+
+
+def test_a_critic_has_their_defaults_where_nothing_is_given():
+    flags, _ = easyr1(algorithm__adv_estimator="gae")
+    critic = {name.removeprefix("critic."): value for name, value in flags.items() if name.startswith("critic.")}
+    assert critic == {
+        "num_nodes": 1,
+        "num_gpus_per_node": 8,
+        "adam.lr": 1e-6,
+        "adam.betas": [0.9, 0.999],
+        "adam.weight_decay": 0.01,
+        "lr_scheduler": "constant_with_warmup",
+        "lr_warmup_ratio": 0.0,
+        "max_norm": 1.0,
+        "value_clip": 0.5,
+    }
+
+
+VERL_RUN = "actor_rollout_ref: {model: {path: m}, actor: {ACTOR}}\nalgorithm: {ALGORITHM}\n"
+
+
+def verl(folder: Path, *, actor: str = "", algorithm: str = "") -> tuple[dict[str, object], dict[str, str]]:
+    file = folder / "run.yaml"
+    file.write_text(VERL_RUN.replace("ACTOR", actor).replace("ALGORITHM", algorithm))
+    run = read_run(file)
+    conversion = convert(run.values, run.table, shown=run.shown)
+    return dict(conversion.flags), {note.subject: note.text for note in conversion.notes}
+
+
+def test_kl_of_verl_has_one_estimator_as_a_loss_and_another_in_the_reward(tmp_path):
+    both = {"algorithm": "kl_penalty: mse"}
+    flags, _ = verl(tmp_path, actor="use_kl_loss: true", **both)
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.estimator"]) == (True, "k3")
+    flags, _ = verl(tmp_path, actor="use_kl_loss: true, kl_loss_type: kl", **both)
+    assert flags["algo.kl.estimator"] == "k1"
+    flags, _ = verl(tmp_path, algorithm="kl_penalty: mse, use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.02}")
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.estimator"]) == (False, "k2")
+    assert flags["algo.kl.init_coef"] == 0.02
+    flags, notes = verl(tmp_path, actor="use_kl_loss: true, kl_loss_coef: 0.5", algorithm="use_kl_in_reward: true")
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.init_coef"]) == (True, 0.5)
+    assert "one of them" in notes["algorithm.use_kl_in_reward"]
+
+
+def test_defaults_of_verl_are_its_own(tmp_path):
+    flags, notes = verl(tmp_path, actor="optim: {lr_warmup_steps: -1, warmup_style: cosine, min_lr_ratio: 0.2}")
+    assert (flags["algo.advantage.estimator"], flags["critic.adam.lr"]) == ("gae", 1e-5)
+    assert (flags["actor.lr_scheduler"], flags["actor.min_lr_ratio"]) == ("cosine_with_min_lr", 0.2)
+    # A negative number of steps leaves the word to the ratio.
+    assert "actor_rollout_ref.actor.optim.lr_warmup_steps" not in notes
+    flags, _ = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-mean", algorithm="adv_estimator: grpo")
+    assert flags["actor.loss_agg_mode"] == "seq-mean-token-mean"
+    flags, notes = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-sum", algorithm="adv_estimator: grpo")
+    assert flags["actor.loss_agg_mode"] == "token-mean"
+    assert "seq-mean-token-sum" in notes["actor_rollout_ref.actor.loss_agg_mode"]
 
 
 def test_settings_of_a_critic_are_listed_where_there_is_none():
