@@ -184,10 +184,11 @@ class Script:
         def held(match: re.Match[str]) -> str:
             name, colon, operator, default = match[1] or match[2], match[3], match[4], match[5]
             variable = self._variables.get(name)
-            if variable is not None and isinstance(variable.unreadable, UserError):
-                raise variable.unreadable
-            if variable is not None and variable.unreadable:
-                raise self._unreadable(line, match[0], variable.unreadable)
+            why = "" if variable is None else variable.unreadable
+            if isinstance(why, UserError):
+                raise why
+            if why:
+                raise self._unreadable(line, match[0], why)
             # With a colon an empty one counts as not set.
             if variable is not None and (variable.text or not colon):
                 return variable.text
