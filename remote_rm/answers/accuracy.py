@@ -118,7 +118,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return True
     stated = read(answer)
     if parse_quantity(gold) is None:
-        phrases = stated.phrases if is_text(gold) else stated.phrases[:1]
+        phrases = stated.phrases if is_text(gold) or kind_of(gold) is Kind.LIST else stated.phrases[:1]
         if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
             return True
     value = normalize(stated.value)
