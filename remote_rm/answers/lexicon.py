@@ -12,7 +12,7 @@ IS = re.compile(
 """What stands between a subject and what is said of it."""
 
 LEAD_IN = re.compile(
-    r"\b(?:answer|option|choice)\b[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
+    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"

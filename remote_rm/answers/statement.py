@@ -54,7 +54,7 @@ _LISTED_NUMBERS = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
 _PREPOSITION = re.compile(r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?")
 _SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
 POLAR_START = re.compile(
-    r"[\s*\"]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
+    r"[\s*\"$]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
     re.IGNORECASE,
 )
 _HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
@@ -197,9 +197,11 @@ def _of_clause(clause: str) -> Statement:
     polar = POLAR_START.match(clause)
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
     if polar is not None and not lexicon.LEAD_IN.search(clause):
-        return Statement(phrases=(whole, polar[1]))
+        return Statement(phrases=(polar[1],))
     bold = _BOLD_AT_END.search(clause.strip())
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
+    if concluded := POLAR_START.match(said):
+        return Statement(phrases=(concluded[1],))
     said = _KINDS_BEHIND.sub("", said) if "、" in said else said
     adverbial = lexicon.ADVERBIAL.match(said)
     said = said[adverbial.end() :] if adverbial and is_prose(said[adverbial.end() :]) else said
@@ -231,6 +233,8 @@ def _of_clause(clause: str) -> Statement:
     if value and not _value_of(complement):
         # 12 people are waiting: a number of subjects is a value, and what they do is none.
         return Statement(value=value, phrases=(whole,))
+    if NUMBER.search(value) or MATH_SPAN.search(value):
+        return Statement(value=value, phrases=(said, complement), listed=_formulas(said))
     phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
 
@@ -276,7 +280,7 @@ def _complement(said: str) -> str | None:
     subject = re.sub(
         r"^(?:so|thus|hence|therefore|option|choice|statement|point|选项)[\s,]+", "", pieces[-2], flags=re.I
     )
-    if lexicon.USED.fullmatch(complement) and NUMBER.search(subject):
+    if lexicon.USED.fullmatch(complement) and _sole_value(subject):
         return subject
     if not subject or subject == "It":
         return complement
@@ -343,7 +347,9 @@ def _ends(said: str) -> list[str]:
 def _chained(said: str) -> str:
     """The last value of a chain of numbers, with its unit: `3 * 60 * 3 = 540 meters a week` → `540 meters`."""
     chain = next(reversed(list(_CHAIN.finditer(said))), None)
-    return "" if chain is None else f"{chain[1]} {unit_in_prose(said, chain.end())}".strip()
+    return (
+        "" if chain is None or "=" in said[chain.end() :] else f"{chain[1]} {unit_in_prose(said, chain.end())}".strip()
+    )
 
 
 def _sole_value(text: str) -> str:
