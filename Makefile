@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py
 	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3
 	$(VENV)/bin/python benchmarks/reward_server.py
+	$(VENV)/bin/python benchmarks/reward_reasoning.py
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/rl_step.py
 	$(VENV)/bin/python benchmarks/output_layer.py

@@ -172,13 +172,13 @@ def picture(number: int) -> bytes:
 
 def measure(file: Path, *, steps: int) -> dict[str, Any]:
     """Return seconds and memory of loading a file in this process, and of reading its images."""
-    from lmm_r1.data.files import load_rows
+    from lmm_r1.data.files import read_row_file
     from lmm_r1.data.images import load_image
     from lmm_r1.data.messages import images_of
     from lmm_r1.data.training_rows import PromptStream
 
     began = time.perf_counter()
-    rows = load_rows(str(file))
+    rows = list(read_row_file(str(file)).rows.values())
     measured: dict[str, Any] = {"load_seconds": round(time.perf_counter() - began, 2), "peak_mib": status("VmHWM")}
     measured |= {"resident_mib": status("VmRSS"), "anonymous_mib": status("RssAnon")}
     if not steps:

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -39,9 +40,33 @@ class RewardUnavailable(RuntimeError):
 class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
-    def __init__(self, reason: str, *, retry_after_seconds: float = 0.0) -> None:
+    def __init__(self, reason: str, *, retry_after_seconds: float = 0.0, is_timeout: bool = False) -> None:
         super().__init__(reason)
         self.retry_after_seconds = retry_after_seconds
+        self.is_timeout = is_timeout
+
+
+class _TooLarge(Exception):
+    """A request that the server would take in parts."""
+
+    def __init__(self, reason: str, *, most: int | None) -> None:
+        super().__init__(reason)
+        self.most = most
+        """How many samples the server takes at once; None where it does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one reward is asked for."""
+
+    query: str
+    """Prompt and response as decoded, special tokens included."""
+    prompt: str
+    label: str
+    response: str | None = None
+    """The response alone; without it the server looks it up in the query."""
+    further: Mapping[str, object] = field(default_factory=dict)
+    """What is sent under keys of its own, for servers that know them."""
 
 
 class RewardClient:
@@ -85,6 +110,7 @@ class RewardClient:
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._connections = connections
+        self._most_items: int | None = None
         self._rota = EndpointRota(self.endpoints)
         token = token or os.environ.get(TOKEN_ENV, "").strip()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -100,18 +126,57 @@ class RewardClient:
     ) -> None:
         await self.close()
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score:
+    async def reward(
+        self,
+        *,
+        query: str,
+        prompt: str,
+        label: str,
+        response: str | None = None,
+        further: Mapping[str, object] | None = None,
+    ) -> Score:
         """Return the reward of one sample; raises RewardUnavailable when none can be had.
+
+        `further` is sent under its own keys, as lists of one, for servers that know them.
 
         Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
         server after a pause, or after what its Retry-After says. Another 4xx reply than 408 and 429 is final.
         """
-        payload = {"query": [query], "prompts": [prompt], "labels": [label]}
-        if response is not None:
-            payload["responses"] = [response]
+        (score,) = await self.reward_batch(
+            [Sample(query=query, prompt=prompt, label=label, response=response, further=further or {})]
+        )
+        return score
+
+    async def reward_batch(self, samples: Sequence[Sample]) -> list[Score]:
+        """Return the rewards of samples, in their order, asked for in as few requests as the servers take.
+
+        Either all samples have a response or none has. Raises RewardUnavailable as `reward` does, for all of them
+        together; the requests of a batch that failed or was cancelled are cancelled, which servers notice.
+        """
+        most = len(samples) if self._most_items is None else min(len(samples), self._most_items)
+        parts = [samples[start : start + most] for start in range(0, len(samples), max(1, most))]
+        if len(parts) == 1:
+            return await self._reward_part(parts[0])
+        asking = [asyncio.ensure_future(self._reward_part(part)) for part in parts]
+        try:
+            return [score for scores in await asyncio.gather(*asking) for score in scores]
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _reward_part(self, samples: Sequence[Sample]) -> list[Score]:
         session = self._session_here()
-        async with self._slots:
-            return await self._with_retries(session, payload)
+        try:
+            async with self._slots:
+                return await self._with_retries(session, _payload(samples))
+        except _TooLarge as refusal:
+            if len(samples) == 1:
+                raise RewardUnavailable(f"{refusal}; {_advice(413)}") from refusal
+            if refusal.most is None:
+                half = len(samples) // 2
+                return [*await self.reward_batch(samples[:half]), *await self.reward_batch(samples[half:])]
+            self._most_items = min(refusal.most, len(samples) - 1)
+            return await self.reward_batch(samples)
 
     async def check_health(self) -> None:
         """Raise RewardUnavailable, within seconds, unless a reward server answers at every endpoint."""
@@ -134,8 +199,8 @@ class RewardClient:
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
-    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[str]]) -> Score:
-        started, attempts = time.monotonic(), 0
+    async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[Any]]) -> list[Score]:
+        started, attempts, timeout_s = time.monotonic(), 0, self._timeout_s
         while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
             endpoint = self._rota.take()
             if endpoint is None:
@@ -146,21 +211,22 @@ class RewardClient:
             try:
                 if not endpoint.is_well:
                     await _expect_life(session, endpoint, timeout_s=min(LIFE_TIMEOUT_SECONDS, remaining))
-                reward = await _request_once(
-                    session, endpoint.address, payload, timeout_s=min(self._timeout_s, remaining)
-                )
+                scores = await _request_once(session, endpoint.address, payload, timeout_s=min(timeout_s, remaining))
             except _TryAgain as failure:
+                if failure.is_timeout:
+                    # A server drops what it had of a request that is given up: the same time again may never be enough.
+                    timeout_s *= 2
                 logger.warning("%s; trying again", failure)
                 self._rota.failed(
                     endpoint, asked_at=asked_at, reason=str(failure), retry_after_seconds=failure.retry_after_seconds
                 )
-            except RewardUnavailable:
+            except (RewardUnavailable, _TooLarge):
                 # A reply that is final is a reply: the server is up.
                 self._rota.succeeded(endpoint)
                 raise
             else:
                 self._rota.succeeded(endpoint)
-                return reward
+                return scores
         failures = "; ".join(dict.fromkeys(end.last_failure for end in self._rota.endpoints if end.last_failure))
         raise RewardUnavailable(
             f"{failures}; gave up after {attempts} attempts in {time.monotonic() - started:.1f} s "
@@ -169,8 +235,8 @@ class RewardClient:
 
 
 async def _request_once(
-    session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[str]], *, timeout_s: float
-) -> Score:
+    session: aiohttp.ClientSession, endpoint: str, payload: dict[str, list[Any]], *, timeout_s: float
+) -> list[Score]:
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.post(endpoint, json=payload, timeout=timeout) as reply:
@@ -178,35 +244,71 @@ async def _request_once(
             status = reply.status
             retry_after = reply.headers.get("Retry-After", "")
     except asyncio.TimeoutError as error:
-        raise _TryAgain(f"{endpoint} did not answer within {timeout_s:.1f} s") from error
+        raise _TryAgain(f"{endpoint} did not answer within {timeout_s:.1f} s", is_timeout=True) from error
     except aiohttp.ClientError as error:
         raise _TryAgain(f"{endpoint} failed with {type(error).__name__}: {error}") from error
     if (status >= 500 and status != 501) or status in RETRIED_STATUSES:
         seconds = float(retry_after) if retry_after.isdecimal() else 0.0
         raise _TryAgain(f"{endpoint} answered {status}: {_detail(body)}", retry_after_seconds=seconds)
+    if status == 413:
+        most = (_json_object(body) or {}).get("max_request_items")
+        told = f"{endpoint} refused the request with 413: {_detail(body)}"
+        raise _TooLarge(told, most=most if isinstance(most, int) and most > 0 else None)
     if status != 200:
         raise RewardUnavailable(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
-    return parse_reply(body, endpoint=endpoint)
+    return parse_replies(body, count=len(payload["query"]), endpoint=endpoint)
 
 
 def parse_reply(body: str, *, endpoint: str) -> Score:
     """Read the reply to a request of one sample: scalars and lists of one, with or without scores and extra_logs."""
+    (score,) = parse_replies(body, count=1, endpoint=endpoint)
+    return score
+
+
+def parse_replies(body: str, *, count: int, endpoint: str) -> list[Score]:
+    """Read the reply to a request of `count` samples, of which each list has one entry."""
     try:
         reply = json.loads(body)
-        reward = _scalar(reply["rewards"], name="rewards")
-        scores = reply.get("scores")
-        score = reward if scores is None else _scalar(scores, name="scores")
-        logs = reply.get("extra_logs") or {}
-        return Score.of_reply(
-            reward=reward,
-            score=score,
-            extra_logs={name: _scalar(value, name=f"extra_logs[{name!r}]") for name, value in logs.items()},
-        )
+        rewards = _scalars(reply["rewards"], count=count, name="rewards")
+        scores = rewards if reply.get("scores") is None else _scalars(reply["scores"], count=count, name="scores")
+        logs = {
+            name: _scalars(value, count=count, name=f"extra_logs[{name!r}]")
+            for name, value in (reply.get("extra_logs") or {}).items()
+        }
+        return [
+            Score.of_reply(
+                reward=rewards[place],
+                score=scores[place],
+                extra_logs={name: values[place] for name, values in logs.items()},
+            )
+            for place in range(count)
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RewardUnavailable(
             f"{endpoint} sent no usable reward ({type(error).__name__}: {error}) in {body[:200]!r}; "
             f"expected {{'rewards': [1.0], 'scores': [1.0], 'extra_logs': {{...}}}}: {START_HINT}"
         ) from error
+
+
+def _payload(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    payload: dict[str, list[Any]] = {
+        "query": [sample.query for sample in samples],
+        "prompts": [sample.prompt for sample in samples],
+        "labels": [sample.label for sample in samples],
+    }
+    responses = [sample.response for sample in samples if sample.response is not None]
+    if responses and len(responses) < len(samples):
+        raise ValueError(f"{len(responses)} of {len(samples)} samples have a response; give it for all or for none")
+    further = {name: [sample.further[name] for sample in samples] for name in samples[0].further}
+    return payload | ({"responses": responses} if responses else {}) | further
+
+
+def _scalars(value: Any, *, count: int, name: str) -> list[float]:
+    if count == 1:
+        return [_scalar(value, name=name)]
+    if not isinstance(value, list) or len(value) != count:
+        raise ValueError(f"{name} has not {count} values for {count} samples")
+    return [_scalar(entry, name=f"{name}[{place}]") for place, entry in enumerate(value)]
 
 
 def _scalar(value: Any, *, name: str) -> float:

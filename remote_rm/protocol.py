@@ -81,6 +81,8 @@ class Refusal(BaseModel):
 
     detail: str | list[dict[str, Any]]
     """A sentence, or one entry per wrong field with its place `loc` and the reason `msg`."""
+    max_request_items: int | None = None
+    """With 413 for too many samples: how many a request may hold."""
 
 
 class Health(BaseModel):
@@ -112,3 +114,5 @@ class Health(BaseModel):
     """Items that are with a worker now."""
     workers: int
     """Worker processes alive now."""
+    max_request_items: int
+    """Samples that one request may hold; one with more is refused with 413."""

@@ -57,11 +57,6 @@ def is_best(tag: str) -> bool:
     return tag.startswith("best")
 
 
-def complete_steps(folder: Path) -> list[int]:
-    """Return the steps whose checkpoint is whole, the newest last."""
-    return sorted({checkpoint.step for checkpoint in whole_checkpoints(folder).values()})
-
-
 def whole_checkpoints(folder: Path) -> dict[str, Checkpoint]:
     """Return the folder's whole checkpoints by tag."""
     whole = {}

@@ -48,11 +48,6 @@ def resume_point(folders: Sequence[Path]) -> ResumePoint:
     return ResumePoint(tag=chosen, passed_over=tuple(reason for reason in reasons if reason))
 
 
-def newest_common_step(folders: Sequence[Path]) -> int | None:
-    """Return the newest step that every folder has whole and from the same session, None where there is none."""
-    return max((checkpoint.step for checkpoint in _common(folders).values()), default=None)
-
-
 def _common(folders: Sequence[Path]) -> dict[str, Checkpoint]:
     """Return the checkpoints that every folder has whole, and that were saved together."""
     first, *others = [whole_checkpoints(folder) for folder in folders]

@@ -1,6 +1,9 @@
 """The `lmm-r1` command: `lmm-r1 NAME ...` runs `lmm_r1.cli.NAME`, imported only when asked for."""
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,8 +31,31 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command named by the first argument; an unknown name ends the process with code 2."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run the command named by the first argument; an unknown name ends the process with code 2.
+
+    Where nobody reads what it prints any more, as behind `| head`, it ends without a word, as SIGPIPE ends others.
+    """
+    try:
+        try:
+            _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            # What is left in the buffer would fail when the interpreter ends.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _reader_has_gone() -> bool:
+    """Say whether it is standard output that is broken, and not a connection of the command's own."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _run(arguments: list[str]) -> None:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_usage())

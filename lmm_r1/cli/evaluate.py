@@ -13,6 +13,7 @@ from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,
     EvaluateConfig,
+    answers_path,
     check,
     disagreements_path,
     page_path,
@@ -69,7 +70,8 @@ def _measure(config: EvaluateConfig) -> Sequence[MeasuredFile]:
 
     row_sets = read_row_sets(config, files=files, copies=copies)
     samples = {row_set.file.name: row_set.sampling.n_samples for row_set in row_sets}
-    check_exports(config.export, checkpoints=names, files=samples)
+    taken = _taken(config, *files.values(), *copies.values())
+    check_exports(config.export, checkpoints=names, files=samples, taken=taken)
     for row_set in row_sets:
         for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
             _say(line)
@@ -77,6 +79,15 @@ def _measure(config: EvaluateConfig) -> Sequence[MeasuredFile]:
     _finish(config, measured, checkpoints, baseline=baseline)
     _export(config, measured, checkpoints)
     return measured
+
+
+def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
+    """Return the files that an export must not take the place of."""
+    output = config.output
+    beside = (
+        [] if output is None else [output, responses_path(output), answers_path(output), disagreements_path(output)]
+    )
+    return [*read, *beside]
 
 
 def _compare(config: EvaluateConfig) -> None:
@@ -88,7 +99,9 @@ def _compare(config: EvaluateConfig) -> None:
     names = [checkpoint.name for checkpoint in checkpoints]
     baseline = _baseline(config, names)
     files = saved_files(checkpoints, ks=config.k)
-    check_exports(config.export, checkpoints=names, files=_most_samples(files, checkpoints))
+    sources = [file.source for file in files]
+    samples = _most_samples(files, checkpoints)
+    check_exports(config.export, checkpoints=names, files=samples, taken=_taken(config, *sources))
     _finish(config, files, checkpoints, baseline=baseline)
     _export(config, files, checkpoints)
 
@@ -99,8 +112,10 @@ def _rejudge(config: EvaluateConfig) -> Sequence[MeasuredFile]:
     from lmm_r1.records.responses import write_responses
 
     files = _named([_with_name(entry) for entry in config.rejudge], "--rejudge")
-    check_exports(config.export, checkpoints=[CHECKPOINT], files=dict.fromkeys(files, 1))
-    found = rejudge(config, files, _named(config.rejudge_data, "--rejudge_data"), report=_say)
+    data = _named(config.rejudge_data, "--rejudge_data")
+    taken = _taken(config, *files.values(), *data.values())
+    check_exports(config.export, checkpoints=[CHECKPOINT], files=dict.fromkeys(files, 1), taken=taken)
+    found = rejudge(config, files, data, report=_say)
     checkpoints = [found.checkpoint]
     check_exports(config.export, checkpoints=[CHECKPOINT], files=_most_samples(found.files, checkpoints))
     if config.output is not None:

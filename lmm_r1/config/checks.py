@@ -409,7 +409,7 @@ def _check_value_models(config: PPOConfig) -> None:
 
 def _check_reward_source(config: PPOConfig) -> None:
     model, url = config.reward.model_name_or_path, config.reward.remote_url
-    reward_function(config.reward)
+    function = reward_function(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
     if not (model or url):
@@ -417,8 +417,18 @@ def _check_reward_source(config: PPOConfig) -> None:
             "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
             "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
         )
+    if function is not None and config.reward.timeout_s != RewardConfig.timeout_s:
+        raise UserError(
+            f"--reward.timeout_s {config.reward.timeout_s:g} is for requests to a reward server; how long the function "
+            f"{function.path} may take for a prompt's responses is --reward.deadline_s"
+        )
     if not model:
         return
+    if config.reward.request_fields:
+        raise UserError(
+            f"--reward.request_fields {' '.join(config.reward.request_fields)} is for requests to a reward server, and "
+            f"--reward.model_name_or_path {model} gives the rewards; leave it out"
+        )
     for flag, given in (
         (f"--eval.dataset {config.eval.dataset}", config.eval.dataset),
         ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),

@@ -49,6 +49,7 @@ _FREE = (
     "reward.num_nodes",
     "reward.offload",
     "reward.remote_url",
+    "reward.request_fields",
     "reward.timeout_s",
     "rollout.max_tokens_per_gpu",
     "rollout.micro_batch_size",

@@ -23,6 +23,8 @@ EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
 ]
 """Each is that of a function in `trainer.advantages`."""
+RequestField: TypeAlias = Literal["columns", "images", "step"]
+"""What a reward request may hold beside OpenRLHF's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,11 @@ class RewardConfig:
     timeout_s: float = 60.0
     """Seconds that one reward request may take."""
     deadline_s: float = 300.0
-    """Seconds for which a failing reward is tried again before the run stops."""
+    """Seconds for which a failing reward is tried again before the run stops; of a reward function, those within which it
+    must have scored the responses to one prompt."""
+    request_fields: tuple[RequestField, ...] = ()
+    """What reward requests hold beside OpenRLHF's keys: the rows' other columns, their images, the step; for servers of
+    your own that read it."""
     model_name_or_path: str | None = None
     """A trained reward model, in place of a reward service."""
     num_nodes: int = 1

@@ -22,6 +22,8 @@ class RewardFunction:
     """What it is given by name beside the samples."""
     score_key: str | None
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
+    deadline_s: float
+    """Seconds within which it must have scored the responses to one prompt."""
 
 
 def reward_function(reward: RewardConfig) -> RewardFunction | None:
@@ -39,11 +41,17 @@ def reward_function(reward: RewardConfig) -> RewardFunction | None:
                     f"--reward.remote_url FILE.py, not {reward.remote_url}"
                 )
         return None
+    if reward.request_fields:
+        raise UserError(
+            f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server; a function "
+            "takes what it has parameters for, so leave it out"
+        )
     return RewardFunction(
         path=match["path"],
         name=match["name"],
         arguments=_arguments(reward.function_kwargs),
         score_key=reward.score_key,
+        deadline_s=reward.deadline_s,
     )
 
 

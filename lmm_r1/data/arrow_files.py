@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import hashlib
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -12,17 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.arrow_values import column_values, holds_binary, to_records
+from lmm_r1.data.row_copies import arrow_copy
 from lmm_r1.data.stored_bytes import FEWEST_BYTES, FilePlace, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
-logger = logging.getLogger(__name__)
-
 BATCH_ROWS = 256
-COPIES_FOLDER = "lmm_r1_rows"
-"""Below the cache folder of `datasets`: uncompressed copies of row files."""
 _FILE_MAGIC = b"ARROW1"
 _MAPS = Path("/proc/self/maps")
 
@@ -41,7 +36,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
             first = next(batches, None)
             if first is None:
                 return
-            mapped = MappedFiles(name=name)
+            mapped = MappedFiles([str(file)], name=name)
             if mapped.holds(first):
                 yield from mapped_records(_cut(chain([first], batches)), mapped=mapped)
                 return
@@ -64,57 +59,20 @@ def mapped_records(
         row += table.num_rows
 
 
-def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, source: FileState) -> Path:
-    """Return an uncompressed Arrow file of the batches; the processes of a machine, and later runs, share one.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    import datasets
-    import filelock
-    import pyarrow
-
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / COPIES_FOLDER
-    told = f"{os.path.realpath(source.path)} {source.size} {source.mtime_ns}"
-    copy = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:24]}.arrow"
-    # Only who has the lock writes it, so that what a killed process left is written over.
-    partial = copy.with_suffix(".partial")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(copy.with_suffix(".lock")):
-            if copy.exists():
-                return copy
-            logger.warning("%s: copied once to %s, as single images of it cannot be read", source.path, copy)
-            try:
-                with pyarrow.OSFile(str(partial), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
-                    for batch in batches:
-                        writer.write_batch(batch)
-                partial.rename(copy)
-            finally:
-                partial.unlink(missing_ok=True)
-    # filelock raises NotImplementedError for file systems without locks.
-    except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno is None:
-            # Not the system's: Arrow cannot read the batches.
-            raise
-        raise UserError(
-            f"{source.path}: its images are read from an uncompressed copy, which cannot be written to {folder} "
-            f"({error}); make room there, or name another folder in the environment variable HF_DATASETS_CACHE"
-        ) from error
-    return copy
-
-
 class MappedFiles:
-    """The files that are mapped into this process's memory now; of systems that do not tell, none."""
+    """Where files are mapped into this process's memory; of systems that do not tell, nowhere."""
 
-    def __init__(self, *, name: str) -> None:
-        """Take note of them.
+    def __init__(self, files: Iterable[str], *, name: str) -> None:
+        """Take note of it.
 
         Args:
+            files: they stay mapped for as long as values are asked for: other memory may come to lie where one has left.
             name: what the user calls the rows, for messages.
         """
         self.name = name
-        self._regions = sorted(_regions())
+        found, wanted = list(_regions()), set(map(_identity, files))
+        known = {path for path in {region[3] for region in found} if _identity(path) in wanted - {None}}
+        self._regions = sorted(region for region in found if region[3] in known)
         self._places: dict[str, FilePlace] = {}
 
     def holds(self, batch: pyarrow.RecordBatch) -> bool:
@@ -189,6 +147,15 @@ def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """What tells a file from others whatever its path is; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _regions() -> Iterator[tuple[int, int, int, str]]:

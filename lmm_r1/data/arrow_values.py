@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import pyarrow
 
+STEP = "\0"
+"""Stands in paths, and in no name: a column's own may have dots."""
 Leaf: TypeAlias = "Callable[[pyarrow.Array, Sequence[int], str], list[Any]]"
 """Gives the values of a binary array from the array, the row of each value and the array's path in the table."""
 
@@ -51,7 +53,7 @@ def to_values(array: pyarrow.Array, leaf: Leaf, *, rows: Sequence[int], path: st
 
     Args:
         rows: the row of each value.
-        path: the names from the column to this array, with dots.
+        path: the names from the column to this array, with `STEP` between them.
     """
     from pyarrow import types
 
@@ -63,7 +65,8 @@ def to_values(array: pyarrow.Array, leaf: Leaf, *, rows: Sequence[int], path: st
     if types.is_struct(kind):
         names = [field.name for field in kind]
         fields = [
-            to_values(array.field(place), leaf, rows=rows, path=f"{path}.{name}") for place, name in enumerate(names)
+            to_values(array.field(place), leaf, rows=rows, path=f"{path}{STEP}{name}")
+            for place, name in enumerate(names)
         ]
         return _where_valid(array, (dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)))
     if _is_list(kind):
@@ -96,7 +99,7 @@ def _lists(array: pyarrow.Array, leaf: Leaf, *, rows: Sequence[int], path: str) 
     held_rows = list(
         chain.from_iterable(repeat(row, end - start) for row, (start, end) in zip(rows, spans, strict=True))
     )
-    values = to_values(held, leaf, rows=held_rows, path=f"{path}.list")
+    values = to_values(held, leaf, rows=held_rows, path=f"{path}{STEP}list")
     return _where_valid(array, (values[start - ends[0] : end - ends[0]] for start, end in spans))
 
 

@@ -9,8 +9,10 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ IMAGES_FOLDER = "images"
 _BATCH_ROWS = 256
 # Most that the csv module takes on every system: of an image as base64, 1.5 GiB.
 _LONGEST_FIELD = 2**31 - 1
+_SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 
 
 def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
@@ -81,19 +84,6 @@ class RowFile:
     def told(self) -> str:
         """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
         return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
-
-
-def load_rows(
-    path: str,
-    *,
-    split: str = "train",
-    max_rows: int | None = None,
-    reading: RowReading = AS_THEY_ARE,
-    answer_required: bool = True,
-) -> list[Row]:
-    """The rows of `read_row_file`."""
-    file = read_row_file(path, split=split, max_rows=max_rows, reading=reading, answer_required=answer_required)
-    return list(file.rows.values())
 
 
 def read_row_file(
@@ -237,14 +227,18 @@ def _read_arrow_file(file: Path) -> Iterator[Record]:
     yield from _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
 
 
-def _read_tsv(file: Path) -> Iterator[Record]:
-    """Tab-separated values under a line of names; an empty one counts as missing, and images are longer than csv allows."""
+def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
+    """Values under a line of names, all of them text: 007 is no 7, and None is a word.
+
+    An empty value counts as missing, and images are longer than csv allows.
+    """
     csv.field_size_limit(_LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        lines = csv.reader(stream, dialect="excel-tab", strict=True)
-        start = 1
+        lines = csv.reader(stream, dialect=dialect, strict=True)
         try:
-            names = next(lines, [])
+            names, start = next(lines, []), lines.line_num
+            if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
+                raise UserError(f"{file} line 1: two columns have the name {twice[0]}; rename one of them")
             for values in lines:
                 location, start = f"{file} line {start + 1}", lines.line_num
                 if not values:
@@ -255,18 +249,7 @@ def _read_tsv(file: Path) -> Iterator[Record]:
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error
         except csv.Error as error:
-            raise UserError(f"{file} line {lines.line_num}: not tab-separated values: {error}") from error
-
-
-def _read_with_datasets(file: Path) -> Iterator[Record]:
-    import datasets
-
-    builder = file.suffix.lower().removeprefix(".")
-    try:
-        dataset = datasets.load_dataset(builder, data_files=str(file), split="train")
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise UserError(f"{file}: not a readable {builder} file ({error})") from error
-    yield from _read_arrow(dataset, name=str(file), base_dir=file.parent)
+            raise UserError(f"{file} line {lines.line_num}: not {_SEPARATED[dialect]} values: {error}") from error
 
 
 def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
@@ -302,7 +285,8 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     # The Arrow view leaves image features encoded: {"bytes": ..., "path": ...} instead of a decoded image per row.
     tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
-    yield from _numbered(mapped_records(tables, mapped=MappedFiles(name=name)), name=name, base_dir=base_dir)
+    mapped = MappedFiles((file["filename"] for file in dataset.cache_files), name=name)
+    yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
 
 
 def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: Path) -> Iterator[Record]:
@@ -310,13 +294,13 @@ def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: P
         yield record, f"{name} row {number}", base_dir
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
-    ".csv": _read_with_datasets,
+    ".csv": partial(_read_separated, dialect="excel"),
     ".arrow": _read_arrow_file,
-    ".tsv": _read_tsv,
+    ".tsv": partial(_read_separated, dialect="excel-tab"),
 }
 
 

@@ -52,6 +52,24 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
+def encoded_image(part: ImagePart, *, location: str) -> bytes:
+    """The image as it is stored, whatever its format; of one that is held as pixels, a PNG.
+
+    Raises:
+        UserError: the image is missing or cannot be fetched; names `location` and the image. Or the row file that holds
+            it has changed.
+    """
+    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
+    try:
+        if not isinstance(source, Image.Image):
+            return _read(source)
+        buffer = io.BytesIO()
+        source.save(buffer, "PNG")
+        return buffer.getvalue()
+    except _DECODE_ERRORS as error:
+        raise _image_error(replace(part, source=source), location=location, error=error) from error
+
+
 def fetched(part: ImagePart, *, location: str) -> ImagePart:
     """The part with the encoded bytes in the place of a URL; any other part as it is.
 

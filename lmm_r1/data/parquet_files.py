@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.arrow_files import BATCH_ROWS, arrow_copy, arrow_records
-from lmm_r1.data.arrow_values import column_values, to_records
+from lmm_r1.data.arrow_files import BATCH_ROWS, arrow_records
+from lmm_r1.data.arrow_values import STEP, column_values, to_records
+from lmm_r1.data.row_copies import arrow_copy
 from lmm_r1.data.stored_bytes import FEWEST_BYTES, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
@@ -160,7 +161,7 @@ def _metadata(state: FileState) -> pyarrow.parquet.FileMetaData:
 
 def _parts(table: pyarrow.parquet.ParquetFile, place: _GroupPlace) -> Iterator[_DecodedColumn]:
     """A row group's column, some rows at a time, walked through as when its values were counted."""
-    name = next(name for name in table.schema_arrow.names if f"{place.path}.".startswith(f"{name}."))
+    name = place.path.partition(STEP)[0]
     for batch in table.iter_batches(
         batch_size=BATCH_ROWS, row_groups=[place.group], columns=[name], use_threads=False
     ):

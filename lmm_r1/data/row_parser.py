@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from PIL import Image
 
 from lmm_r1.data.formats import OWN
-from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, listed
+from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, filled, listed
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.stored_bytes import StoredBytes
@@ -26,9 +26,14 @@ VIDEO_TAG = "<video>"
 # A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
 _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
+# JSON can write it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # Names under which writers of chat messages put the source of an image or a video part.
 _SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
 _VIDEO_KEYS = ("video", "video_url", "url", "path")
+_MEDIA_COLUMNS = {"image": ImagePart, "images": ImagePart, "video": VideoPart, "videos": VideoPart}
+# What writers of chat messages put beside the content, and the chat template would need.
+_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content")
 
 
 def parse_row(
@@ -92,6 +97,7 @@ def read_row(
             *parser.output(output, found=columns.record, plain=template is not None),
         ), None
     parser.finish()
+    _check_shown(messages, columns)
     return Row(
         messages=messages,
         answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
@@ -103,6 +109,22 @@ def read_row(
         plain=template is not None,
         columns=columns.rest(),
     )
+
+
+def _check_shown(messages: Sequence[Message], columns: Columns) -> None:
+    """Raise UserError where a usual column holds media, and the format has neither taken it nor shows any of that kind."""
+    shown = {type(part) for message in messages for part in message.parts}
+    for name, value in columns.rest().items():
+        kind = _MEDIA_COLUMNS.get(name)
+        if kind is not None and kind not in shown and any(map(_is_media, listed(value))):
+            columns.fail(
+                f'the field "{name}" holds what the prompt does not show; name the field with --data.image_key, choose '
+                "another row format with --data.format, or empty it"
+            )
+
+
+def _is_media(entry: Any) -> bool:
+    return any(map(filled, entry.values())) if isinstance(entry, Mapping) else filled(entry)
 
 
 def _is_plain(value: Any) -> bool:
@@ -156,6 +178,7 @@ class _Parser:
             )
         if not text.strip():
             self.fail("the text is empty")
+        self.check_characters(text, where="the text")
         return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
 
     def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
@@ -177,6 +200,10 @@ class _Parser:
         role = item.get("role")
         if role not in ROLES:
             self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
+        if beside := [name for name in _BESIDE_CONTENT if item.get(name)]:
+            self.fail(
+                f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or leave it out'
+            )
         content = item.get("content")
         if isinstance(content, str):
             parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
@@ -186,7 +213,16 @@ class _Parser:
             self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
         if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
             self.fail(f"{where} ({role}) is empty")
+        for part in parts:
+            if isinstance(part, TextPart):
+                self.check_characters(part.text, where=f"{where} ({role})")
         return Message(role=role, parts=tuple(parts))
+
+    def check_characters(self, text: str, *, where: str) -> None:
+        """What no tokenizer takes would end a training with a traceback."""
+        half = _SURROGATE.search(text)
+        if half is not None:
+            self.fail(f"{where} holds half of a character, {half[0]!r}; correct it")
 
     def tagged(self, text: str) -> list[Part]:
         """`"<image>\\nFind x."` → an image part from the image field, then the text `"Find x."`."""

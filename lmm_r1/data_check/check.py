@@ -106,7 +106,7 @@ def _of_skipped(row: SkippedRow) -> Finding:
 
 def _without_answer(rows: Mapping[int, Row]) -> Iterator[Finding]:
     for index, row in rows.items():
-        if not row.answer and not is_conversation(row):
+        if not row.answer and row.response is None and not is_conversation(row):
             what = "has no answer for RL to reward, and no turn for SFT to learn from"
             yield Finding(kind="answer", index=index, location=row.location, what=what)
 

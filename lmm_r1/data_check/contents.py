@@ -42,7 +42,7 @@ def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
 def content_of(row: Row) -> RowContent:
     """Return what a row holds; what it asks is all but a last turn of the assistant."""
     prompt = row.messages[:-1] if is_conversation(row) else row.messages
-    answer = row.answer or _text(row.messages[-1].parts)
+    answer = row.answer or _text((row.response or row.messages[-1]).parts)
     digest, sizes = hashlib.sha256(), []
     for message in prompt:
         digest.update(f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode())

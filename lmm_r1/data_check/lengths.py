@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data_check.contents import is_conversation
 from lmm_r1.data_check.findings import Finding
 from lmm_r1.errors import UserError
@@ -36,10 +36,15 @@ class Lengths:
         self.prompts: list[int] = []
         """Tokens of each prompt that was encoded, images included."""
         self.conversations: list[int] = []
-        """The same of rows that end with a turn to learn from."""
+        """The same of rows with a turn to learn from, that turn included."""
 
     def finding(self, index: int, row: Row) -> Finding | None:
-        """Encode one row; return what there is to say of it."""
+        """Encode one row, as the prompt that RL takes and as what SFT learns; return what there is to say of it."""
+        if row.response is None:
+            return self._finding(index, row)
+        return self._finding(index, row) or self._finding(index, demonstration(row))
+
+    def _finding(self, index: int, row: Row) -> Finding | None:
         kit, whole = self._checkpoint.kit, is_conversation(row)
         try:
             check_images_taken([row], kit=kit, model=self._model)

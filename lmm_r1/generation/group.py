@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -16,13 +17,16 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring.functions import ScoredResponse
-from lmm_r1.scoring.sources import GroupSource, Scorer
+from lmm_r1.scoring.functions import failure_told
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class GroupSettings:
     overlong_prompts: Literal["error", "skip"]
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
+    moment: Moment | None = None
+    """When in the run they are scored, which reward functions ask for; None outside of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +119,10 @@ class GroupRollout:
                     )
                     samples.append(sample)
                     if at_once is None:
-                        tasks.append(asyncio.create_task(self._scored(sample, prompt)))
+                        tasks.append(asyncio.create_task(self._scored(sample, prompt, settings)))
             _check_whole(request, row)
             if at_once is not None:
-                return await self._scored_at_once(samples, prompt, at_once)
+                return await self._scored_at_once(samples, prompt, at_once, settings)
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
@@ -133,46 +139,63 @@ class GroupRollout:
             ignore_eos=settings.ignore_eos,
         )
 
-    async def _scored(self, sample: Sample, prompt: EncodedPrompt) -> Sample:
+    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
         """Return a sample with its reward; without a scorer a reward model gives it later."""
         if self.scorer is None:
             return sample
         assert not isinstance(self.scorer, GroupSource)
         try:
-            score = await self.scorer.reward(
-                query=self._query(sample, prompt),
-                prompt=sample.prompt,
-                label=sample.label,
-                response=sample.response,
-            )
+            if isinstance(self.scorer, RowSource):
+                score = await self.scorer.reward_of(self._given(sample, prompt, settings))
+            else:
+                score = await self.scorer.reward(
+                    query=self._query(sample, prompt),
+                    prompt=sample.prompt,
+                    label=sample.label,
+                    response=sample.response,
+                )
         except (RewardUnavailable, UserError) as error:
-            raise type(error)(f"{sample.row.location}: {error}") from error
+            raise type(error)(_placed(error, sample.row)) from error
         _check_finite(score, sample.row)
         return replace(sample, reward=score)
 
-    async def _scored_at_once(self, samples: list[Sample], prompt: EncodedPrompt, source: GroupSource) -> list[Sample]:
+    async def _scored_at_once(
+        self, samples: list[Sample], prompt: EncodedPrompt, source: GroupSource, settings: GroupSettings
+    ) -> list[Sample]:
         """Return all samples of a group with their rewards."""
-        batch = [
-            ScoredResponse(
-                row=sample.row,
-                query=self._query(sample, prompt),
-                response=sample.response,
-                num_tokens=sample.generated_tokens,
-            )
-            for sample in samples
-        ]
+        row = samples[0].row
         try:
-            scores = await source.rewards(batch)
+            scores = await source.rewards([self._given(sample, prompt, settings) for sample in samples])
         except UserError as error:
-            raise UserError(f"{samples[0].row.location}: {error}") from error
+            raise UserError(_placed(error, row)) from error
+        except Exception as error:  # the user's own code, which may raise anything
+            logger.exception("%s: the reward function failed", row.location)
+            raise UserError(
+                f"{row.location}: {failure_told(error)}; correct it, with the whole traceback by --logger.worker_logs"
+            ) from error
         for score in scores:
-            _check_finite(score, samples[0].row)
+            _check_finite(score, row)
         return [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]
+
+    def _given(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> ScoredResponse:
+        return ScoredResponse(
+            row=sample.row,
+            query=self._query(sample, prompt),
+            response=sample.response,
+            num_tokens=sample.generated_tokens,
+            moment=settings.moment,
+        )
 
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
         """Return prompt and response as the model reads and writes them."""
         (generated,) = sample.generated
         return self.tokenizer.decode([*prompt.engine_token_ids, *generated.token_ids], skip_special_tokens=False)
+
+
+def _placed(error: Exception, row: Row) -> str:
+    """Return what an error says behind the row's place, which that of an image has already."""
+    said = str(error)
+    return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
 def _check_whole(request: Request, row: Row) -> None:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -23,7 +22,7 @@ from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import create_service
-from remote_rm.service.judge import JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem
+from remote_rm.service.judge import STOPPING, JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem, check_room
 from remote_rm.service.server import ListeningOptions, serve_app
 from remote_rm.verifier import Score
 
@@ -35,9 +34,6 @@ logger = logging.getLogger(__name__)
 
 READERS = 4
 """Threads that parse prompts and fetch images, which keeps neither the event loop nor the model waiting."""
-MAX_RETRY_AFTER_SECONDS = 60
-LEAST_SECONDS_LEFT = 30.0
-"""How long a stopping server waits at least for its samples: before the first batch, nobody knows what one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +80,7 @@ class RewardModelJudge:
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="prompt reader")
         self._queue: deque[_Job] = deque()
         self._open: set[_Job] = set()
+        self._is_refusing = False
         self._reading = 0
         self._busy = 0
         self._mean_seconds = 0.0
@@ -100,22 +97,27 @@ class RewardModelJudge:
         """How many samples are in the batch that is being computed."""
         return self._busy
 
-    def most_seconds_left(self) -> float:
-        """A generous guess, by the mean of earlier samples."""
-        return LEAST_SECONDS_LEFT + 3 * self._mean_seconds * (self.waiting + self.busy)
-
     async def start(self) -> None:
         """Compute what comes from now on."""
+        self._is_refusing = False
         self._computing = asyncio.get_running_loop().create_task(self._compute())
+
+    def refuse(self) -> None:
+        """Take on nothing from now on; `judge` raises PoolUnavailable, for what is at hand too."""
+        self._is_refusing = True
+        self._drop_open(STOPPING)
+
+    def _drop_open(self, reason: str) -> None:
+        for job in self._open:
+            if not job.reward.done():
+                job.reward.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
 
     async def stop(self) -> None:
         """End with the batch at hand; what is not answered is dropped, and `judge` raises PoolUnavailable for it."""
         assert self._computing is not None
         self._computing.cancel()
         self._computing = None
-        for job in self._open:
-            if not job.reward.done():
-                job.reward.set_exception(PoolUnavailable("the server was stopped", retry_after_seconds=1))
+        self._drop_open("the server was stopped")
         self._readers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._model_thread.shutdown)
 
@@ -126,13 +128,17 @@ class RewardModelJudge:
         """
         if self._computing is None:
             raise RuntimeError("the judge is not running; call start() first")
-        if self.waiting >= self._max_queued_items:
-            raise PoolUnavailable(
-                f"{self.waiting} samples wait to be scored, and the limit is {self._max_queued_items}; try again later",
-                retry_after_seconds=min(max(1, ceil(self.waiting * self._mean_seconds)), MAX_RETRY_AFTER_SECONDS),
-            )
+        check_room(
+            waiting=self.waiting,
+            more=len(items),
+            max_queued_items=self._max_queued_items,
+            what="samples wait to be scored",
+            retry_after_seconds=self.waiting * self._mean_seconds,
+        )
         self.counts.items += len(items)
         jobs = await self._read(items)
+        if self._is_refusing:
+            raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         self._open.update(jobs)
         self._queue.extend(jobs)
         self._has_jobs.set()
@@ -283,7 +289,6 @@ def create_app(
         limits=limits,
         token=token,
         log_sample_share=log_sample_share,
-        frees_abandoned=True,
     )
 
 

@@ -7,8 +7,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.reward_source import reward_function
+from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
+from lmm_r1.scoring.functions import FunctionScorer
+from lmm_r1.scoring.row_client import RowClient
+from lmm_r1.scoring.scored_response import ScoredResponse
 from remote_rm.client import RewardClient
 from remote_rm.verifier import Score
 
@@ -26,13 +29,28 @@ class ResponseSource(_Source, Protocol):
 
 
 @runtime_checkable
+class RowSource(_Source, Protocol):
+    """Scores one response, as a `ResponseSource` does, by all that is known of it."""
+
+    async def reward_of(self, item: ScoredResponse) -> Score: ...
+
+
+@runtime_checkable
 class GroupSource(_Source, Protocol):
     """Scores all responses to a prompt at once, in their order."""
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
 
 
-Scorer: TypeAlias = ResponseSource | GroupSource
+Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
+
+
+@runtime_checkable
+class RowChecker(Protocol):
+    """A source that not every row will do for."""
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row that cannot be scored."""
 
 
 def make_scorer(reward: RewardConfig) -> Scorer:
@@ -42,6 +60,7 @@ def make_scorer(reward: RewardConfig) -> Scorer:
         return FunctionScorer(function)
     assert reward.remote_url is not None, "only a run with a reward service has a scorer"
     try:
-        return RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
+        client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:
         raise UserError(f"--reward.remote_url: {error}") from error
+    return RowClient(client, fields=reward.request_fields) if reward.request_fields else client

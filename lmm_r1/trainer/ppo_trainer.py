@@ -29,6 +29,7 @@ from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers
 from lmm_r1.records.trackers.tracker import make_generation
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.mismatch import Mismatch, Modality
@@ -115,6 +116,7 @@ class KitPPOTrainer(BasePPOTrainer):
             began = time.perf_counter()
             try:
                 self.stops.check()
+                self.generator.moment = Moment(step=self.step + 1, held_out=False)
                 rollout = self.generator.rollout(self.prompts, count=batch)
                 if len(rollout.groups) < batch:
                     self._tell_of_the_end(rollout)
@@ -402,6 +404,7 @@ class KitPPOTrainer(BasePPOTrainer):
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`, and record some of the responses."""
         count = self.config.eval.n_samples_per_prompt
+        self.generator.moment = Moment(step=step, held_out=True)
         found = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
         # Of a prompt that is too long there is none.
         groups = [group for group in found if group]

@@ -45,8 +45,7 @@ from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.run_plan import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
-from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.scoring.sources import make_scorer
+from lmm_r1.scoring.sources import RowChecker, make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
 from lmm_r1.trainer.restarts import Restarts
@@ -257,8 +256,9 @@ def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     file = read_row_file(path, split=split, reading=reading)
     Console(highlight=False).print(file.told)
     rows = list(file.rows.values())
-    # They travel with every group, and only a reward function asks for them.
-    return rows if reward_function(config.reward) is not None else [replace(row, columns={}) for row in rows]
+    # They travel with every group, and few reward sources ask for them.
+    wanted = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
+    return rows if wanted else [replace(row, columns={}) for row in rows]
 
 
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
@@ -280,7 +280,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
     async def check() -> None:
         scorer = make_scorer(config.reward)
         try:
-            if isinstance(scorer, FunctionScorer):
+            if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)
             await scorer.check_health()
         finally:

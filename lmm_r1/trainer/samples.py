@@ -19,7 +19,9 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.mismatch import modality_info, modality_of
+from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -60,6 +62,8 @@ class KitSamplesGenerator:
         self.args = args
         self.vllm_engines = list(engines)
         self.settings = settings
+        # When in the run what is generated next is scored; of groups that replace dropped ones it is the same.
+        self.moment: Moment | None = None
 
     def rollout(self, prompts: PromptStream, *, count: int) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
@@ -67,6 +71,7 @@ class KitSamplesGenerator:
         Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
         never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
         """
+        settings = self.settings if self.moment is None else replace(self.settings, moment=self.moment)
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
         groups: list[list[Sample]] = []
@@ -77,7 +82,7 @@ class KitSamplesGenerator:
                 if prompts.next_episode():
                     continue
                 break
-            for group in self.generate(rows, self.settings):
+            for group in self.generate(rows, settings):
                 in_vain += 1
                 if not group:
                     overlong += 1
@@ -92,6 +97,7 @@ class KitSamplesGenerator:
                     f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
                 )
         sleep(self.args, self.vllm_engines)
+        _check_parts(groups)
         experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
 
@@ -117,7 +123,7 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False)
+        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment)
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
@@ -135,20 +141,21 @@ class KitSamplesGenerator:
         engine_of: dict[Any, int] = {}
         asked = self.args.rollout.vllm_generate_batch_size
         limit = asked if asked < self.args.rollout.batch_size else len(rows)
-        for row in rows:
-            if len(engine_of) == limit:
-                [done], _ = ray.wait(list(engine_of), num_returns=1)
-                with told_by_workers():
-                    ray.get(done)
-                freed = engine_of.pop(done)
-                load = [(count - settings.sampling.n_samples * (index == freed), index) for count, index in load]
-                heapq.heapify(load)
-            count, index = heapq.heappop(load)
-            heapq.heappush(load, (count + settings.sampling.n_samples, index))
-            refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
-            engine_of[refs[-1]] = index
-        with told_by_workers():
-            groups = [group.samples for group in ray.get(refs)]
+        with SilenceWatch(refs, rows, after_s=self.args.reward.deadline_s):
+            for row in rows:
+                if len(engine_of) == limit:
+                    [done], _ = ray.wait(list(engine_of), num_returns=1)
+                    with told_by_workers():
+                        ray.get(done)
+                    freed = engine_of.pop(done)
+                    load = [(count - settings.sampling.n_samples * (index == freed), index) for count, index in load]
+                    heapq.heapify(load)
+                count, index = heapq.heappop(load)
+                heapq.heappush(load, (count + settings.sampling.n_samples, index))
+                refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
+                engine_of[refs[-1]] = index
+            with told_by_workers():
+                groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
 
@@ -215,6 +222,19 @@ def sleep(args: SimpleNamespace, engines: Sequence[Any]) -> None:
     """Free the engines' memory while the models train."""
     if args.vllm.enable_sleep:
         batch_vllm_engine_call(engines, "sleep")
+
+
+def _check_parts(groups: Sequence[Sequence[Sample]]) -> None:
+    """Raise UserError where rewards of a step have other parts than the first: their means would be about some only."""
+    samples = [sample for group in groups for sample in group if sample.reward is not None]
+    for sample in samples:
+        first, own = (set(one.scored.parts) for one in (samples[0], sample))
+        if first != own:
+            known, found = (", ".join(sorted(names)) or "none" for names in (first, own))
+            raise UserError(
+                f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
+                f"{samples[0].row.location} the parts {known}; give all responses the same, 0.0 where one does not apply"
+            )
 
 
 def _mean_score(group: list[Sample]) -> float:

@@ -20,8 +20,10 @@ from remote_rm.answers.comparison import (
 )
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.reading import kind_of
 from remote_rm.answers.statement import is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 
@@ -31,6 +33,21 @@ MAX_ANSWER_CHARS = 1000
 
 _RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
 _OR = re.compile(r"\bor\b")
+_SINGLE = frozenset(
+    (
+        Kind.NUMBER,
+        Kind.QUANTITY,
+        Kind.MONEY,
+        Kind.RANGE,
+        Kind.DATE,
+        Kind.CLOCK,
+        Kind.RATIO,
+        Kind.TELEPHONE,
+        Kind.CODE,
+        Kind.RESIDUE,
+        Kind.BASED,
+    )
+)
 _AT_START = re.compile(r"^\s*(?:in|on|at|by)\s+(?=\d)")
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
@@ -80,14 +97,17 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
-    named = choice.read_choice(answer)
-    if named is not None:
-        # An answer that names an option says nothing else.
+    if choice.states_option(answer) and not choice.names_letter(label):
         return False
     answer = _AT_START.sub("", _without_name(without_remark(answer), label))
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
+    is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
+    if is_listed and kind_of(gold) in _SINGLE:
+        return False
+    if _OR.search(whole) and kind_of(gold) in _SINGLE:
+        return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
         return match_value(whole, gold, rules)

@@ -55,13 +55,6 @@ class _Quotient:
     bottom: Polynomial
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Expression:
-    value: _Quotient
-    has_opaque: bool
-    """Whether a root was taken for a letter, so that equal values may be written in different terms."""
-
-
 def same_algebra(answer: str, gold: str) -> bool | None:
     r"""Return whether two normalised expressions are equal for all values of their letters; None where that is not told.
 
@@ -76,14 +69,14 @@ def same_algebra(answer: str, gold: str) -> bool | None:
     if first is None or second is None:
         return None
     try:
-        is_equal = _are_equal(first.value, second.value)
+        is_equal = _are_equal(first, second)
     except _Undecided:
         return None
     if is_equal:
         return True
     # Whether `X` may stand for `x` is not for this module to say.
     has_capitals = re.search(r"(?<!\\)[A-Z]", answer + gold) is not None
-    return None if first.has_opaque or second.has_opaque or has_capitals else False
+    return None if has_capitals else False
 
 
 def _same_equation(answer: str, gold: str) -> bool | None:
@@ -103,10 +96,10 @@ def _same_equation(answer: str, gold: str) -> bool | None:
 def _parsed_equation(text: str) -> Polynomial | None:
     """What the equation says is zero, or None."""
     left, right = (_parsed(side) for side in text.split("="))
-    if left is None or right is None or left.has_opaque or right.has_opaque:
+    if left is None or right is None:
         return None
     try:
-        return _sum(left.value, _negated(right.value), _Budget()).top
+        return _sum(left, _negated(right), _Budget()).top
     except _Undecided:
         return None
 
@@ -124,14 +117,14 @@ def _are_equal(first: _Quotient, second: _Quotient) -> bool:
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def _parsed(text: str) -> _Expression | None:
+def _parsed(text: str) -> _Quotient | None:
     try:
         tokens = _tokens(to_latex(text))
         parser = _Parser(tokens=tokens)
         value = parser.total(depth=0)
     except _Undecided:
         return None
-    return _Expression(value=value, has_opaque=parser.has_opaque) if parser.next is None else None
+    return value if parser.next is None else None
 
 
 def _tokens(latex: str) -> list[str]:
@@ -153,7 +146,6 @@ class _Parser:
 
     tokens: list[str]
     position: int = 0
-    has_opaque: bool = False
     budget: _Budget = field(default_factory=_Budget)
 
     @property
@@ -249,13 +241,10 @@ class _Parser:
         return value
 
     def root(self, value: _Quotient) -> _Quotient:
-        """The square root: of a number in lowest terms, of anything else as a letter of its own."""
-        if set(value.top) <= {_ONE} and set(value.bottom) == {_ONE}:
-            number = value.top.get(_ONE, Fraction(0)) / value.bottom[_ONE]
-            return _whole(_root_of(number))
-        self.has_opaque = True
-        name = f"sqrt{sorted(value.top.items())}{sorted(value.bottom.items())}"
-        return _whole({(1, ((name, 1),)): Fraction(1)})
+        """The square root of a number; of anything else it is left open."""
+        if set(value.top) - {_ONE} or set(value.bottom) != {_ONE}:
+            raise _Undecided
+        return _whole(_root_of(value.top.get(_ONE, Fraction(0)) / value.bottom[_ONE]))
 
     def product_of(self, first: _Quotient, second: _Quotient) -> _Quotient:
         return _Quotient(

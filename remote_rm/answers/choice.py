@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.normalization import normalize
+from remote_rm.answers.statement import clause_of
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
@@ -25,18 +26,23 @@ _OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J]
 _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
 )
+_STATED = re.compile(
+    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+    re.IGNORECASE,
+)
 _JOINED_LATER = re.compile(
     rf"(?<![A-Za-z0-9_]){_JOINED}\s*(?:(?:maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])\s*$"
 )
 _SAID = re.compile(
-    rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:,]\s.{{0,60}}?)?\s*(?:(?:is|are|must be|项?是|选?项?)\s*(?:also\s+|the\s+|not\s+)*)?"
-    r"(?P<verdict>correct|right|true|best|answer|wrong|incorrect|false|not|正确|对的|错误|不对|不正确)(?![A-Za-z])",
+    rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:]\s.{{0,60}}?)?\s*(?:"
+    r"(?:is|are|must be)\s+(?:(?:also|the|only|most)\s+)*(?P<verdict>correct|right|true|best|answer|wrong|incorrect|false|not)(?![A-Za-z])"
+    r"|(?:选?项)?是?(?P<chinese>正确|对的|错误|错的|不对|不正确))"
 )
 _REASON = re.compile(
     r"\s*[,，;；]?\s*(?:(?:is|must be)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer|true)\b|\b(?:because|since|as|for|so|due)\b|因为|由于|正确|是正确|对)"
 )
 _SURE_REASONS = ("is", "must", "because", "since")
-_WRONG = ("wrong", "incorrect", "false", "not", "错误", "不对", "不正确")
+_WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
 
@@ -51,7 +57,10 @@ class Choice:
 
 def read_choice(text: str) -> Choice | None:
     """Return the choice that an answer names, or None where it names none or several."""
-    text = lexicon.CONTRAST.sub("", _clean(_first_line(text)))
+    text = _first_line(text)
+    if lexicon.LEAD_IN.search(text):
+        text = clause_of(text) or ""
+    text = lexicon.CONTRAST.sub("", _clean(text))
     led_in = [
         (match.end(), letter)
         for match in lexicon.LEAD_IN.finditer(text)
@@ -87,6 +96,13 @@ def names_letter(text: str) -> bool:
     """Return whether the text names options by their letters, one or several."""
     text = _clean(text)
     return read_choice(text) is not None or _MARKED.search(text) is not None
+
+
+def states_option(text: str) -> bool:
+    """Return whether the text answers by the letters of options: it then says nothing else, whatever their texts are."""
+    forms = (text, _clean(text))
+    named = any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
+    return named or _by_verdict(forms[1]) is not None
 
 
 def matches(answer: str, label: str) -> bool:
@@ -138,7 +154,7 @@ def _letter_of(match: re.Match[str]) -> str:
 
 def _by_verdict(text: str) -> str | None:
     """The letter that is called right; "" where several are or only wrong ones; None where none is called anything."""
-    verdicts = [(match["letter"], match["verdict"]) for match in _SAID.finditer(text)]
+    verdicts = [(match["letter"], match["verdict"] or match["chinese"]) for match in _SAID.finditer(text)]
     if not verdicts:
         return None
     wrong = {letter for letter, verdict in verdicts if verdict in _WRONG}

@@ -212,7 +212,11 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         if answer_assigned and answer_assigned[1] != gold_assigned[1]:
             return rules.undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
-    if gold_number is not None and len(split_top_level(LIST_WORDS.sub(", ", answer))) > 1:
+    if gold_assigned and answer.count("=") == 1 and parse_quantity(gold_assigned[2]) is not None:
+        # 3n = 36 is not solved.
+        left, right = answer.split("=")
+        return match_value(left, gold_assigned[2], rules) if right == gold_assigned[1] else False
+    if gold_number is not None and (kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > 1):
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
     if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
@@ -232,6 +236,8 @@ def _end_of_chain(text: str) -> str | None:
     *before, last = text.split("=")
     if re.fullmatch(r"[A-Za-z]", last):
         *before, last = before
+    if not all(side.strip() for side in before):
+        return None
     letters = set(_LETTER.findall(last))
     for index, side in enumerate(before):
         if not set(_LETTER.findall(side)) <= letters:
@@ -310,7 +316,8 @@ def _aligned(
     if answers is not None and golds is not None:
         same_names = set(answers) == set(golds)
         return (sorted(answer_items), sorted(gold_items)) if same_names else (answer_items, gold_items)
-    if (answers is None and golds is None) or _are_solutions(answers or golds or {}):
+    unnamed = gold_items if golds is None else answer_items
+    if (answers is None and golds is None) or _are_solutions(answers or golds or {}) or "=" in "".join(unnamed):
         return None
     return (
         answer_items if answers is None else _in_order(answers, is_placed=is_placed[0]),
@@ -369,7 +376,9 @@ def _answer_sequence(inside: str, *, length: int) -> list[str]:
     """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
     items = split_top_level(LIST_WORDS.sub(", ", inside))
     spaced = inside.split()
-    return spaced if len(items) == 1 and len(spaced) == length and r"\pm" not in inside else items
+    # `9 100` is a number with its thousands apart.
+    is_spaced = len(items) == 1 and len(spaced) == length and r"\pm" not in inside
+    return spaced if is_spaced and parse_quantity(inside) is None else items
 
 
 def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:

@@ -6,19 +6,18 @@ from remote_rm.answers.numerals import NUMBER_WORDS
 
 _PHRASE = re.compile(r"[A-Za-z]{2,20}(?:[ -][A-Za-z]{2,20}){0,7}", re.ASCII)
 _ORDINALS = re.compile(
-    r"(?:thir|four|fif|six|seven|eigh|nine?|ten|eleven|twelf|\w+tie|hundred|thousand|million|billion)ths?"
+    r"(?:thir|four|fif|six|seven|eigh|nine?|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
 )
-NUMBER_CHANGING = frozenset(
+_NUMBER_CHANGING = frozenset(
     (
         "squared cubed factorial factorials doubled tripled quadrupled halved divided multiplied raised times plus minus "
         "less fewer more over under above below zero negative positive inverse inverted reciprocal root power powers "
-        "exponent percent percents percentage tens hundreds thousands millions billions trillions dozens billion trillion "
-        "and or nor if unless when is are was were be equals not never no none but maybe perhaps either neither than "
-        "then except excluding without wrong incorrect false mod modulo remainder even odd sqrt sin cos tan log times "
-        "fold folds doubles triples halves squares cubed off short too plus ish only almost nearly barely hardly"
+        "exponent percent percents percentage tens hundreds thousands millions billions trillions dozens doubles triples "
+        "halves fold folds and or nor if unless when is are was were be equals not never no none but maybe perhaps either "
+        "neither than then except excluding without wrong incorrect false mod modulo remainder even odd sqrt sin cos tan "
+        "log off short too ish almost nearly barely hardly"
     ).split()
-) - {"only", "squares"}
-"""A phrase with one of them, with a number word or with a part (`halves`) is no counted thing."""
+)
 _NO_PLURALS = frozenset(
     (
         "is was has does its this yes as us thus plus minus less unless always perhaps besides across versus sometimes "
@@ -67,7 +66,7 @@ def counted_thing(text: str) -> str | None:
     if not _PHRASE.fullmatch(text):
         return None
     words = re.split("[ -]", text.lower())
-    if any(word in NUMBER_CHANGING or word in NUMBER_WORDS or _ORDINALS.fullmatch(word) for word in words):
+    if changes_number(text):
         return None
     while words and words[-1] in _REMARKS:
         words.pop()
@@ -78,6 +77,14 @@ def counted_thing(text: str) -> str | None:
         return None
     head = _singular(words[joint - 1])
     return None if head is None else " ".join([*words[: joint - 1], head, *words[joint:]])
+
+
+def changes_number(words: str) -> bool:
+    """Return whether words behind a number make it another one, or none: `halves`, `below zero`, `divided by two`, `or 6`."""
+    return any(
+        word in _NUMBER_CHANGING or word in NUMBER_WORDS or _ORDINALS.fullmatch(word) is not None
+        for word in re.split(r"[\s-]+", words.lower())
+    )
 
 
 def _singular(noun: str) -> str | None:

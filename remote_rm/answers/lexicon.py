@@ -30,7 +30,7 @@ FILLING = re.compile(
 
 DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-    r"|anything but|far from|ruled? out|excluded?|no longer)\b|n['’]t\b"
+    r"|anything but|far from|ruled? out|excluded?|no longer|mistake|mistaken)\b|n['’]t\b"
     r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会",
     re.IGNORECASE,
 )
@@ -45,7 +45,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|possibly|might|could|guess\w*|whether|unless|likely)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|也不一定|抑或|要么",
+    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|也不一定|抑或|要么",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""

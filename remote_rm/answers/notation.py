@@ -27,7 +27,7 @@ class Written:
     key: Hashable
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)
 def read_notation(text: str) -> Written | None:
     """Return what a normalised text in one of the notations stands for, or None for any other text."""
     if len(text) > MAX_CHARS or _PLAIN.fullmatch(text):

@@ -48,7 +48,7 @@ CHINESE_SCALES = {
     "万亿": 10**12,
 }
 CHINESE_NUMERAL = (
-    rf"负?(?:[{_DIGITS}〇两十](?:[{_DIGITS}〇两十百千万亿点]|(?<!\d)分之|又)*|一?半|百分之[{_DIGITS}〇两十百点]+)"
+    rf"负?(?:一?半|百分之[{_DIGITS}〇两十百点]+|[{_DIGITS}〇两十](?:[{_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
 )
 """A pattern for what may be a number in Chinese characters."""
 _DIGIT_FRACTION = re.compile(r"(\d{1,20})分之(\d{1,20})", re.ASCII)

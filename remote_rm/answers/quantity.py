@@ -45,7 +45,7 @@ _JOINED = re.compile(r"(?<=[A-Za-z\u4e00-\u9fff.])(?:,? and |, ?| )?(?=\d)")
 _FEET_AND_INCHES = re.compile(r"(\d+)' ?(\d+)(?:\"|'')")
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
-MAX_CACHED = 8192
+MAX_CACHED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _compound(text: str) -> Quantity | None:
     if len(measured) < len(parts):
         return None
     last = measured[-1][1]
-    if last == "fen" and measured[0][1] in ("h", "min"):
+    if last in ("fen", "m") and measured[0][1] == "h":
         last = "min"
         measured[-1] = (measured[-1][0], last)
     total, larger = Fraction(0), None
@@ -200,7 +200,8 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
     if match["top"] is not None or match["slash_top"] is not None:
         whole = int(match["whole"] or match["spaced_whole"] or 0)
         top, bottom = _integer(match["top"] or match["slash_top"]), _integer(match["bottom"] or match["slash_bottom"])
-        return whole + Fraction(top, bottom) if bottom else None
+        is_mixed = whole and bottom and top >= bottom
+        return whole + Fraction(top, bottom) if bottom and not is_mixed else None
     exponent = int(match["e"] or match["power"] or match["digit"] or match["bare_power"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None

@@ -22,7 +22,8 @@ TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z
 LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
 _SIGN_OF_OPERATION = r"(?:[-+*/]|\\times|\\cdot|\\div)"
 _COMPUTATION = re.compile(
-    rf"(?=.*(?:[\d)}}]\s*{_SIGN_OF_OPERATION}|[-\d)}}]\s*\(|\)\s*\d))(?:\d|[-+*/.(){{}}\s]|\\times|\\cdot|\\div|\\frac)+"
+    r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+"
+    rf"|(?=.*(?:[\d)}}]\s*{_SIGN_OF_OPERATION}|[-\d)}}]\s*\(|\)\s*\d))(?:\d|[-+*/.(){{}}\s]|\\times|\\cdot|\\div|\\frac)+"
 )
 # A mixed number written out, 1-\frac{1}{2020}, is worked out as far as it goes.
 _MIXED_NUMBER = re.compile(r"-?\d+[-+](?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", re.ASCII)
@@ -30,7 +31,7 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])")
 _SETS = (r"\{", "{")
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)
 def kind_of(text: str) -> Kind:
     """Return the kind of value that a normalised text is."""
     number = parse_quantity(text)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
+from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import read_notation
 from remote_rm.answers.quantity import parse_number_words, parse_quantity
@@ -20,10 +21,10 @@ MAX_PLAIN_CHARS = 100
 
 MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,/])-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%)?(?![A-Za-z0-9_/]|[.,]\d)"
+    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
-    r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
+    r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
     r"|(?<=[^\s!?])[!?][*_]{0,2}\s+|[。！？]\s*|\n+",
 )
 _PLAIN_VALUE = re.compile(
@@ -53,7 +54,7 @@ POLAR_START = re.compile(
     r"[\s*\"]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
     re.IGNORECASE,
 )
-_HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:has|had|wins?|won|ran|got|took|does|did|finishe[sd])\b")
+_HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
 _DISPLAY = re.compile(r"\\\[.{1,1500}?\\\]|\$\$[^$]{1,1500}\$\$|\\begin\{(\w+\*?)\}.{1,1500}?\\end\{\1\}", re.DOTALL)
 _BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 _BULLETS = re.compile(r"(?:(?:^|\n)[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S[^\n]*){2,}\s*$")
@@ -100,6 +101,8 @@ def clause_of(text: str) -> str | None:
         if current is not None and lexicon.ALTERNATIVE.match(sentence):
             return None
         introduced = _introduced(sentence)
+        if _offers_two(sentence):
+            return None
         if introduced is None:
             is_polar = is_polar or (current is None and POLAR_START.fullmatch(sentence + " -") is not None)
             current = current if is_led or (is_polar and current is not None) else sentence
@@ -160,6 +163,14 @@ def _sentences(text: str) -> Iterable[str]:
     return filter(None, (part.strip() for part in _SENTENCE_END.split(text)))
 
 
+def _offers_two(sentence: str) -> bool:
+    """`The answer is A or the answer is B`."""
+    introductions = list(lexicon.LEAD_IN.finditer(sentence))
+    return len(introductions) > 1 and bool(
+        lexicon.OR.search(sentence, introductions[0].end(), introductions[-1].start())
+    )
+
+
 def _introduced(sentence: str) -> str | None:
     """What the sentence introduces as its answer; `the answer` alone introduces nothing."""
     clauses = [sentence[match.end() :] for match in lexicon.LEAD_IN.finditer(sentence)]
@@ -179,7 +190,7 @@ def _of_clause(clause: str) -> Statement:
         return Statement(phrases=(whole,))
     spanned = _RANGE.search(said)
     plain = _DATE_BEFORE.sub("", said)
-    if written := next((end for end in _ends(said) if read_notation(normalize(end))), ""):
+    if written := next(filter(_is_typed, _ends(said)), ""):
         return Statement(value=written, phrases=(whole, said))
     if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
         return Statement(value=listed[0], phrases=(whole, said))
@@ -203,7 +214,7 @@ def _of_clause(clause: str) -> Statement:
     if value and not _value_of(complement):
         # 12 people are waiting: a number of subjects is a value, and what they do is none.
         return Statement(value=value, phrases=(whole,))
-    phrases = dict.fromkeys(filter(None, (whole, said, bold[1].strip() if bold else "", *_in_words(said, complement))))
+    phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
 
 
@@ -278,7 +289,11 @@ def _value_of(complement: str) -> str:
     bare, unit = split_unit(plain)
     if stated and (not is_prose(stated) or bare != plain):
         return stated if unit or bare == plain else bare
-    return "" if lexicon.OR.search(complement) else _chained(complement) or _sole_value(complement)
+    return (
+        ""
+        if lexicon.OR.search(complement) or stated[:1] in ("[", "(", "{")
+        else _chained(complement) or _sole_value(complement)
+    )
 
 
 def _counted(said: str) -> str:
@@ -289,8 +304,17 @@ def _counted(said: str) -> str:
 
 def _written_value(stated: str) -> str:
     """What is one value by its form, whatever words are in it, as a date or an hour: `on December 25, 1997`."""
-    plain = [(end, normalize(end)) for end in (stated, *_ends(stated)) if end]
-    return next((end for end, text in plain if read_notation(text) or parse_quantity(text)), "")
+    if stated and read_notation(normalize(stated)):
+        return stated
+    return next(
+        (end for end in (stated, *_ends(stated)) if end and (_is_typed(end) or parse_quantity(normalize(end)))), ""
+    )
+
+
+def _is_typed(text: str) -> bool:
+    """Whether the text is a date, an hour, a range or a telephone number."""
+    written = read_notation(normalize(text))
+    return written is not None and written.kind in (Kind.DATE, Kind.CLOCK, Kind.RANGE, Kind.TELEPHONE)
 
 
 def _ends(said: str) -> list[str]:
@@ -335,12 +359,13 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
         subject = said[: verb.start()].split()
         if subject and complement.lower().endswith(f" {subject[-1].lower()}"):
             yield complement[: -len(subject[-1])].strip()
-    if lexicon.OR.search(complement):
+    if lexicon.OR.search(complement) or POLAR_START.match(complement):
         return
-    sides = {word for word in re.findall(r"[^\W\d_]+", said.casefold()) if word in lexicon.SIDES}
-    if len(sides) > 1:
-        return
-    yield from sides
+    if re.fullmatch(r"[^,/;:$\\\d]+", complement):
+        sides = {word for word in re.findall(r"[^\W\d_]+", complement.casefold()) if word in lexicon.SIDES}
+        if sides:
+            yield from sides if len(sides) == 1 else ()
+            return
     yield from (complement[match.end() :] for match in _PREPOSITION.finditer(complement))
     if match := _HAS_SUBJECT.match(said):
         yield match[1]

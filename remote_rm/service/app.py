@@ -10,13 +10,16 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.requests import ClientDisconnect
 
 from remote_rm.answers.response import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
 from remote_rm.service.access_log import Sampler, log_request
+from remote_rm.service.cutoff import refusal
 from remote_rm.service.judge import DEFAULT_LIMITS, Judge, PoolUnavailable, ServiceLimits, UnusableItem
-from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, RequestRecord, TokenGate
+from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, OpenBodies, RequestRecord, TokenGate
 from remote_rm.service.pool import VerifierPool
+from remote_rm.service.request_reader import RequestReader, TooManyItems
 from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
 
 SERVICE_NAME = "lmm-r1 reward server"
@@ -27,17 +30,30 @@ cannot be judged within the time limit scores 0 and is reported as `timed_out`; 
 """
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"model": Refusal, "description": "The service wants a bearer token, and the request has another or none."},
-    413: {"model": Refusal, "description": "The body is larger than `--max-request-mib`."},
+    408: {"model": Refusal, "description": "The body did not come in within `--body-timeout-seconds`."},
+    413: {
+        "model": Refusal,
+        "description": "The body is larger than `--max-request-mib`, or holds more than `--max-request-items` samples: "
+        "then `max_request_items` says how many it may hold.",
+    },
     422: {
         "model": Refusal,
         "description": "Lists of unequal length, a sample that cannot be judged, or no such JSON. Nothing is scored.",
     },
     503: {
         "model": Refusal,
-        "description": "`--max-queued-items` items wait already: try again after `Retry-After` seconds.",
+        "description": "`--max-queued-items` items would wait, `--max-open-mib` or `--max-connections` is reached, or the "
+        "service is stopping: try again after `Retry-After` seconds.",
         "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
     },
 }
+REQUEST_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RewardRequest"}}},
+    }
+}
+"""The body is read by `RequestReader`, so that FastAPI does not know of it."""
 KNOWN_PATHS = frozenset(("/get_reward", "/health", "/metrics", "/docs", "/redoc", "/openapi.json"))
 """Others are counted together: anyone can ask for any path."""
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -92,6 +108,16 @@ class _JudgeCollector(Collector):
         yield GaugeMetricFamily("remote_rm_workers", "Worker processes alive.", value=self._judge.workers)
 
 
+class RewardService(FastAPI):
+    """The application, whose document also describes the requests, which FastAPI does not read itself."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        document = super().openapi()
+        document["components"]["schemas"]["RewardRequest"] = RewardRequest.model_json_schema()
+        return document
+
+
 def create_app(
     verifier: Verifier,
     *,
@@ -123,17 +149,16 @@ def create_service(
     limits: ServiceLimits,
     token: str | None,
     log_sample_share: float,
-    frees_abandoned: bool = False,
 ) -> FastAPI:
-    """Return the application around a judge, which runs from startup to shutdown and is `app.state.judge`.
+    """Return the application around a judge, which runs from startup to shutdown; `app.state.refuse()` ends all that is open.
 
     Args:
         items_of_request: what the judge is to judge, one item per sample; raises UnusableItem for a wrong request.
         token: what a request must bring as its bearer token; None asks for none.
         log_sample_share: the share of items, from 0 to 1, that the access log shows whole.
-        frees_abandoned: cancel the judging for a client that has gone away, for judges that take longer than to look.
     """
     metrics = ServiceMetrics(judge)
+    reader = RequestReader(items_of_request, max_items=limits.max_request_items)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -141,26 +166,34 @@ def create_service(
         try:
             yield
         finally:
+            reader.close()
             await judge.stop()
 
     def on_answered(record: RequestRecord) -> None:
         metrics.count(record)
         log_request(record)
 
-    app = FastAPI(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
-    app.state.judge = judge
+    app = RewardService(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
+    open_bodies = OpenBodies(max_bytes=limits.max_open_bytes)
+
+    def refuse() -> None:
+        open_bodies.refuse()
+        judge.refuse()
+
+    app.state.refuse = refuse
     # The last one added stands in front.
-    if frees_abandoned:
-        app.add_middleware(Abandonment)
-    app.add_middleware(BodyLimit, max_bytes=limits.max_request_bytes)
+    app.add_middleware(Abandonment)
+    app.add_middleware(
+        BodyLimit, max_bytes=limits.max_request_bytes, seconds=limits.body_seconds, open_bodies=open_bodies
+    )
     app.add_middleware(TokenGate, token=token)
     app.add_middleware(Observer, on_answered=on_answered)
     app.add_exception_handler(RequestValidationError, refuse_invalid)
+    app.add_exception_handler(TooManyItems, refuse_large)
+    app.add_exception_handler(ClientDisconnect, note_disconnect)
     app.add_exception_handler(UnusableItem, refuse_item)
     app.add_exception_handler(PoolUnavailable, refuse_for_now)
-    _add_routes(
-        app, judge=judge, items_of_request=items_of_request, metrics=metrics, sampler=Sampler(log_sample_share)
-    )
+    _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=Sampler(log_sample_share))
     return app
 
 
@@ -168,15 +201,17 @@ def _add_routes(
     app: FastAPI,
     *,
     judge: Judge,
-    items_of_request: Callable[[RewardRequest], Sequence[Any]],
+    reader: RequestReader,
     metrics: ServiceMetrics,
     sampler: Sampler,
 ) -> None:
-    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS)
-    async def get_reward(request: RewardRequest, http_request: Request) -> RewardReply:
+    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS, openapi_extra=REQUEST_BODY)
+    async def get_reward(request: Request) -> RewardReply:
         """Judge every sample by what this service was started with."""
-        items = items_of_request(request)
-        record: RequestRecord = http_request.state.record
+        if "json" not in request.headers.get("content-type", ""):
+            raise UnusableItem("the body is not said to be JSON: send the header `Content-Type: application/json`")
+        items = await reader.items(await request.body())
+        record: RequestRecord = request.state.record
         record.items = len(items)
         scores = await judge.judge(items)
         record.rollouts = sampler.rollouts(items, scores)
@@ -192,6 +227,7 @@ def _add_routes(
             waiting=judge.waiting,
             busy=judge.busy,
             workers=judge.workers,
+            max_request_items=reader.max_items,
             **vars(judge.counts),
         )
 
@@ -208,16 +244,26 @@ async def refuse_invalid(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": told}, status_code=422)
 
 
+async def refuse_large(_request: Request, error: Exception) -> JSONResponse:
+    """Say how many samples a request may hold (413)."""
+    assert isinstance(error, TooManyItems)
+    return refusal(413, str(error), max_request_items=error.max_items)
+
+
+async def note_disconnect(_request: Request, _error: Exception) -> JSONResponse:
+    """Reply to a client that went away while it was sending (499), which nobody reads but the log."""
+    return refusal(499, "the client went away")
+
+
 async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
     """Say what is wrong with one sample of a request, and which one (422)."""
-    return JSONResponse({"detail": str(error)}, status_code=422)
+    return refusal(422, str(error))
 
 
 async def refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
     """Say when to come back (503)."""
     assert isinstance(error, PoolUnavailable)
-    headers = {"Retry-After": str(error.retry_after_seconds)}
-    return JSONResponse({"detail": str(error)}, status_code=503, headers=headers)
+    return refusal(503, str(error), retry_after_seconds=error.retry_after_seconds)
 
 
 def check_labels(labels: Sequence[str], *, verifier: Verifier) -> None:

@@ -1,15 +1,19 @@
 """A `VerifierPool` for callers without an event loop: it runs on one in a thread of its own."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from remote_rm.service.judge import DEFAULT_LIMITS, ServiceLimits
+from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.pool import VerifierPool
 from remote_rm.verifier import Item, Score, Verifier
 
 T = TypeVar("T")
+
+UNLIMITED_QUEUE = ServiceLimits(max_queued_items=sys.maxsize)
+"""Callers wait for their own items, however many: nobody else is to be told to come back later."""
 
 
 class BlockingPool:
@@ -24,7 +28,7 @@ class BlockingPool:
         *,
         workers: int,
         item_timeout_seconds: float,
-        limits: ServiceLimits = DEFAULT_LIMITS,
+        limits: ServiceLimits = UNLIMITED_QUEUE,
     ) -> None:
         self._pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Protocol
 
 from remote_rm.verifier import Score
+
+MAX_RETRY_AFTER_SECONDS = 60
+STOPPING = "the server is stopping; ask another one, or this one when it is back"
 
 
 @dataclass(kw_only=True)
@@ -30,18 +34,30 @@ class ServiceLimits:
     The flags of `serving_arguments` have the same defaults.
     """
 
+    max_connections: int = 4096
+    """A further connection is answered 503 and closed: 64 ranks with 64 connections each still find room at one server."""
+    max_request_items: int = 10_000
+    """A request with more is refused with 413."""
     max_queued_items: int = 10_000
-    """With so many items waiting for a worker, a request that needs one is refused with 503."""
+    """A request that would make more items wait than so many is refused with 503, unless none waits yet."""
     max_request_bytes: int = 64 * 2**20
     """A larger body is refused with 413."""
+    max_open_bytes: int = 2**30
+    """Bodies of all open requests together; a request beyond is refused with 503."""
+    head_seconds: float = 10.0
+    """From the first byte of a request (of a connection, from its start) to the end of its head; then 408."""
+    body_seconds: float = 60.0
+    """From the head of a request to the end of its body; then 408."""
     worker_memory_bytes: int = 2**30
     """Address space: an expression that outgrows it fails with a MemoryError instead of filling the machine."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError unless every limit is at least 1."""
+        """Raise a ValueError unless every count is at least 1 and every time is above 0."""
         for name, value in vars(self).items():
-            if value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+            if value <= 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
 
 
 DEFAULT_LIMITS = ServiceLimits()
@@ -53,6 +69,25 @@ class PoolUnavailable(RuntimeError):
     def __init__(self, reason: str, *, retry_after_seconds: int) -> None:
         super().__init__(reason)
         self.retry_after_seconds = retry_after_seconds
+
+
+def check_room(
+    *,
+    waiting: int,
+    more: int,
+    max_queued_items: int,
+    retry_after_seconds: float,
+    what: str = "items wait to be judged",
+) -> None:
+    """Raise PoolUnavailable where `more` items would make too many wait.
+
+    Where none waits, a request is taken on whole: one larger than the queue would else be refused for ever.
+    """
+    if waiting and waiting + more > max_queued_items:
+        raise PoolUnavailable(
+            f"{waiting} {what}, and the limit is {max_queued_items}; try again later",
+            retry_after_seconds=min(max(1, ceil(retry_after_seconds)), MAX_RETRY_AFTER_SECONDS),
+        )
 
 
 class UnusableItem(ValueError):
@@ -83,14 +118,17 @@ class Judge(Protocol):
     def workers(self) -> int:
         """How many items, or batches of them, can be judged at a time."""
 
-    def most_seconds_left(self) -> float:
-        """The longest that the items at hand can take."""
-
     async def start(self) -> None:
         """Be ready for items; raises a RuntimeError where that fails."""
+
+    def refuse(self) -> None:
+        """Take on nothing from now on: `judge` raises PoolUnavailable, for what is at hand too."""
 
     async def stop(self) -> None:
         """Drop what is at hand and free what was taken."""
 
     async def judge(self, items: Sequence[Any]) -> list[Score]:
-        """Return one score per item, in their order; raises PoolUnavailable or UnusableItem."""
+        """Return one score per item, in their order; raises PoolUnavailable or UnusableItem.
+
+        Cancelled, it frees what the items hold: those that wait, and the workers of those that are being judged.
+        """

@@ -12,8 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remote_rm.service.cutoff import Cutoff, last_refusal, refusal
+from remote_rm.service.judge import STOPPING
+
 OPEN_PATHS = frozenset(("/health",))
 """Answered without a token, so that whatever watches over the service needs none."""
+LOOK_AFTER_SECONDS = 0.05
+"""How long a request may take before it is looked whether its client is still there."""
 
 
 @dataclass(kw_only=True)
@@ -89,12 +94,52 @@ class TokenGate:
         return is_same and scheme.lower() == "bearer"
 
 
-class BodyLimit:
-    """Answers 413 as soon as more than `max_bytes` of a body have come in, or are announced."""
+class OpenBodies:
+    """The bodies that are coming in or being worked on, of all requests."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._coming_in: set[Cutoff] = set()
+        self._is_refusing = False
+
+    def take(self, count: int) -> bool:
+        """Count bytes that came in, and say whether there is room for them."""
+        self._bytes += count
+        return self._bytes <= self._max_bytes
+
+    def give_back(self, count: int) -> None:
+        """Forget the bytes of a request that was answered."""
+        self._bytes -= count
+
+    def begins(self, cutoff: Cutoff) -> None:
+        """Note a body of which more is to come."""
+        self._coming_in.add(cutoff)
+        if self._is_refusing:
+            cutoff.now(last_refusal(503, STOPPING, retry_after_seconds=1))
+
+    def ends(self, cutoff: Cutoff) -> None:
+        """Note that a body is there, or given up."""
+        self._coming_in.discard(cutoff)
+
+    def refuse(self) -> None:
+        """Answer 503 to all that are still coming in, now and from now on."""
+        self._is_refusing = True
+        for cutoff in list(self._coming_in):
+            cutoff.now(last_refusal(503, STOPPING, retry_after_seconds=1))
+
+
+class BodyLimit:
+    """Answers 413 as soon as more than `max_bytes` of a body have come in or are announced, and 408 if it takes too long.
+
+    Answers 503 where the bodies of all requests together leave no room.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float, open_bodies: OpenBodies) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._open = open_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, counting the bytes of its body while they come in."""
@@ -103,22 +148,41 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
-            await JSONResponse({"detail": self._reason()}, status_code=413)(scope, receive, send)
+            await refusal(413, self._too_large())(scope, receive, send)
             return
         received = 0
+        cutoff = Cutoff(send)
+        late = asyncio.get_running_loop().call_later(self._seconds, lambda: cutoff.now(self._too_late()))
 
         async def counted_receive() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            count = len(message.get("body", b""))
+            received += count
+            has_room = self._open.take(count)
+            if not message.get("more_body", False):
+                late.cancel()
+                self._open.ends(cutoff)
             if received > self._max_bytes:
-                raise HTTPException(status_code=413, detail=self._reason())
+                raise HTTPException(status_code=413, detail=self._too_large())
+            if not has_room:
+                headers = {"Retry-After": "1"}
+                raise HTTPException(status_code=503, detail="too much is being judged; try again", headers=headers)
             return message
 
-        await self._app(scope, counted_receive, send)
+        self._open.begins(cutoff)
+        try:
+            await cutoff.run(self._app(scope, counted_receive, cutoff.send), scope=scope, receive=receive)
+        finally:
+            late.cancel()
+            self._open.ends(cutoff)
+            self._open.give_back(received)
 
-    def _reason(self) -> str:
+    def _too_large(self) -> str:
         return f"the request is larger than {self._max_bytes / 2**20:g} MiB; send fewer samples at once"
+
+    def _too_late(self) -> JSONResponse:
+        return last_refusal(408, f"the body did not come in within {self._seconds:g} s; send fewer samples at once")
 
 
 class Abandonment:
@@ -128,33 +192,33 @@ class Abandonment:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and look for its client's end once its body has come in."""
+        """Pass one request on, and look for its client's end where it takes long, once its body has come in."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_body = asyncio.Event()
-
-        async def watched_receive() -> Message:
-            message = await receive()
-            if not message.get("more_body", False):
-                has_body.set()
-            return message
+        loop = asyncio.get_running_loop()
+        cutoff = Cutoff(send)
+        watching: asyncio.Task[None] | asyncio.TimerHandle | None = None
 
         async def client_end() -> None:
-            await has_body.wait()
             while (await receive())["type"] != "http.disconnect":
                 pass
+            cutoff.now(JSONResponse({"detail": "the client went away"}, status_code=499))
 
-        answering = asyncio.ensure_future(self._app(scope, watched_receive, send))
-        watching = asyncio.ensure_future(client_end())
+        def watch() -> None:
+            nonlocal watching
+            watching = loop.create_task(client_end())
+
+        async def watched_receive() -> Message:
+            nonlocal watching
+            message = await receive()
+            if not message.get("more_body", False) and watching is None:
+                # Most requests are answered by then, and a task for each would cost more than their judging.
+                watching = loop.call_later(LOOK_AFTER_SECONDS, watch)
+            return message
+
         try:
-            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
-            is_abandoned = not answering.done()
+            await cutoff.run(self._app(scope, watched_receive, cutoff.send), scope=scope, receive=receive)
         finally:
-            for task in (answering, watching):
-                task.cancel()
-            await asyncio.wait((answering, watching))
-        if is_abandoned:
-            await JSONResponse({"detail": "the client went away"}, status_code=499)(scope, receive, send)
-        else:
-            answering.result()
+            if watching is not None:
+                watching.cancel()

@@ -2,12 +2,19 @@
 
 import asyncio
 import logging
-from collections import deque
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
-from remote_rm.service.judge import DEFAULT_LIMITS, JudgeCounts, PoolUnavailable, ServiceLimits
+from remote_rm.service.fair_queue import FairQueue
+from remote_rm.service.judge import (
+    DEFAULT_LIMITS,
+    STOPPING,
+    JudgeCounts,
+    PoolUnavailable,
+    ServiceLimits,
+    check_room,
+)
 from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 from remote_rm.verifier import Item, Score, Verifier
 
@@ -20,11 +27,11 @@ STALLED_PER_WORKER = 4
 QUICK_CHARS = 50_000
 """A longer response is judged by a worker, where the time limit holds."""
 INLINE_CHARS = 20_000
-"""Up to so much text is judged quickly without changing threads, which would take longer than the judging."""
+"""Up to so much text is judged quickly at once; more of it in slices, between which other requests have their turn."""
+SLICE_SECONDS = 0.005
 MAX_LOST_WORKERS = 10
 """How many workers one item may lose to a SIGKILL before it is taken for the cause (the system was out of memory)."""
 MAX_FAILED_STARTS = 20
-MAX_RETRY_AFTER_SECONDS = 60
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,6 +41,8 @@ class _Job:
     lost_workers: int = 0
     failed_starts: int = 0
     is_stalled: bool = False
+    judging: "asyncio.Task[None] | None" = None
+    """The task that waits for a worker's verdict on it."""
 
 
 class VerifierPool:
@@ -61,7 +70,9 @@ class VerifierPool:
         self._max_queued_items = limits.max_queued_items
         self._worker_limits = WorkerLimits(item_seconds=item_timeout_seconds, memory_bytes=limits.worker_memory_bytes)
         self._is_running = False
-        self._waiting: deque[_Job] = deque()
+        self._is_refusing = False
+        self._slice_turn = asyncio.Lock()
+        self._waiting: FairQueue[_Job] = FairQueue()
         self._idle: list[WorkerProcess] = []
         self._alive: set[WorkerProcess] = set()
         self._tasks: dict[asyncio.Task[None], _Job | None] = {}
@@ -94,34 +105,35 @@ class VerifierPool:
         """The process ids of the workers."""
         return [worker.pid for worker in self._alive]
 
-    def most_seconds_left(self) -> float:
-        """The longest that the items at hand can take."""
-        rounds = ceil(self.waiting / self._workers) + (self.busy > 0)
-        return rounds * self._item_timeout_seconds
-
     async def start(self) -> None:
         """Start the workers and wait until all of them are ready; raises a RuntimeError if one does not come up."""
         starting = [self._new_worker() for _ in range(self._workers)]
         started = await asyncio.gather(*starting, return_exceptions=True)
         self._idle = [worker for worker in started if isinstance(worker, WorkerProcess)]
-        self._is_running = True
+        self._is_running, self._is_refusing = True, False
         errors = [error for error in started if isinstance(error, BaseException)]
         if errors:
             await self.stop()
             raise RuntimeError(f"the worker processes did not come up: {errors[0]}") from errors[0]
 
+    def refuse(self) -> None:
+        """Take on nothing from now on; `judge` raises PoolUnavailable, for the items at hand too."""
+        self._is_refusing = True
+        self._drop_jobs(STOPPING)
+
+    def _drop_jobs(self, reason: str) -> None:
+        for job in [*(job for job in self._tasks.values() if job is not None), *self._waiting.clear()]:
+            if not job.score.done():
+                job.score.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
+
     async def stop(self) -> None:
         """End the workers; items still waiting or being judged are dropped, and `judge` raises PoolUnavailable."""
         self._is_running = False
-        dropped = [*(job for job in self._tasks.values() if job is not None), *self._waiting]
         workers = list(self._alive)
-        self._waiting.clear()
+        self._drop_jobs("the pool was stopped")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for job in dropped:
-            if not job.score.done():
-                job.score.set_exception(PoolUnavailable("the pool was stopped", retry_after_seconds=1))
         for worker in workers:
             worker.kill()
         await asyncio.gather(*(worker.ended() for worker in workers))
@@ -129,24 +141,33 @@ class VerifierPool:
         self._alive.clear()
 
     async def judge(self, items: Sequence[Item]) -> list[Score]:
-        """Return one score per item, in their order.
+        """Return one score per item, in their order; cancelled, it frees the places and workers of its items.
 
         No item makes it raise: PoolUnavailable says that too many items wait, or that no worker can be started.
         """
         quick = await self._quick_scores(items)
         slow = [item for item, score in zip(items, quick, strict=True) if score is None]
-        jobs = self._queue(slow) if slow else []
+        if self._is_refusing:
+            raise PoolUnavailable(STOPPING, retry_after_seconds=1)
+        if slow:
+            self._check_room(len(slow))
         self.counts.items += len(items)
         self.counts.quick += len(items) - len(slow)
-        if not slow:
-            return [score for score in quick if score is not None]
-        judged = iter(await asyncio.gather(*(job.score for job in jobs)))
+        judged = iter(await self._judge_by_workers(slow) if slow else ())
         return [next(judged) if score is None else score for score in quick]
 
     async def _quick_scores(self, items: Sequence[Item]) -> list[Score | None]:
         if sum(len(item.response) + len(item.label) for item in items) <= INLINE_CHARS:
             return [self._quick_score(item) for item in items]
-        return await asyncio.to_thread(lambda: [self._quick_score(item) for item in items])
+        scores: list[Score | None] = []
+        while len(scores) < len(items):
+            # The lock is given in the order in which it was asked for: of all large requests, each has its turn.
+            async with self._slice_turn:
+                until = time.perf_counter() + SLICE_SECONDS
+                while len(scores) < len(items) and time.perf_counter() < until:
+                    scores.append(self._quick_score(items[len(scores)]))
+                await asyncio.sleep(0)
+        return scores
 
     def _quick_score(self, item: Item) -> Score | None:
         if len(item.response) > QUICK_CHARS:
@@ -158,23 +179,31 @@ class VerifierPool:
             logger.exception("quick_score raised for %s", _excerpt(item))
             return None
 
-    def _queue(self, items: Sequence[Item]) -> list[_Job]:
+    def _check_room(self, more: int) -> None:
         if not self._is_running:
             raise RuntimeError("the pool is not running; call start() first")
-        if self.waiting >= self._max_queued_items:
-            raise PoolUnavailable(
-                f"{self.waiting} items wait to be judged, and the limit is {self._max_queued_items}; try again later",
-                retry_after_seconds=self._seconds_until_room(),
-            )
+        check_room(
+            waiting=self.waiting,
+            more=more,
+            max_queued_items=self._max_queued_items,
+            retry_after_seconds=self.waiting * self._mean_seconds / self._workers,
+        )
+
+    async def _judge_by_workers(self, items: Sequence[Item]) -> list[Score]:
         loop = asyncio.get_running_loop()
         jobs = [_Job(item=item, score=loop.create_future()) for item in items]
-        self._waiting.extend(jobs)
+        line = self._waiting.add(jobs)
         self._dispatch()
-        return jobs
-
-    def _seconds_until_room(self) -> int:
-        expected = ceil(self.waiting * self._mean_seconds / self._workers)
-        return min(max(1, expected), MAX_RETRY_AFTER_SECONDS)
+        try:
+            return await asyncio.gather(*(job.score for job in jobs))
+        except BaseException:
+            # The client is gone, or one of its items cannot be judged: nobody reads the others' scores.
+            self._waiting.drop(line)
+            for job in jobs:
+                job.score.cancel()
+                if job.judging is not None:
+                    job.judging.cancel()
+            raise
 
     def _dispatch(self) -> None:
         while self._is_running and self._waiting and self._busy < self._workers:
@@ -192,7 +221,7 @@ class VerifierPool:
         assert task is not None
         try:
             while self._is_running and self._waiting and (job is None or not job.is_stalled):
-                self._tasks[task] = job = self._waiting.popleft()
+                self._tasks[task] = job = self._waiting.pop()
                 # Nobody waits any longer where the request was cancelled.
                 if not job.score.done():
                     job.is_stalled = False
@@ -209,7 +238,7 @@ class VerifierPool:
         try:
             score = await self._judged_by_worker(job)
             if score is None:
-                self._waiting.appendleft(job)
+                self._waiting.put_back(job)
             elif not job.score.done():
                 job.score.set_result(score)
         except Exception as error:
@@ -222,6 +251,10 @@ class VerifierPool:
         worker = None
         try:
             worker = await self._take_worker()
+            if job.score.done():
+                # The request was given up while its worker started.
+                self._release(worker)
+                return self._verifier.failed_score(job.item)
             score = await self._score_within_limit(worker, job)
         except TimeoutError:
             self._end(worker)
@@ -248,14 +281,17 @@ class VerifierPool:
         """Raises TimeoutError, with the worker still computing."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job)
+        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job, worker)
+        job.judging = asyncio.current_task()
         try:
             return await worker.judge(job.item, timeout_seconds=self._item_timeout_seconds)
         finally:
+            job.judging = None
             stall.cancel()
             self._mean_seconds += 0.05 * (loop.time() - started - self._mean_seconds)
 
-    def _let_others_pass(self, job: _Job) -> None:
+    def _let_others_pass(self, job: _Job, worker: WorkerProcess) -> None:
+        worker.give_way()
         if self._stalled >= STALLED_PER_WORKER * self._workers:
             return
         job.is_stalled = True

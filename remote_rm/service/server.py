@@ -1,6 +1,7 @@
 """Runs the HTTP application: binds first, announces itself when it really listens, stops gracefully."""
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,12 +19,13 @@ from fastapi import FastAPI
 
 from remote_rm.service.access_log import open_access_log
 from remote_rm.service.app import create_app
-from remote_rm.service.judge import DEFAULT_LIMITS, Judge, ServiceLimits
+from remote_rm.service.connection_guard import MAX_HEAD_BYTES, connections_within, guarded_protocol
+from remote_rm.service.judge import DEFAULT_LIMITS, ServiceLimits
 from remote_rm.service.serving_arguments import MIB
 from remote_rm.verifier import Verifier
 
-GRACE_SECONDS = 5
-"""How much longer than the items at hand can take the server waits for open requests when it is told to stop."""
+REFUSING_SECONDS = 1
+"""How long before the end of its grace period a stopping server refuses what it has not answered."""
 
 KEEP_ALIVE_SECONDS = 60
 """Longer than aiohttp's clients keep an idle connection, so that none is closed in the moment of its reuse."""
@@ -39,6 +42,7 @@ class ListeningOptions:
     token_env: str | None
     access_log: Path | None
     log_sample_share: float
+    grace_seconds: float
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "ListeningOptions":
@@ -69,40 +73,61 @@ def _listening(args: argparse.Namespace, *, worker_memory_bytes: int) -> dict[st
         "port": args.port,
         "port_file": args.port_file,
         "limits": ServiceLimits(
+            max_connections=args.max_connections,
+            max_request_items=args.max_request_items,
             max_queued_items=args.max_queued_items,
             max_request_bytes=ceil(args.max_request_mib * MIB),
+            max_open_bytes=ceil(args.max_open_mib * MIB),
+            head_seconds=args.head_timeout_seconds,
+            body_seconds=args.body_timeout_seconds,
             worker_memory_bytes=worker_memory_bytes,
         ),
         "token_env": args.token_env,
         "access_log": args.access_log,
         "log_sample_share": args.log_sample_share,
+        "grace_seconds": args.grace_seconds,
     }
 
 
 class AnnouncingServer(uvicorn.Server):
     """A uvicorn server that says where it listens, once it does, and that finishes what it has before it stops."""
 
-    def __init__(self, config: uvicorn.Config, *, judge: Judge, url: str, port: int, port_file: Path | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, options: ListeningOptions, refuse: Callable[[], None], port: int
+    ) -> None:
+        """Make a server.
+
+        Args:
+            refuse: answers what is still open with 503; called when the grace period is nearly over.
+        """
         super().__init__(config)
-        self._judge = judge
-        self._url = url
+        self._options = options
+        self._refuse = refuse
         self._port = port
-        self._port_file = port_file
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application and the listener, then print the line that scripts wait for."""
         await super().startup(sockets=sockets)
         if not self.started:
             return
-        if self._port_file is not None:
-            write_atomically(self._port_file, text=f"{self._port}\n")
-        sys.stdout.write(f"reward server: {self._url}\n")
+        if self._options.port_file is not None:
+            write_atomically(self._options.port_file, text=f"{self._port}\n")
+        sys.stdout.write(f"reward server: http://{_reachable_host(self._options.host)}:{self._port}/get_reward\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests and answer the open ones; a second signal ends it at once."""
-        self.config.timeout_graceful_shutdown = ceil(self._judge.most_seconds_left()) + GRACE_SECONDS
+        """Take no more requests and answer the open ones, or refuse them when the grace period ends."""
+        grace = self._options.grace_seconds
+        answering = max(grace - REFUSING_SECONDS, grace / 2)
+        refusing = asyncio.get_running_loop().call_later(answering, self._refuse)
+        self.config.timeout_graceful_shutdown = ceil(grace)
         await super().shutdown(sockets=sockets)
+        refusing.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop gracefully at a first signal, and at once at a second one."""
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
 
 
 def serve(verifier: Verifier, *, options: ServingOptions) -> None:
@@ -146,9 +171,21 @@ def serve_app(make_app: Callable[[str | None], FastAPI], *, options: ListeningOp
 
 
 def _server(app: FastAPI, *, options: ListeningOptions, port: int) -> AnnouncingServer:
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
-    url = f"http://{_reachable_host(options.host)}:{port}/get_reward"
-    return AnnouncingServer(config, judge=app.state.judge, url=url, port=port, port_file=options.port_file)
+    limits = options.limits
+    protocol = guarded_protocol(
+        max_connections=connections_within(limits.max_connections), head_seconds=limits.head_seconds
+    )
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        # Where uvicorn has h11 only, whose own limit would answer a large head with 400 before the guard tells why.
+        h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
+    )
+    return AnnouncingServer(config, options=options, refuse=app.state.refuse, port=port)
 
 
 def bind(host: str, *, port: int) -> socket.socket:

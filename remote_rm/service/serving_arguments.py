@@ -24,18 +24,7 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 opens it to the network")
     parser.add_argument("--port", type=_port, default=5000, help="port to listen on; 0 picks a free one")
     parser.add_argument("--port-file", type=Path, default=None, help="file to write the port to once it listens")
-    parser.add_argument(
-        "--max-queued-items",
-        type=positive(int),
-        default=DEFAULT_LIMITS.max_queued_items,
-        help="waiting items from which on requests are refused with 503 and Retry-After",
-    )
-    parser.add_argument(
-        "--max-request-mib",
-        type=positive(float),
-        default=DEFAULT_LIMITS.max_request_bytes / MIB,
-        help="size of a request from which on it is refused with 413",
-    )
+    _add_limits(parser)
     parser.add_argument(
         "--token-env",
         metavar="NAME",
@@ -54,6 +43,57 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=0.001,
         help="share of the items that the access log shows whole: prompt, response, label and score",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-connections",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_connections,
+        help="open connections from which on another one is refused with 503",
+    )
+    parser.add_argument(
+        "--max-request-items",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_request_items,
+        help="samples of one request from which on it is refused with 413",
+    )
+    parser.add_argument(
+        "--max-queued-items",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_queued_items,
+        help="waiting items beyond which requests are refused with 503 and Retry-After",
+    )
+    parser.add_argument(
+        "--max-request-mib",
+        type=positive(float),
+        default=DEFAULT_LIMITS.max_request_bytes / MIB,
+        help="size of a request from which on it is refused with 413",
+    )
+    parser.add_argument(
+        "--max-open-mib",
+        type=positive(float),
+        default=DEFAULT_LIMITS.max_open_bytes / MIB,
+        help="size of all requests that are being read or judged, beyond which one is refused with 503",
+    )
+    parser.add_argument(
+        "--head-timeout-seconds",
+        type=positive(float),
+        default=DEFAULT_LIMITS.head_seconds,
+        help="time for the head of a request, after which it is answered 408 and its connection closed",
+    )
+    parser.add_argument(
+        "--body-timeout-seconds",
+        type=positive(float),
+        default=DEFAULT_LIMITS.body_seconds,
+        help="time for the body of a request, after which it is answered 408 and its connection closed",
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=positive(float),
+        default=20.0,
+        help="time to answer what is open when told to stop; what is not answered by then is refused with 503",
     )
 
 

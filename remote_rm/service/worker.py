@@ -4,6 +4,7 @@ Messages are JSON behind a length of four bytes. A worker that handles text from
 """
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -24,6 +25,8 @@ PRELOADED_MODULES = ("sympy", "math_verify", "remote_rm.service.worker", "remote
 """Imported once, in the process that workers are forked from, so that a killed worker is replaced in milliseconds."""
 START_TIMEOUT_SECONDS = 60.0
 END_TIMEOUT_SECONDS = 5.0
+STALLED_NICENESS = 10
+"""Added to the server's own for a worker that takes long: a tenth of the share of a process that does not."""
 SPARE_CPU_SECONDS = 1.0
 """How much longer than its limit a worker may compute when nobody is left to kill it."""
 RETIRING_SHARE = 0.5
@@ -105,10 +108,17 @@ class WorkerProcess:
             reply = await self._channel.receive(timeout_seconds=timeout_seconds)
         except ConnectionError as error:
             raise await self._cause_of_death() from error
-        self._is_retiring = reply.pop("retires")
+        self._is_retiring |= reply.pop("retires")
         if "error" in reply:
             raise VerifierFailed(reply["error"])
         return Score(**reply)
+
+    def give_way(self) -> None:
+        """Let the server and other workers compute first; the worker is replaced after its item, since there is no way back."""
+        self._is_retiring = True
+        # One that is gone tells by its socket.
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + STALLED_NICENESS)
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""

@@ -88,6 +88,27 @@ def test_images_are_told_to_a_model_that_takes_none(folder, tiny_checkpoint):
     assert "plain language model" in finding["what"]
 
 
+def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(folder, tiny_checkpoint):
+    asked = [{"role": "user", "content": "Hi."}]
+    rows = [
+        {"messages": [*asked, {"role": "assistant", "content": text}], "image": None}
+        for text in ("Hey.", "Hey.", "Ho.")
+    ]
+    with pytest.raises(SystemExit):
+        main([str(write_rows(folder, *rows)), "--output", "found.json"])
+    found = json.loads(Path("found.json").read_text())
+    assert [finding["kind"] for finding in found["findings"]] == ["duplicate", "contradiction"]
+    file = write_rows(
+        folder, {"prompt": "Count.", "response": "1 2 3"}, {"prompt": "Tell.", "response": "word " * 300}
+    )
+    with pytest.raises(SystemExit):
+        main([str(file), "--model", str(tiny_checkpoint("llm")), "--max_len", "128", "--output", "found.json"])
+    found = json.loads(Path("found.json").read_text())
+    (finding,) = (finding for finding in found["findings"] if finding["kind"] == "length")
+    assert (finding["index"], "SFT leaves it out" in finding["what"]) == (1, True)
+    assert [spread["count"] for spread in found["distributions"]] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

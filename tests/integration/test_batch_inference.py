@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import error_of, flags, tree, write_rows
+from helpers.row_files import load_rows
 from helpers.value_models import save_reward_model
-
-from lmm_r1.data.files import load_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -12,9 +12,10 @@ from helpers.deepspeed_process import one_process
 from helpers.interrupted_writes import Interrupter
 from helpers.launched_ranks import launch
 from helpers.saved_modules import make_run, prepared, train, weight
+from helpers.whole_checkpoints import complete_steps
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
-from lmm_r1.checkpoints.folder import complete_steps, read_latest
+from lmm_r1.checkpoints.folder import read_latest
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.strategy import KitStrategy
 

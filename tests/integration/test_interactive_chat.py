@@ -13,12 +13,12 @@ import pexpect
 import pytest
 from helpers.commands import flags, one_sentence
 from helpers.longrope import with_longrope
+from helpers.row_files import load_rows
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.screen import neutral
 from lmm_r1.config.interactive_chat import ChatConfig
-from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
 

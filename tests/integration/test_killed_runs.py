@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from helpers.commands import flags, write_rows
 from helpers.killed_runs import KillableCommand, Moment, appears, kills, lines_in, python
+from helpers.whole_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
 
-from lmm_r1.checkpoints.folder import SAVING, complete_steps
-from lmm_r1.checkpoints.resume_point import newest_common_step
+from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.data.training_rows import PromptStream
 

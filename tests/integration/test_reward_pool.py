@@ -84,6 +84,80 @@ def test_a_full_queue_refuses_what_needs_a_worker_and_nothing_else(unruly):
     assert (pool.counts.items, pool.counts.worker, pool.counts.quick) == (5, 4, 1)
 
 
+def test_a_request_that_is_given_up_frees_its_places_and_its_worker(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
+
+    async def scenario() -> list[float]:
+        judging = asyncio.create_task(rewards(pool, "sleep 20", "sleep 20", "1"))
+        await asyncio.sleep(0.1)
+        assert (pool.busy, pool.waiting) == (1, 2)
+        judging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await judging
+        await asyncio.sleep(0.05)
+        assert (pool.busy, pool.waiting) == (0, 0)
+        return await asyncio.wait_for(rewards(pool, "2"), timeout=10)
+
+    assert run_with(pool, scenario) == [2.0]
+    assert (pool.counts.worker, pool.counts.timed_out, pool.counts.lost_workers) == (1, 0, 0)
+
+
+def test_requests_given_up_while_their_workers_start_leave_no_process_behind(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
+
+    async def scenario() -> tuple[list[float], int]:
+        # Each kills the worker of the one before it, so that the next finds none and starts one.
+        for _ in range(6):
+            judging = asyncio.create_task(rewards(pool, "sleep 20"))
+            await asyncio.sleep(0.02)
+            judging.cancel()
+        return await asyncio.wait_for(rewards(pool, "2"), timeout=20), pool.workers
+
+    assert run_with(pool, scenario) == ([2.0], 1)
+
+
+def test_a_large_request_does_not_hold_up_a_small_one(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
+
+    async def scenario() -> None:
+        large = asyncio.create_task(rewards(pool, *["sleep 0.1"] * 50))
+        await asyncio.sleep(0.15)
+        assert await rewards(pool, "1") == [1.0]
+        assert pool.waiting > 40
+        large.cancel()
+
+    run_with(pool, scenario)
+
+
+def test_a_request_larger_than_the_queue_waits_for_an_empty_one(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=4))
+
+    async def scenario() -> None:
+        accepted = asyncio.create_task(rewards(pool, "sleep 0.3", "1", "2"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(PoolUnavailable, match="2 items wait to be judged, and the limit is 4"):
+            await rewards(pool, "3", "4", "5")
+        assert await rewards(pool, "3") == [3.0]
+        assert await accepted == [0.3, 1.0, 2.0]
+        assert await rewards(pool, *["1"] * 9) == [1.0] * 9
+
+    run_with(pool, scenario)
+
+
+def test_a_pool_that_refuses_drops_what_it_has_and_keeps_its_workers(unruly):
+    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
+
+    async def scenario() -> None:
+        judging = asyncio.create_task(rewards(pool, "sleep 20", "1"))
+        await asyncio.sleep(0.1)
+        pool.refuse()
+        for refused in (judging, rewards(pool, "1"), rewards(pool, "quick")):
+            with pytest.raises(PoolUnavailable, match="the server is stopping"):
+                await refused
+
+    run_with(pool, scenario)
+
+
 def test_a_worker_has_only_the_memory_it_is_given(unruly):
     pool = VerifierPool(
         unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=400 * 2**20)

@@ -20,7 +20,11 @@ REWARD_TYPE = "batch"
 def compute_score(reward_inputs):
     assert len(reward_inputs) == 2
     return [
-        {"overall": item["response_length"] % 2, "pictures": sum(image.width > 0 for image in item["images"])}
+        {
+            "overall": item["response_length"] % 2,
+            "pictures": sum(image.width > 0 for image in item["images"]),
+            "told_step": item["step"],
+        }
         for item in reward_inputs
     ]
 """
@@ -73,6 +77,7 @@ def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train,
     # One group of each kind, on which engine and trainer agree.
     assert metrics["rows/image"] == 0.5
     assert metrics["pictures"] == 0.5
+    assert metrics["told_step"] == metrics["step"] == 1
     for kind in ("text", "image"):
         assert 0 < metrics[f"mismatch/{kind}/mean"] <= metrics[f"mismatch/{kind}/max"] < 1e-4
     shown = [json.loads(line)["messages"] for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]

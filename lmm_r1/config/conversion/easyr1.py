@@ -199,21 +199,21 @@ REF_AND_REWARD = (
 )
 
 CRITIC = tuple(
-    _ruled(f"worker.critic.{name}")
-    for name in (
-        "global_batch_size",
-        "micro_batch_size_per_device_for_update",
-        "micro_batch_size_per_device_for_experience",
-        "max_grad_norm",
-        "cliprange_value",
-        "loss_avg_mode",
-        "ppo_epochs",
-        "model.model_path",
-        "optim.lr",
-        "optim.betas",
-        "optim.weight_decay",
-        "optim.lr_warmup_ratio",
-    )
+    _ruled(f"worker.critic.{name}", default)
+    for name, default in {
+        "global_batch_size": None,
+        "micro_batch_size_per_device_for_update": None,
+        "micro_batch_size_per_device_for_experience": None,
+        "max_grad_norm": 1.0,
+        "cliprange_value": 0.5,
+        "loss_avg_mode": None,
+        "ppo_epochs": None,
+        "model.model_path": None,
+        "optim.lr": 1e-6,
+        "optim.betas": (0.9, 0.999),
+        "optim.weight_decay": 1e-2,
+        "optim.lr_warmup_ratio": 0.0,
+    }.items()
 )
 
 TRAINER = (
@@ -232,13 +232,7 @@ TRAINER = (
     _without("trainer.max_try_make_batch", "groups are drawn until the batch is full or the prompts are used up", 20),
     _ruled("trainer.critic_warmup", 0),
     _ruled("trainer.val_freq", -1),
-    _hoped(
-        "trainer.val_before_train",
-        "eval.before_training",
-        default=True,
-        says="this version evaluates from step --eval.steps on; `lmm-r1 evaluate` measures the model before",
-        harmless=(False,),
-    ),
+    _ruled("trainer.val_before_train", True),
     _without("trainer.val_only", "`lmm-r1 evaluate` measures a checkpoint", False),
     _without("trainer.val_generations_to_log", "`lmm-r1 report` shows responses of a run", 0),
     _without("trainer.train_generations_to_log", "--logger.rollouts_per_step responses are kept of each step", 0),

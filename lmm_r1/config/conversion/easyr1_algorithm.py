@@ -152,7 +152,8 @@ def _schedule(given: Given) -> Results:
         yield Flag("actor.min_lr_ratio", 0.0 if ratio is None else given.number("worker.actor.optim.min_lr_ratio"))
     elif ratio is not None:
         yield Note("without counterpart", "worker.actor.optim.min_lr_ratio", "a constant learning rate has no end")
-    if (steps := given["worker.actor.optim.lr_warmup_steps"]) is not None:
+    steps = given["worker.actor.optim.lr_warmup_steps"]
+    if steps is not None and given.whole("worker.actor.optim.lr_warmup_steps") >= 0:
         yield Note(
             "without counterpart",
             "worker.actor.optim.lr_warmup_steps",

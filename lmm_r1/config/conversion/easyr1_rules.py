@@ -86,13 +86,15 @@ def _gpus(given: Given) -> Results:
 
 def _validation(given: Given) -> Results:
     names, split = yield from _files(given, "data.val_files")
-    steps = given.whole("trainer.val_freq")
-    if not names or steps < 1:
-        for setting in ("data.val_files", "trainer.val_freq"):
-            if given.has(setting) and (names if setting == "data.val_files" else steps >= 1):
-                yield Note(
-                    "without counterpart", setting, "data.val_files are evaluated on with trainer.val_freq above 0"
-                )
+    steps, before = given.whole("trainer.val_freq"), given.switch("trainer.val_before_train")
+    yield Flag("eval.before_training", bool(names) and before)
+    if not names:
+        for setting, asked in (("trainer.val_freq", steps >= 1), ("trainer.val_before_train", before)):
+            if given.has(setting) and asked:
+                yield Note("without counterpart", setting, "there are no data.val_files to evaluate on")
+        return
+    if steps < 1 and not before:
+        yield Note("without counterpart", "data.val_files", "they are evaluated on with trainer.val_freq above 0")
         return
     yield Flag("eval.dataset", names[0])
     if len(names) > 1:
@@ -157,11 +159,14 @@ def _critic(given: Given) -> Results:
         "ppo_epochs": "worker.actor.ppo_epochs",
     }
     has_critic = given.text("algorithm.adv_estimator") == "gae"
+    if has_critic:
+        yield Flag("critic.lr_scheduler", "constant_with_warmup")
     for name in (*own, *shared):
         setting = f"worker.critic.{name}"
         if not given.has(setting):
-            continue
-        if not has_critic:
+            if has_critic and given[setting] is not None:
+                yield Flag(own[name], given[setting])
+        elif not has_critic:
             yield Note("without counterpart", setting, "only gae has a critic")
         elif name in own:
             yield Flag(own[name], given[setting])
@@ -197,7 +202,7 @@ def _records(given: Given) -> Results:
             yield Note(
                 "without counterpart", "trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}"
             )
-    limit = given.whole("trainer.save_limit")
+    limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):
         yield Flag("ckpt.disable_ds", True)

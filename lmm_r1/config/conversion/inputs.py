@@ -22,7 +22,9 @@ OPENRLHF = "openrlhf.cli."
 YAML_MODULES = {"verl.trainer.main": EASYR1, "verl.trainer.main_ppo": VERL}
 """Trainers whose command lines are `key=value`."""
 KEY_FLAG = "use_wandb"
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+# With a zero in front it is a name: a date, the number of a run.
+_WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
+_FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +80,7 @@ class _Loader(yaml.SafeLoader):
     """Reads `1e-6` as a number, as OmegaConf does."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER.pattern + "$"), list("-+0123456789."))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?\d+$"), list("-+0123456789"))
-# Resolvers are asked in their order, and whole numbers are numbers with a fraction, too.
-for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():
-    _resolvers.sort(key=lambda resolver: resolver[0] != "tag:yaml.org,2002:int")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FRACTION.pattern + "$"), list("-+0123456789."))
 
 
 def _mapping(text: str, *, path: Path) -> dict[str, Any]:
@@ -193,6 +191,6 @@ def _with(before: object, value: object) -> object:
 
 
 def _scalar(text: str) -> object:
-    if not _NUMBER.fullmatch(text):
-        return text
-    return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _FRACTION.fullmatch(text) else text

@@ -10,14 +10,16 @@ from pathlib import Path
 from lmm_r1.errors import UserError
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::?([-=])([^{{}}]*))?\}})")
+_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?:(:?)([-=])([^{{}}]*))?\}})")
 _HERE = re.compile(r"\$\(pwd\)|\$\{PWD\}|\$PWD\b|`pwd`")
-_ASSIGNMENT = re.compile(rf"({_NAME})=(.*)", re.DOTALL)
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=(.*)", re.DOTALL)
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _OPENS = ("if", "for", "while", "until", "case", "{")
 _CLOSES = ("fi", "done", "esac", "}")
-_FOLLOWED = ("then", "do", "else")
+_FOLLOWED = ("then", "do", "else", "elif", "if", "while", "until", "{", "!")
 """Words that a command of its own stands behind."""
+_ESCAPED = {"$": "\ue000", "`": "\ue001"}
+"""What stands for a sign that a backslash in double quotes makes one like any other."""
 _ARGUMENTS = ("$@", "${@}", "$*")
 """What the script itself was given: nothing."""
 _OPERATORS = ";&|<>()\n"
@@ -47,11 +49,21 @@ class Word:
 
 
 @dataclass(frozen=True)
-class _Variable:
-    word: _Word
-    """What stands behind the equals sign."""
+class _Command:
+    """A simple command."""
+
+    words: list[_Word]
     conditional: bool
-    """Whether it is set under a condition or in a loop."""
+    """Whether it stands behind `&&`, `||`, `|` or an open parenthesis."""
+    array: bool
+    """Whether an open parenthesis follows it: `NAME=(`."""
+
+
+@dataclass(frozen=True)
+class _Variable:
+    text: str
+    unreadable: UserError | str = ""
+    """Why its text cannot be known: what is wrong with it itself, or with every use of it."""
 
 
 class Script:
@@ -74,21 +86,26 @@ class Script:
         found: list[tuple[str, list[Word]]] = []
         lines: list[int] = []
         depth = 0
-        for written in self._commands():
-            words = written[1:] if written[0].raw in _FOLLOWED and len(written) > 1 else written
-            first = words[0].raw
-            if first in _OPENS:
-                depth += 1
-            elif first in _CLOSES:
-                depth -= 1
+        for command in self._commands():
+            words = command.words
+            while words:
+                depth += (words[0].raw in _OPENS) - (words[0].raw in _CLOSES)
+                if words[0].raw not in _FOLLOWED:
+                    break
+                words = words[1:]
             place = next((place for place, word in enumerate(words[:-1]) if word.raw == "-m"), None)
             module = words[place + 1].raw if place is not None else ""
             if place is not None and module.startswith(tuple(modules)):
                 arguments = [word for raw in words[place + 2 :] for word in self._expanded(raw)]
                 found.append((module, arguments))
                 lines.append(words[0].line)
-            else:
-                self._remember(words, conditional=depth > 0)
+            elif found and words and words[0].raw.startswith("-") and not command.conditional:
+                raise UserError(
+                    f"{self.path}:{words[0].line}: {words[0].raw} stands behind the end of the command that trains: a "
+                    "comment or a line without \\ at its end is above it; mend that"
+                )
+            elif words:
+                self._remember(words, conditional=depth > 0 or command.conditional, array=command.array)
         if not found:
             raise UserError(f"{self.path}: no command in it runs {' or '.join(f'python -m {m}...' for m in modules)}")
         if len(found) > 1:
@@ -97,23 +114,50 @@ class Script:
             )
         return found[0]
 
-    def _remember(self, words: Sequence[_Word], *, conditional: bool) -> None:
-        """Take the variables that a command sets for those behind it."""
-        exported = words[0].raw in ("export", "readonly", "local", "declare")
-        assignments = list(words[1:] if exported else words)
-        if words[0].raw == ":":
+    def _remember(self, words: Sequence[_Word], *, conditional: bool, array: bool) -> None:
+        """Take the variables that a command sets for those behind it, with the values that they have now."""
+        first, *others = words
+        if first.raw == ":":
             # `: "${NAME:=value}"` sets NAME where nobody else has.
-            for word in words[1:]:
-                match = _VARIABLE.fullmatch(word.raw)
-                if match and match[3] == "=" and match[2] not in self._variables:
-                    self._variables[match[2]] = _Variable(_Word(word.line, [(match[4], True, True)]), conditional)
+            for word in others:
+                self._expanded(word)
+        elif first.raw in ("for", "read"):
+            for word in others[:1] if first.raw == "for" else others:
+                self._forget(word.raw, line=word.line, what="takes it from elsewhere; write the value itself")
+        elif first.raw == "unset":
+            for word in others:
+                self._variables.pop(word.raw, None)
+        else:
+            exported = first.raw in ("export", "readonly", "local", "declare")
+            assignments = [(word, _ASSIGNMENT.fullmatch(word.raw)) for word in (others if exported else words)]
+            # In front of a command they are the command's alone.
+            if exported or all(match for _, match in assignments):
+                for word, match in assignments:
+                    if match is not None:
+                        self._assign(word, match, conditional=conditional, array=array)
+
+    def _assign(self, word: _Word, match: re.Match[str], *, conditional: bool, array: bool) -> None:
+        name, plus, _ = match.groups()
+        if conditional:
+            self._forget(name, line=word.line, what="sets it under a condition; set it once")
             return
-        matches = [_ASSIGNMENT.fullmatch(word.raw) for word in assignments]
-        if not all(matches):
+        if array:
+            self._forget(name, line=word.line, what="makes an array of it; write the values themselves")
             return
-        for word, match in zip(assignments, matches, strict=True):
-            assert match is not None
-            self._variables[match[1]] = _Variable(_behind(word, len(match[1]) + 1), conditional)
+        before = self._variables.get(name) if plus else None
+        pieces = _behind(word, len(name) + len(plus) + 1).pieces
+        if before is not None and before.unreadable:
+            return
+        try:
+            text = "".join(self._value(piece, word.line) if expands else piece for piece, expands, _ in pieces)
+        except UserError as error:
+            self._variables[name] = _Variable("", error)
+        else:
+            self._variables[name] = _Variable((before.text if before is not None else "") + text)
+
+    def _forget(self, name: str, *, line: int, what: str) -> None:
+        """From here on only bash could tell what a variable holds."""
+        self._variables[name] = _Variable("", f"line {line} {what}")
 
     def _expanded(self, word: _Word) -> list[Word]:
         """Return a word with its variables replaced; one that is not quoted may become several, or none."""
@@ -134,39 +178,42 @@ class Script:
             texts += rest
         return [Word(text, word.line) for text in texts if text or not empty]
 
-    def _value(self, text: str, line: int, seen: tuple[str, ...] = ()) -> str:
+    def _value(self, text: str, line: int) -> str:
         """Return text with its variables replaced; raises UserError for what only bash could tell."""
 
         def held(match: re.Match[str]) -> str:
-            name, default = match[1] or match[2], match[4]
+            name, colon, operator, default = match[1] or match[2], match[3], match[4], match[5]
             variable = self._variables.get(name)
-            if variable is None and default is not None:
-                return self._value(default, line, seen)
-            if variable is None:
+            why = "" if variable is None else variable.unreadable
+            if isinstance(why, UserError):
+                raise why
+            if why:
+                raise self._unreadable(line, match[0], why)
+            # With a colon an empty one counts as not set.
+            if variable is not None and (variable.text or not colon):
+                return variable.text
+            if default is None:
                 raise self._unreadable(line, match[0], "it is not set in this file; set it there")
-            if variable.conditional or name in seen:
-                raise self._unreadable(
-                    line, match[0], f"line {variable.word.line} sets it under a condition; set it once"
-                )
-            return "".join(
-                self._value(piece, variable.word.line, (*seen, name)) if expands else piece
-                for piece, expands, _ in variable.word.pieces
-            )
+            value = self._value(default, line)
+            if operator == "=":
+                self._variables[name] = _Variable(value)
+            return value
 
-        value = _VARIABLE.sub(held, _HERE.sub(".", text))
-        if seen == () and ("$" in _VARIABLE.sub("", _HERE.sub("", text)) or "`" in text.replace("`pwd`", "")):
+        plain = _HERE.sub(".", text)
+        if re.search(r"[$`]", _VARIABLE.sub("", plain)):
             raise self._unreadable(line, text, "only bash could tell what this is; write the value itself")
-        if seen and ("$(" in value or "`" in value or "${" in value):
-            raise self._unreadable(line, text, "only bash could tell what this is; write the value itself")
+        value = _VARIABLE.sub(held, plain)
+        for sign, stand_in in _ESCAPED.items():
+            value = value.replace(stand_in, sign)
         return value
 
     def _unreadable(self, line: int, what: str, remedy: str) -> UserError:
         return UserError(f"{self.path}:{line}: cannot read {what}: {remedy}")
 
-    def _commands(self) -> Iterator[list[_Word]]:
+    def _commands(self) -> Iterator[_Command]:
         """Yield the simple commands, each with at least one word; redirections and what follows them are left out."""
         words: list[_Word] = []
-        redirected = False
+        redirected, behind = False, ""
         for token in _tokens(self._text, path=self.path):
             if isinstance(token, _Word):
                 if not redirected:
@@ -178,10 +225,17 @@ class Script:
                 redirected = True
             elif not (redirected and token in "&()|"):
                 if words:
-                    yield words
-                words, redirected = [], False
+                    yield _Command(words, conditional=_depends(behind), array=token == "(")
+                    behind = ""
+                words, redirected, behind = [], False, behind + token
         if words:
-            yield words
+            yield _Command(words, conditional=_depends(behind), array=False)
+
+
+def _depends(operators: str) -> bool:
+    """Say whether a command behind these operators may not run, or runs in a shell of its own."""
+    last = operators.rstrip("\n")
+    return last.endswith(("&&", "|", "("))
 
 
 def _behind(word: _Word, count: int) -> _Word:
@@ -249,18 +303,20 @@ def _piece(text: str, start: int, *, path: Path, line: int) -> tuple[str, bool, 
         return text[start + 1 : end], False, True, end + 1
     if character == '"':
         return _double_quoted(text, start, path=path, line=line)
-    match = re.compile(r"\$\([^()\n]*\)|\$\{[^{}\n]*\}|`[^`\n]*`|[^\s\\'\"`;&|<>()$]+|\$\w*|.").match(text, start)
+    match = re.compile(r"\$\((?:[^()\n]|\([^()\n]*\))*\)|\$\{[^{}\n]*\}|`[^`\n]*`|[^\s\\'\"`;&|<>()$]+|\$\w*|.").match(
+        text, start
+    )
     assert match is not None
     return match[0], True, False, match.end()
 
 
 def _double_quoted(text: str, start: int, *, path: Path, line: int) -> tuple[str, bool, bool, int]:
-    """Return what stands in double quotes; with an escaped dollar sign nothing in it is a variable."""
+    """Return what stands in double quotes, with stand-ins for signs that are escaped."""
     end = start + 1
     while end < len(text) and text[end] != '"':
         end += 2 if text[end] == "\\" else 1
     if end >= len(text):
         raise UserError(f'{path}:{line}: a quote " is opened and not closed')
-    inner = text[start + 1 : end]
-    plain = re.sub(r'\\([$`"\\])', r"\1", inner.replace("\\\n", ""))
-    return plain, "\\$" not in inner, True, end + 1
+    inner = text[start + 1 : end].replace("\\\n", "")
+    plain = re.sub(r'\\([$`"\\])', lambda match: _ESCAPED.get(match[1], match[1]), inner)
+    return plain, True, True, end + 1

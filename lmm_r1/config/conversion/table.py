@@ -211,11 +211,12 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
 
 
 def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
-    subject, text = note.subject, note.text
-    # The longer ones first: one name may begin with another.
-    for name in sorted(shown, key=len, reverse=True):
-        whole = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w)(?!\w)")
-        subject, text = whole.sub(shown[name], subject), whole.sub(shown[name], text)
+    if not shown:
+        return note
+    # The longer ones first, as one name may begin with another, and all at once, as one may be what another becomes.
+    names = "|".join(re.escape(name) for name in sorted(shown, key=len, reverse=True))
+    whole = re.compile(rf"(?<![\w.])(?:{names})(?![\w.]\w)(?!\w)")
+    subject, text = (whole.sub(lambda match: shown[match[0]], said) for said in (note.subject, note.text))
     return replace(note, subject=subject, text=text)
 
 

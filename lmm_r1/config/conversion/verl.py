@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lmm_r1.config.conversion.easyr1 import EASYR1
+from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS
 from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -36,6 +37,8 @@ NAMES = {
     f"{_ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
     f"{_ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
     f"{_ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
+    f"{_ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
+    f"{_ACTOR}.optim.min_lr_ratio": "worker.actor.optim.min_lr_ratio",
     f"{_ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
     f"{_ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
     f"{_ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
@@ -59,6 +62,14 @@ NAMES = {
     f"{_ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
     f"{_ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
     f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
+    "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
+    "critic.model.path": "worker.critic.model.model_path",
+    "critic.grad_clip": "worker.critic.max_grad_norm",
+    "critic.cliprange_value": "worker.critic.cliprange_value",
+    "critic.optim.lr": "worker.critic.optim.lr",
+    "critic.optim.weight_decay": "worker.critic.optim.weight_decay",
+    "critic.optim.lr_warmup_steps_ratio": "worker.critic.optim.lr_warmup_ratio",
+    "trainer.total_training_steps": "trainer.max_steps",
     "trainer.test_freq": "trainer.val_freq",
     "trainer.default_local_dir": "trainer.save_checkpoint_path",
     "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
@@ -66,6 +77,10 @@ NAMES = {
 """EasyR1's names for what verl calls otherwise."""
 
 DEFAULTS: dict[str, object] = {
+    "algorithm.adv_estimator": "gae",
+    # Of the loss; that in the reward has a name of its own.
+    "algorithm.kl_penalty": "low_var_kl",
+    "worker.critic.optim.lr": 1e-5,
     "data.prompt_key": "problem",
     "data.answer_key": "solution",
     "data.rollout_batch_size": 1024,
@@ -113,6 +128,8 @@ _ABSENT = {
 }
 _RULED = (
     "algorithm.use_kl_in_reward",
+    "algorithm.kl_penalty_in_reward",
+    f"{_ACTOR}.loss_agg_mode",
     "algorithm.kl_ctrl.kl_coef",
     f"{_ACTOR}.entropy_coeff",
     f"{_ACTOR}.clip_ratio",
@@ -127,7 +144,22 @@ _RULED = (
 
 def _kl(given: Given) -> Iterator[Flag | Note]:
     """verl has a KL penalty as a loss, in the reward, or, by default, none."""
+    if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
+        yield Note(
+            "without counterpart",
+            "algorithm.use_kl_in_reward",
+            "KL is a loss or a penalty in the reward; with algorithm.use_kl_loss the loss is taken, give one of them",
+        )
+        return
     if given["algorithm.use_kl_in_reward"]:
+        penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
+        yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
+        if penalty not in KL_ESTIMATORS:
+            yield Note(
+                "without counterpart",
+                "algorithm.kl_penalty_in_reward",
+                f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}",
+            )
         coefficient = given["algorithm.kl_ctrl.kl_coef"]
         yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
         return
@@ -136,8 +168,9 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
         yield Note(
             "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
         )
-    if given.has("algorithm.kl_ctrl.kl_coef"):
-        yield Note("without counterpart", "algorithm.kl_ctrl.kl_coef", "of use with algorithm.use_kl_in_reward alone")
+    for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
+        if given.has(name):
+            yield Note("without counterpart", name, "of use with algorithm.use_kl_in_reward alone")
 
 
 def _sampling(given: Given) -> Iterator[Flag | Note]:
@@ -157,6 +190,15 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
             "another meaning",
             "trainer.rejection_sample",
             "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
+        )
+    mean = given.text(f"{_ACTOR}.loss_agg_mode")
+    if mean in LOSS_MEANS.values():
+        yield Flag("actor.loss_agg_mode", mean)
+    elif mean is not None:
+        yield Note(
+            "without counterpart",
+            f"{_ACTOR}.loss_agg_mode",
+            f"{mean} is not here, and token-mean is written in its place; there is {', '.join(LOSS_MEANS.values())}",
         )
     if given[f"{_ACTOR}.entropy_coeff"]:
         yield Flag("actor.entropy_coef", given.number(f"{_ACTOR}.entropy_coeff"))

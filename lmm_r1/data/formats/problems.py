@@ -46,7 +46,7 @@ def _r1_v(columns: Columns) -> RowFields:
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=f"{thinking}\n\n{solution.value}" if filled(thinking) else solution.value,
+        response=f"{thinking}\n\n{solution.value}" if filled(thinking) and filled(solution.value) else solution.value,
     )
 
 
@@ -100,7 +100,7 @@ def _images(columns: Columns) -> list[Any]:
     images = listed(_read_list(value))
     for image in images:
         if _is_pointer(image):
-            columns.fail(f"the image {image} is no image and no index of a row that has one; correct it")
+            columns.fail(f"the image {image} is no image and no index of a row that has one image; correct it")
     return images
 
 
@@ -138,13 +138,17 @@ def _is_pointer(image: Any) -> bool:
 
 
 def _linked(records: list[Record]) -> list[Record]:
-    """Return the records with the images of those that they point to."""
-    images = {str(record.get("index")): record.get("image") for record, _, _ in records}
+    """Return the records with the images of those that they point to; an index of several images is none."""
+    images: dict[str, Any] = {}
+    for record, _, _ in records:
+        index, image = str(record.get("index")), record.get("image")
+        if image is not None and not _is_pointer(image):
+            images[index] = image if images.get(index, image) == image else None
 
     def with_image(record: dict[str, Any]) -> dict[str, Any]:
         image = record.get("image")
         pointed = images.get(str(image).strip()) if _is_pointer(image) else None
-        return record if pointed is None or _is_pointer(pointed) else {**record, "image": pointed}
+        return record if pointed is None else {**record, "image": pointed}
 
     return [(with_image(record), location, base_dir) for record, location, base_dir in records]
 

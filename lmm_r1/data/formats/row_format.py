@@ -85,7 +85,8 @@ class Columns:
             self.fail(
                 f'no field "{named}" (found: {", ".join(self.record)}); name the source\'s with --data.datasource_key'
             )
-        return str(self.take(*(names if named is None else (named,))).value or "default")
+        value = self.take(*(names if named is None else (named,))).value
+        return str(value) if filled(value) else "default"
 
     def rest(self) -> dict[str, Any]:
         """Return the columns that nothing was taken from."""

@@ -68,26 +68,40 @@ class RecordView:
             )
         if isinstance(wanted, Condition):
             return re.search(wanted.matches or "", str(value)) is not None
-        return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+        known = wanted if isinstance(wanted, tuple) else (wanted,)
+        # CSV files hold text alone.
+        return value in (map(str, known) if isinstance(value, str) else known)
 
     def choices(self) -> list[str]:
         """The choices in the order of their letters; empty where the question is an open one."""
+        published = self._published_choices()
+        return _shuffled(published) if self.recipe.choices_shuffled else published
+
+    def _published_choices(self) -> list[str]:
         asked = self.recipe.choices
         if asked is None:
             return []
         if isinstance(asked, tuple):
-            found = [self.value(name) for name in asked]
-            value = [choice for choice in found if choice is not None]
+            value = self._without_end([self.value(name) for name in asked])
         else:
             value = self.value(asked) if self.recipe.choices_optional else self.first((asked,))
-            value = _listed(value) if value is not None else []
+            value = self._without_end(_listed(value)) if value is not None else []
         if not value and self.recipe.choices_optional:
             return []
         choices = [self._bare(str(choice)) for choice in value] if isinstance(value, list) else []
         if not 2 <= len(choices) <= len(LETTERS):
             shown = asked if isinstance(asked, str) else " ".join(asked)
             raise self.fail(f"{shown} must be a list of 2 to {len(LETTERS)} choices, found {value!r}")
-        return _shuffled(choices) if self.recipe.choices_shuffled else choices
+        return choices
+
+    def _without_end(self, choices: Any) -> Any:
+        """The choices without empty ones behind the last; raises UserError for a gap: letters would stand for others."""
+        if not isinstance(choices, list):
+            return choices
+        held = [place for place, choice in enumerate(choices) if not _is_empty(choice)]
+        if held != list(range(len(held))):
+            raise self.fail(f"a choice is empty, and others follow it: {choices!r}")
+        return choices[: len(held)]
 
     def _bare(self, choice: str) -> str:
         prefix = self.recipe.choice_prefix
@@ -98,10 +112,15 @@ class RecordView:
         answer = self._answer_text()
         if not choices:
             return answer
-        letters = LETTERS[: len(choices)]
+        # Letters and indices count the choices as they were published.
+        published = self._published_choices()
+        letters = [
+            LETTERS[choices.index(choice) if self.recipe.choices_shuffled else place]
+            for place, choice in enumerate(published)
+        ]
         named = {
-            "text": {choice: letter for letter, choice in reversed(list(zip(letters, choices, strict=True)))},
-            "letter": {letter: letter for letter in letters},
+            "text": {choice: letter for letter, choice in reversed(list(zip(letters, published, strict=True)))},
+            "letter": dict(zip(LETTERS, letters, strict=False)),
             "index": {str(place): letter for place, letter in enumerate(letters)},
         }[self.recipe.answer_names]
         if answer not in named:

@@ -37,7 +37,7 @@ class MediaFiles:
             elif file.suffix.lower() == ".zip":
                 self._add_zip(file)
             else:
-                self._add_tar(file, unpack_into=unpack_into)
+                self._add_tar(file, folder=folder, unpack_into=unpack_into)
 
     def __enter__(self) -> MediaFiles:
         return self
@@ -84,18 +84,18 @@ class MediaFiles:
             if not name.endswith("/"):
                 self._add(PurePosixPath(name), (archive, name))
 
-    def _add_tar(self, file: Path, *, unpack_into: Path | None) -> None:
+    def _add_tar(self, file: Path, *, folder: Path, unpack_into: Path | None) -> None:
         if unpack_into is None:
             raise UserError(f"{file}: a tar archive is not read in place; unpack it, and give the folder")
-        folder = unpacked(file, into=unpack_into)
-        for path in sorted(folder.rglob("*")):
+        content = unpacked(file, folder=unpack_into / file.relative_to(folder))
+        for path in sorted(content.rglob("*")):
             if path.is_file():
-                self._add(PurePosixPath(path.relative_to(folder).as_posix()), path)
+                self._add(PurePosixPath(path.relative_to(content).as_posix()), path)
 
 
-def unpacked(file: Path, *, into: Path) -> Path:
+def unpacked(file: Path, *, folder: Path) -> Path:
     """Return the folder with the content of a tar archive; one that was unpacked whole before is taken as it is."""
-    folder, partial = into / file.name, into / f".{file.name}.partial"
+    partial = folder.with_name(f".{folder.name}.partial")
     if folder.is_dir():
         return folder
     shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +104,9 @@ def unpacked(file: Path, *, into: Path) -> Path:
         with tarfile.open(file) as archive:
             archive.extractall(partial, filter="data")
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{file}: cannot be unpacked into {into} ({error}); fetch it again, or make room") from error
+        raise UserError(
+            f"{file}: cannot be unpacked into {folder.parent} ({error}); fetch it again, or make room"
+        ) from error
     partial.rename(folder)
     return folder
 

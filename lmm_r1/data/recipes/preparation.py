@@ -123,6 +123,11 @@ class Preparation:
             return complete
         source = self._files()
         with _locked(self.partial, output=self.output):
+            # Another session may have finished the job since.
+            complete = None if overwrite else self._complete()
+            if complete is not None:
+                shutil.rmtree(self.partial)
+                return complete
             hashes = self._begin(source, overwrite=overwrite)
             unpack_into = self.partial / UNPACKED_FOLDER
             with MediaFiles(source.media, folder=source.folder, unpack_into=unpack_into) as finder:
@@ -390,14 +395,21 @@ def _remove(folder: Path, *, names: Set[str]) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path, *, output: Path) -> Iterator[None]:
     """Keep a second session out of the folder; the lock goes with the process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("ab")
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be written ({error.strerror}); choose another place") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"--output {output}: another prepare_data is writing it; wait for it") from error
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((folder / LOCK_FILE).open("ab"))
+            except OSError as error:
+                raise UserError(
+                    f"--output {output}: cannot be written ({error.strerror}); choose another place"
+                ) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"--output {output}: another prepare_data is writing it; wait for it") from error
+            # One who was ready in between has moved the folder, with the lock that was opened.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / LOCK_FILE)):
+                    break
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -28,12 +28,16 @@ Columns = Mapping[int, Mapping[str, object]]
 _OPTION_LISTS = ("choices", "options")
 
 
-def check_exports(templates: Sequence[str], *, checkpoints: Sequence[str], files: Mapping[str, int]) -> None:
+def check_exports(
+    templates: Sequence[str], *, checkpoints: Sequence[str], files: Mapping[str, int], taken: Iterable[str | Path] = ()
+) -> None:
     """Raise UserError before anything is measured for a name that several exports would have, and a form that cannot be.
 
     Args:
         files: samples per row by the name of the file.
+        taken: what else the command reads or writes.
     """
+    used = {Path(path).resolve() for path in taken}
     for template in templates:
         suffix = Path(template).suffix
         if suffix not in EXPORT_SUFFIXES:
@@ -53,6 +57,12 @@ def check_exports(templates: Sequence[str], *, checkpoints: Sequence[str], files
             for file in files:
                 path = export_path(template, checkpoint=checkpoint, file=file)
                 check_creatable(path, flag="--export")
+                if path.resolve() in used:
+                    raise UserError(
+                        f"--export {path}: the command has this file for something else, or would write it twice; choose "
+                        "another name"
+                    )
+                used.add(path.resolve())
                 if path.is_dir():
                     raise UserError(f"--export {path} is a folder; name a file")
 

@@ -146,6 +146,7 @@ def _rows(lines: Sequence[list[object]]) -> list[dict[str, object]]:
     """Rows by the names in the first line; a sheet leaves out empty cells at the end of a line, and whole lines."""
     if not lines:
         return []
-    names = [str(name) for name in lines[0] if name is not None]
+    # A column without a name, such as the one that pandas makes of its row numbers, is left out.
+    names = {place: str(name) for place, name in enumerate(lines[0]) if name is not None}
     filled = (line for line in lines[1:] if any(cell is not None for cell in line))
-    return [dict(zip(names, [*line, *[None] * len(names)], strict=False)) for line in filled]
+    return [{name: line[place] if place < len(line) else None for place, name in names.items()} for line in filled]

@@ -2,11 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.row_files import load_rows
 from PIL import Image
 
 from lmm_r1.chat.conversation import Conversation, load, save, saved_path
 from lmm_r1.chat.sampling import Sampling
-from lmm_r1.data.files import load_rows
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 

@@ -3,9 +3,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.row_files import load_rows
 
 from lmm_r1.cli.make_task import main
-from lmm_r1.data.files import load_rows
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import TextPart, images_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers.recipe_samples import SAMPLES, png
+from helpers.row_files import load_rows
 
 from lmm_r1.cli.prepare_data import main
-from lmm_r1.data.files import load_rows
 from lmm_r1.data.recipes import recipe_names
 
 pytestmark = pytest.mark.unit

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config.conversion import convert
+from lmm_r1.config.conversion import convert, read_run
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.openrlhf_06 import TABLES
 from lmm_r1.config.conversion.shell import Script
+from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -42,10 +43,60 @@ def arguments(script: str) -> list[str]:
         ("if true; then\n  " + COMMAND + "a\nfi\n", ["a"]),
         (COMMAND + '"a \\"b\\""\n', ['a "b"']),
         (COMMAND + "a '' b\n", ["a", "", "b"]),
+        ("A=1\nB=$A\nA=2\n" + COMMAND + "$A $B\n", ["2", "1"]),
+        ('A="-a 1"\nA+=" -b 2"\nA="$A -c 3"\n' + COMMAND + "$A\n", ["-a", "1", "-b", "2", "-c", "3"]),
+        ("A=\n" + COMMAND + "${A:-x} ${A-y}z ${B:=w} $B\n", ["x", "z", "w", "w"]),
+        (COMMAND + '"\\$HOME/${X:-y}"\n', ["$HOME/y"]),
+        ("cat <<< word\necho $((1<<2))\n" + COMMAND + "a\n", ["a"]),
+        ("export -p A=x B\n" + COMMAND + "$A\n", ["x"]),
+        ("A=x; unset A\n" + COMMAND + "${A:-y}\n", ["y"]),
     ],
 )
 def test_words_are_those_that_bash_would_give(script, words):
     assert arguments(script) == words
+
+
+def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
+    run = "trainer: {experiment_name: 0809, n_gpus_per_node: 8, save_limit: null}\n"
+    (tmp_path / "run.yaml").write_text(run + "worker: {actor: {optim: {lr: 1e-6}}}\n")
+    values = read_run(tmp_path / "run.yaml", ["data.seed=0"]).values
+    assert (values["trainer.experiment_name"], values["trainer.n_gpus_per_node"]) == ("0809", 8)
+    assert (values["worker.actor.optim.lr"], values["data.seed"]) == (1e-6, 0)
+    # Without a limit all are kept.
+    assert convert(values, EASYR1).flags["ckpt.max_num"] == 1_000_000
+    (tmp_path / "run.sh").write_text("python -m openrlhf.cli.train_sft --save_path 007 --l2 .5 --learning_rate 1E-5\n")
+    values = read_run(tmp_path / "run.sh").values
+    assert (values["save_path"], values["l2"], values["learning_rate"]) == ("007", 0.5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("A=$1\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$1: only bash"),
+        ("A=$((8 * 16))\n" + COMMAND + "$A\n", r"run.sh:1: cannot read \$\(\(8 \* 16\)\): only bash"),
+        ("A=$(basename $(pwd))\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$\(basename \$\(pwd\)\): only bash"),
+        (
+            'A=1\n[ -n "$B" ] && A=2\n' + COMMAND + "$A\n",
+            r"run.sh:3: cannot read \$A: line 2 sets it under a condition",
+        ),
+        ("A=1\nfalse ||\nA=2\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 3 sets it under a condition"),
+        ("A=4\nfor A in 1 2; do :; done\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
+        ("A=4\nread -r A\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
+        ("A=4\nif A=$(f); then :; fi\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 sets it under"),
+        ("A=(\n  --a 1\n)\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 1 makes an array of it"),
+        ("A=4\nA+=(1)\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 makes an array of it"),
+    ],
+)
+def test_what_only_bash_could_tell_is_never_guessed(script, told):
+    _, words = Script(script, path=Path("run.sh")).command(["tool."])
+    with pytest.raises(UserError, match=f"^{told}"):
+        raise words[0].unreadable or AssertionError(words)
+
+
+def test_flags_behind_a_comment_inside_of_the_command_are_not_lost_in_silence():
+    script = Script(COMMAND + "--a 1 \\\n  # --b 2 \\\n  --c 3\n", path=Path("run.sh"))
+    with pytest.raises(UserError, match=r"^run.sh:3: --c stands behind the end of the command that trains"):
+        script.command(["tool."])
 
 
 def easyr1(**values: object) -> tuple[dict[str, object], dict[str, str]]:
@@ -68,6 +119,75 @@ def test_a_critic_has_its_own_optimizer_and_shares_the_batches():
     assert (flags["critic.num_nodes"], flags["critic.num_gpus_per_node"]) == (1, 8)
     assert notes["worker.critic.global_batch_size"] == "without counterpart"
     assert "worker.critic.ppo_epochs" not in notes
+
+
+def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
+    """val_before_train is on by default there, and needs no val_freq."""
+    flags, notes = easyr1(data__val_files="held_out@test")
+    assert (flags["eval.dataset"], flags["eval.split"]) == ("held_out", "test")
+    assert (flags["eval.steps"], flags["eval.before_training"]) == (-1, True)
+    assert "data.val_files" not in notes
+    flags, notes = easyr1(trainer__val_freq=5, trainer__val_before_train=True)
+    assert flags["eval.before_training"] is False
+    assert "eval.dataset" not in flags
+    assert notes["trainer.val_freq"] == notes["trainer.val_before_train"] == "without counterpart"
+    flags, notes = easyr1(data__val_files="held_out", trainer__val_before_train=False)
+    assert "eval.dataset" not in flags
+    assert notes["data.val_files"] == "without counterpart"
+
+
+def test_a_critic_has_their_defaults_where_nothing_is_given():
+    flags, _ = easyr1(algorithm__adv_estimator="gae")
+    critic = {name.removeprefix("critic."): value for name, value in flags.items() if name.startswith("critic.")}
+    assert critic == {
+        "num_nodes": 1,
+        "num_gpus_per_node": 8,
+        "adam.lr": 1e-6,
+        "adam.betas": [0.9, 0.999],
+        "adam.weight_decay": 0.01,
+        "lr_scheduler": "constant_with_warmup",
+        "lr_warmup_ratio": 0.0,
+        "max_norm": 1.0,
+        "value_clip": 0.5,
+    }
+
+
+VERL_RUN = "actor_rollout_ref: {model: {path: m}, actor: {ACTOR}}\nalgorithm: {ALGORITHM}\n"
+
+
+def verl(folder: Path, *, actor: str = "", algorithm: str = "") -> tuple[dict[str, object], dict[str, str]]:
+    file = folder / "run.yaml"
+    file.write_text(VERL_RUN.replace("ACTOR", actor).replace("ALGORITHM", algorithm))
+    run = read_run(file)
+    conversion = convert(run.values, run.table, shown=run.shown)
+    return dict(conversion.flags), {note.subject: note.text for note in conversion.notes}
+
+
+def test_kl_of_verl_has_one_estimator_as_a_loss_and_another_in_the_reward(tmp_path):
+    both = {"algorithm": "kl_penalty: mse"}
+    flags, _ = verl(tmp_path, actor="use_kl_loss: true", **both)
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.estimator"]) == (True, "k3")
+    flags, _ = verl(tmp_path, actor="use_kl_loss: true, kl_loss_type: kl", **both)
+    assert flags["algo.kl.estimator"] == "k1"
+    flags, _ = verl(tmp_path, algorithm="kl_penalty: mse, use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.02}")
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.estimator"]) == (False, "k2")
+    assert flags["algo.kl.init_coef"] == 0.02
+    flags, notes = verl(tmp_path, actor="use_kl_loss: true, kl_loss_coef: 0.5", algorithm="use_kl_in_reward: true")
+    assert (flags["algo.kl.use_loss"], flags["algo.kl.init_coef"]) == (True, 0.5)
+    assert "one of them" in notes["algorithm.use_kl_in_reward"]
+
+
+def test_defaults_of_verl_are_its_own(tmp_path):
+    flags, notes = verl(tmp_path, actor="optim: {lr_warmup_steps: -1, warmup_style: cosine, min_lr_ratio: 0.2}")
+    assert (flags["algo.advantage.estimator"], flags["critic.adam.lr"]) == ("gae", 1e-5)
+    assert (flags["actor.lr_scheduler"], flags["actor.min_lr_ratio"]) == ("cosine_with_min_lr", 0.2)
+    # A negative number of steps leaves the word to the ratio.
+    assert "actor_rollout_ref.actor.optim.lr_warmup_steps" not in notes
+    flags, _ = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-mean", algorithm="adv_estimator: grpo")
+    assert flags["actor.loss_agg_mode"] == "seq-mean-token-mean"
+    flags, notes = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-sum", algorithm="adv_estimator: grpo")
+    assert flags["actor.loss_agg_mode"] == "token-mean"
+    assert "seq-mean-token-sum" in notes["actor_rollout_ref.actor.loss_agg_mode"]
 
 
 def test_settings_of_a_critic_are_listed_where_there_is_none():

@@ -3,9 +3,10 @@ import json
 
 import datasets
 import pytest
+from helpers.row_files import load_rows
 from PIL import Image
 
-from lmm_r1.data.files import load_rows, read_good_rows, read_records, write_row_folder
+from lmm_r1.data.files import read_good_rows, read_records, write_row_folder
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
@@ -45,6 +46,16 @@ def png(colour):
 def test_text_files_give_their_records(name, content, tmp_path):
     (tmp_path / name).write_bytes(content.encode())
     assert [{key: str(value) for key, value in record.items()} for record in records(tmp_path / name)] == ROWS
+
+
+def test_comma_separated_answers_are_what_is_written(tmp_path):
+    answers = ["007", "3.10", "1e3", "12345678901234567890", "None", "NA", "True"]
+    lines = [f'"Say, ""{answer}""\r\nor not",{answer},' for answer in answers]
+    (tmp_path / "rows.csv").write_bytes(("\ufeffquestion,answer,\r\n" + "\r\n".join(lines)).encode())
+    read = list(read_records(str(tmp_path / "rows.csv")))
+    assert [record["answer"] for record, _, _ in read] == answers
+    assert read[1][0]["question"] == 'Say, "3.10"\r\nor not'
+    assert read[1][1] == f"{tmp_path / 'rows.csv'} line 4"
 
 
 def test_locations_count_lines_from_one_and_blank_lines_too(tmp_path):

@@ -304,8 +304,16 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"messages": []}, "must be a list with at least one message"),
         ({"messages": ["Hi"]}, 'message 1 must be an object with "role" and "content", not str'),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "message 1 has the role 'human'; known roles are system"),
+        (
+            {"messages": [{"role": "assistant", "content": "Look.", "tool_calls": [{"id": "1"}]}]},
+            'message 1 (assistant) has "tool_calls", which is not read',
+        ),
         ({"messages": [{"role": "user", "content": None}]}, 'message 1 (user) needs a "content"'),
         ({"messages": [{"role": "user", "content": " "}]}, "message 1 (user) is empty"),
+        (
+            json.loads('{"messages": [{"role": "user", "content": "A \\ud83d?"}]}'),
+            "message 1 (user) holds half of a character, '\\ud83d'",
+        ),
         ({"messages": [{"role": "user", "content": []}]}, "message 1 (user) is empty"),
         ({"messages": [{"role": "user", "content": ["Hi"]}]}, 'message 1, part 1 must be an object with a "type"'),
         (

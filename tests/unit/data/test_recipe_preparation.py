@@ -14,7 +14,7 @@ import yaml
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.recipe_samples import SAMPLES, png
 
-from lmm_r1.data.files import load_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import images_of
 from lmm_r1.data.recipes import get_recipe, preparation
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
@@ -75,7 +75,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_zip_of_images_beside_its_annotations_becomes_rows_and_a_manifest(tmp_path):
     made = prepared(zipped(tmp_path / "copy"), tmp_path / "out", made=recipe(where={"kind": "a"}))
-    rows = load_rows(str(tmp_path / "out"))
+    rows = read_row_file(str(tmp_path / "out")).rows.values()
     assert [(row.messages[0].parts[-1].text, row.answer) for row in rows] == [("q0", "0"), ("q3", "3"), ("q4", "4")]
     for row, number in zip(rows, (0, 3, 4), strict=True):
         data = png(size=(8 + number, 8))
@@ -143,7 +143,7 @@ def test_parquet_files_are_read_in_order_and_only_those_of_the_split(tmp_path):
     for place, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
         write_parquet(tmp_path / "copy/data", f"{name}.parquet", [row | {"answer": str(place)}])
     made = prepared(tmp_path / "copy", tmp_path / "out", made=get_recipe("geometry3k_train"))
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "1"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["0", "1"]
     assert [file.name for file in made.manifest.files] == [
         "data/train-00000-of-00002.parquet",
         "data/train-00001-of-00002.parquet",
@@ -289,6 +289,52 @@ def test_an_image_that_may_be_one_of_two_files_is_not_guessed(tmp_path):
         prepared(copy, tmp_path / "out", max_rows=1)
 
 
+def test_archives_of_one_name_in_two_folders_are_unpacked_apart(tmp_path):
+    copy = tmp_path / "copy"
+    for number, part in enumerate(("train", "test")):
+        (copy / part).mkdir(parents=True)
+        (copy / f"{number}.png").write_bytes(png(size=(8 + number, 8)))
+        with tarfile.open(copy / part / "images.tar.gz", "w:gz") as archive:
+            archive.add(copy / f"{number}.png", arcname=f"{part}/{number}.png")
+        (copy / f"{number}.png").unlink()
+    rows = [{"question": "q", "answer": "1", "image": f"{part}.png"} for part in ("train/0", "test/1")]
+    (copy / "rows.json").write_text(json.dumps(rows))
+    assert prepared(copy, tmp_path / "out").manifest.kept == 2
+    found = [images_of(row.messages)[0] for row in read_row_file(str(tmp_path / "out")).rows.values()]
+    assert [Path(image.source).read_bytes() for image in found] == [png(size=(8, 8)), png(size=(9, 8))]
+
+
+def test_a_job_that_another_one_finished_meanwhile_leaves_the_folder_as_it_is(tmp_path, monkeypatch):
+    copy, made = zipped(tmp_path / "copy"), []
+    files = Preparation._files
+
+    def slow(job: Preparation) -> object:
+        if not made:
+            made.append(None)
+            made.append(prepared(copy, tmp_path / "out"))
+            made.append((tmp_path / "out").stat().st_ino)
+        return files(job)
+
+    monkeypatch.setattr(Preparation, "_files", slow)
+    late = prepared(copy, tmp_path / "out")
+    assert (late.was_complete, late.manifest.record()) == (True, made[1].manifest.record())
+    assert (tmp_path / "out").stat().st_ino == made[2]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "out"}
+
+
+def test_a_lock_that_was_moved_with_its_folder_is_none(tmp_path, monkeypatch):
+    copy, moved = zipped(tmp_path / "copy"), tmp_path / "moved"
+    flock = preparation.fcntl.flock
+
+    def late(file: object, how: int) -> None:
+        if not moved.exists():
+            (tmp_path / ".out.partial").rename(moved)
+        flock(file, how)
+
+    monkeypatch.setattr(preparation.fcntl, "flock", late)
+    assert prepared(copy, tmp_path / "out").manifest.kept == 5
+
+
 def test_a_full_disk_ends_the_job_and_blames_no_row(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
     monkeypatch.setattr(preparation, "append_json_lines", full_disk)
@@ -371,7 +417,53 @@ def test_a_recipe_may_filter_by_more_than_equality(tmp_path):
     where = yaml.safe_load("{kind: [a, c], answer: {filled: true}, question: {matches: '^q[0-4]$'}}")
     made = prepared(copy, tmp_path / "out", made=recipe(where=where))
     assert made.manifest.filtered == {"kind": 2, "answer": 1, "question": 0}
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["0", "3", "4"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["0", "3", "4"]
+
+
+def test_a_csv_file_is_filtered_by_numbers_too_and_keeps_its_answers(tmp_path):
+    (tmp_path / "rows.csv").write_text("question,answer,level\nq0,007,5\nq1,None,4\nq2,3.10,3\n")
+    made = recipe(where={"level": [5, 4]}, images=[])
+    assert prepared(tmp_path / "rows.csv", tmp_path / "out", made=made).manifest.filtered == {"level": 1}
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["007", "None"]
+
+
+def test_a_choice_moves_with_its_letter_and_index(tmp_path):
+    rows = [
+        {"question": "q", "choices": ["dog", "cat", "bird"], "text": text, "letter": letter, "index": index}
+        for index, (letter, text) in enumerate(zip("ABC", ("dog", "cat", "bird"), strict=True))
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    labels = []
+    for names in ("text", "letter", "index"):
+        choices = {"choices": "choices", "choices_shuffled": True, "answer_names": names, "answer": [names]}
+        made = recipe(**choices, images=[], prompt="{question} {choices}")
+        prepared(tmp_path / "rows.json", tmp_path / names, made=made)
+        found = read_row_file(str(tmp_path / names)).rows.values()
+        labels.append([row.answer for row in found])
+        assert [row.messages[0].parts[0].text for row in found] == ["q (A) cat\n(B) dog\n(C) bird"] * 3
+    assert labels == [["B", "A", "C"]] * 3
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_gap_among_choices_moves_no_letter(columns, tmp_path):
+    given = (["dog", "cat", None, None], ["dog", None, "bird", None], ["dog", "cat", "bird", "fish"])
+    rows = [
+        {"question": "q", "answer": "B", **(dict(zip("ABCD", choices, strict=True)) if columns else {"all": choices})}
+        for choices in given
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    choices = {"choices": list("ABCD") if columns else "all", "answer_names": "letter"}
+    made = recipe(**choices, images=[], prompt="{question} {choices}")
+    done = prepared(tmp_path / "rows.json", tmp_path / "out", made=made)
+    (gap,) = done.left_out
+    assert gap.reason.startswith(
+        f"{tmp_path / 'rows.json'} row 2: a choice is empty, and others follow it: ['dog', None"
+    )
+    rows = read_row_file(str(tmp_path / "out")).rows.values()
+    assert [row.messages[0].parts[0].text for row in rows] == [
+        "q (A) dog\n(B) cat",
+        "q (A) dog\n(B) cat\n(C) bird\n(D) fish",
+    ]
 
 
 def test_bytes_in_the_row_are_stored_as_they_were_published(tmp_path):
@@ -394,4 +486,4 @@ def test_an_annotation_file_may_hold_its_rows_under_a_number_each(tmp_path):
     record = dict(SAMPLES["logicvista"].record)
     (copy / "data/dataset.json").write_text(json.dumps({"0": record, "1": record | {"answer": "A"}}))
     prepared(copy, tmp_path / "out", made=get_recipe("logicvista"))
-    assert [row.answer for row in load_rows(str(tmp_path / "out"))] == ["C", "A"]
+    assert [row.answer for row in read_row_file(str(tmp_path / "out")).rows.values()] == ["C", "A"]

@@ -72,6 +72,12 @@ def test_the_gold_of_r1_v_is_right_by_its_own_verifier():
     assert not matches("4", label)
 
 
+def test_a_thought_without_a_solution_is_no_response():
+    record = {"problem": "2+1?", "thinking": "Add.", "solution": None}
+    columns = {"row_format": FORMATS["r1_v"], "location": "rows line 3", "base_dir": Path("/data")}
+    assert RowReading().row(record, answer_required=False, **columns).response is None
+
+
 def test_an_image_of_r1_v_that_has_its_place_stays_there():
     row = row_of({"image": "a.png", "problem": "See <image> here.", "solution": "3"}, "r1_v")
     assert row.messages[0].parts == (TextPart("See"), ImagePart("/data/a.png"), TextPart("here."))
@@ -181,6 +187,49 @@ def test_columns_that_the_user_named_go_before_a_formats_own():
         row_of({"q": "?", "gold": 1}, "easyr1", reading=RowReading(names=names))
 
 
+def test_an_index_of_two_images_points_to_neither(tmp_path):
+    lines = ["index\timage\tquestion\tanswer", *(f"7\t{png(colour)}\t{colour}?\tyes" for colour in ("red", "blue"))]
+    file = tmp_path / "rows.tsv"
+    file.write_text("\n".join([*lines, "8\t7\tWhich?\tred", f"9\t{png('red')}\t?\tred", "10\t9\t?\tred"]))
+    read = read_good_rows(str(file))
+    assert [row.messages[0].parts[0].source for row in read.rows.values()] == [
+        png(colour) for colour in ("red", "blue", "red", "red")
+    ]
+    assert [row.reason.partition(";")[0] for row in read.skipped] == [
+        f"{file} line 4: the image 7 is no image and no index of a row that has one image"
+    ]
+
+
+def test_a_source_may_be_a_number():
+    record = {"problem": "2+1?", "answer": "3"}
+    assert [row_of(record | {"datasource": source}, "easyr1").datasource for source in (0, 1, "", None)] == [
+        "0",
+        "1",
+        "default",
+        "default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("image", "a.png"), ("image", {"bytes": b"x", "path": None}), ("video", "a.mp4"), ("images", ["a.png"])],
+)
+def test_media_that_a_format_would_leave_out_are_told_though_the_first_rows_had_none(column, value, tmp_path):
+    # The columns of the first rows tell `r1_v`, which has no column `images`, and `easyr1`, which has no `image`.
+    answer = "solution" if column == "images" else "answer"
+    record = {"problem": "2+1?", answer: "3"}
+    with pytest.raises(UserError, match=f'rows line 3: the field "{column}" holds what the prompt does not show'):
+        row_of(record | {column: value}, "r1_v" if column == "images" else "easyr1")
+    empty = {"image": {"bytes": None, "path": None}, "images": [], "video": ""}
+    assert row_of(record | empty, "easyr1", reading=RowReading(names=ColumnNames(answer=answer))).answer == "3"
+
+
+def test_an_image_in_the_messages_may_stand_in_a_column_as_well():
+    content = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "?"}]
+    record = {"message": json.dumps([{"role": "user", "content": content}]), "image": "a.png", "answer": "1"}
+    assert row_of(record, "lmm_r1").messages[0].parts[0] == ImagePart("/data/a.png")
+
+
 def test_a_benchmarks_rows_point_to_images_before_and_behind_them(tmp_path):
     lines = [
         "index\timage\tquestion\tanswer\tcategory",
@@ -214,6 +263,8 @@ def test_tab_separated_values_hold_long_images_quotes_and_lines_of_their_own(tmp
         (b"a\tb\n1\t2\n3\n", "line 3: 1 values under 2 names"),
         (b'a\tb\n1\t"2\n', "line 2: not tab-separated values"),
         (b"a\tb\n\xff\t2\n", "not UTF-8 text"),
+        (b"a\tb\ta\n1\t2\t3\n", "line 1: two columns have the name a; rename one of them"),
+        (b'a\t"b\nc"\n1\n', "line 3: 1 values under 2 names"),
     ],
 )
 def test_a_tab_separated_file_that_is_broken_is_told_with_its_line(content, sentence, tmp_path):

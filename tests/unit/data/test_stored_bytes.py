@@ -1,20 +1,24 @@
 import copy
+import ctypes
 import gc
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers.row_files import load_rows
 from PIL import Image
 
 from lmm_r1.data import parquet_files
-from lmm_r1.data.files import load_rows, read_records
+from lmm_r1.data.arrow_files import MappedFiles
+from lmm_r1.data.files import read_records
 from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, images_of
@@ -131,6 +135,14 @@ def test_values_are_counted_over_batches_and_row_groups(tmp_path):
     assert read_again(records(tmp_path / "rows.parquet")) == table.to_pylist()
 
 
+def test_a_columns_name_may_begin_as_the_path_of_another(tmp_path):
+    names = {"image": FEATURE, "image.bytes": BYTES, "image.path": BYTES, "im": BYTES}
+    rows = [{"image": image(number), **{name: value(9) for name in [*names][1:]}} for number in range(3)]
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(names.items()))
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert read_again(records(tmp_path / "rows.parquet")) == rows
+
+
 def test_saved_datasets_keep_their_images_in_their_files_however_rows_were_chosen(tmp_path):
     rows = [{"image": image(number), "number": number} for number in range(600)]
     dataset = datasets.Dataset.from_list(rows)
@@ -182,6 +194,68 @@ def test_a_copy_is_made_once_and_anew_when_the_file_changes(tmp_path, monkeypatc
         assert read_again(records(file)) == [{"image": value(number)}]
         assert len(list((tmp_path / "cache" / "lmm_r1_rows").glob("*.arrow"))) == copies
     assert not list((tmp_path / "cache" / "lmm_r1_rows").glob("*.partial"))
+
+
+def test_memory_that_another_file_has_left_is_not_taken_for_that_file(tmp_path):
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = ctypes.c_void_p
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    readable, private, anonymous_there = 1 | 2, 2, 2 | 0x20 | 0x100000
+    (tmp_path / "left").write_bytes(b"x" * 8192)
+    with (tmp_path / "left").open("rb") as file:
+        address = system.mmap(None, 8192, 1, private, file.fileno(), 0)
+    rows = write(pyarrow.table({"image": [value(1)]}), tmp_path, "arrow")
+    with pyarrow.memory_map(str(rows)) as source:
+        mapped = MappedFiles([str(rows)], name="rows")
+        own = pyarrow.ipc.open_file(source).get_batch(0).column("image")
+        assert isinstance(mapped.values(own, [1], "image")[0], StoredBytes)
+        system.munmap(address, 8192)
+        assert system.mmap(address, 8192, readable, anonymous_there, -1, 0) == address
+        ctypes.memmove(address, value(2), 3000)
+        ends = pyarrow.array([0, 3000], pyarrow.int32()).buffers()[1]
+        data = pyarrow.foreign_buffer(address, 8192)
+        assert mapped.values(pyarrow.Array.from_buffers(BYTES, 1, [None, ends, data]), [1], "image") == [value(2)]
+
+
+def test_copies_go_when_no_process_uses_them_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_files, "_LARGEST_GROUP", 100)
+    file, folder = tmp_path / "rows.parquet", tmp_path / "cache" / "lmm_r1_rows"
+
+    def read(number):
+        pyarrow.parquet.write_table(pyarrow.table({"image": [value(number)]}), file)
+        os.utime(file, ns=(number, number))
+        return records(file)
+
+    def copies():
+        return {path.name for path in folder.glob("*.arrow")}
+
+    context = multiprocessing.get_context("fork")
+    ready, over = context.Event(), context.Event()
+    other = context.Process(target=lambda: (read(1), ready.set(), over.wait(60)))
+    other.start()
+    assert ready.wait(60)
+    (first,) = copies()
+    for name, days in (
+        ("old.arrow", 31),
+        ("new.arrow", 29),
+        ("again.arrow", 31),
+        ("again.lock", 29),
+        ("killed.partial", 0),
+    ):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, times=(time.time() - days * 86400,) * 2)
+    rows = read(2)
+    assert read_again(records(file)) == read_again(rows), "to use a copy again is no change of it"
+    (second,) = copies() - {first, "new.arrow", "again.arrow"}
+    assert not list(folder.glob("*.partial"))
+    over.set()
+    other.join()
+    read(3)
+    assert len(copies()) == 4
+    assert copies() > {second, "new.arrow", "again.arrow"}
+    assert read_again(rows) == [{"image": value(2)}]
+    assert len(list(folder.glob("*.user"))) == 1
 
 
 def test_threads_that_need_a_copy_at_once_share_one(tmp_path, monkeypatch, caplog):

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    good = {"message": "2+2?", "answer": "4", "question": "How many?", "ground_truth": 4, "image": "a.png"}
+    content = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "2+2?"}]
+    message = json.dumps([{"role": "user", "content": content}])
+    good = {"message": message, "answer": "4", "question": "How many?", "ground_truth": 4, "image": "a.png"}
     from PIL import Image
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")

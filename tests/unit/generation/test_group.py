@@ -20,7 +20,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
-from lmm_r1.scoring.functions import ScoredResponse
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -331,3 +331,38 @@ def test_a_source_of_whole_groups_is_asked_once_for_all_samples():
     assert all(item.row is PROMPT for item in batch)
     assert [sample.scored.reward for sample in samples] == [0.0, 1.0]
     assert [item.response for item in batch] == [sample.response for sample in samples]
+
+
+class WholeRowScorer:
+    """Rewards by the step, and fails for an image where it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.given: list[ScoredResponse] = []
+        self.error = error
+
+    async def reward_of(self, item: ScoredResponse) -> Score:
+        if self.error is not None:
+            raise self.error
+        self.given.append(item)
+        return Score(reward=float(item.moment.step), score=0.0, parts={})
+
+    async def check_health(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_a_source_of_whole_rows_is_given_each_response_with_its_row_and_the_step():
+    scorer = WholeRowScorer()
+    samples, _, _ = run(scorer=scorer, settings=replace(SETTINGS, moment=Moment(step=4, held_out=True)))
+    assert {(item.response, item.num_tokens, item.query) for item in scorer.given} == {
+        ("345", 3, "u1+1?<end>\na345"),
+        ("2", 2, "u1+1?<end>\na2<end>"),
+    }
+    assert all(item.row is PROMPT and item.moment == Moment(step=4, held_out=True) for item in scorer.given)
+    assert [sample.scored.reward for sample in samples] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("said", ["no image file none.png", "rows.jsonl, line 1: no image file none.png"])
+def test_the_rows_place_stands_once_in_front_of_an_error(said):
+    with pytest.raises(UserError, match="^rows.jsonl, line 1: no image file none.png$"):
+        run(scorer=WholeRowScorer(UserError(said)))

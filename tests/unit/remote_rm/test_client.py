@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from remote_rm.client import RewardClient, RewardUnavailable, parse_reply
+from remote_rm.client import RewardClient, RewardUnavailable, Sample, parse_reply
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
@@ -302,3 +302,121 @@ def test_health_names_the_endpoint_where_nothing_listens():
 
     with pytest.raises(RewardUnavailable, match=f"no reward server listens at {endpoint}"):
         asyncio.run(scenario())
+
+
+def samples_of(count: int) -> list[Sample]:
+    return [Sample(query="q", prompt="p", label=str(number), response="r") for number in range(count)]
+
+
+async def reward_labels(request: web.Request, *, most: int, seen: list[int], says: bool = True) -> web.Response:
+    labels = (await request.json())["labels"]
+    seen.append(len(labels))
+    if len(labels) > most:
+        told = {"detail": "too many", **({"max_request_items": most} if says else {})}
+        return web.json_response(told, status=413)
+    return web.json_response({"rewards": [float(label) for label in labels]})
+
+
+@pytest.mark.parametrize(
+    ("says", "sizes", "again"),
+    [
+        (True, [10, 4, 4, 2], [4, 1]),
+        # A server that does not say how many it takes is sent half, and half of that.
+        (False, [10, 5, 2, 3, 5, 2, 3], [5, 2, 3]),
+    ],
+)
+def test_a_batch_is_split_until_the_server_takes_it(says, sizes, again):
+    seen: list[int] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        return await reward_labels(request, most=4, seen=seen, says=says)
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint, RewardClient([endpoint], connections=1) as client:
+            for count, expected in ((10, sizes), (5, again)):
+                scores = await client.reward_batch(samples_of(count))
+                assert [score.reward for score in scores] == [float(number) for number in range(count)]
+                assert seen == expected
+                seen.clear()
+            assert await client.reward_batch([]) == []
+
+    asyncio.run(scenario())
+
+
+def test_one_sample_that_is_too_large_is_final():
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response({"detail": "the request is larger than 64 MiB"}, status=413)
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint:
+            await ask(endpoint)
+
+    with pytest.raises(
+        RewardUnavailable, match="413: the request is larger than 64 MiB; the request itself is at fault"
+    ):
+        asyncio.run(scenario())
+
+
+def test_a_batch_with_some_responses_is_refused():
+    async def scenario() -> None:
+        async with RewardClient(["http://127.0.0.1:1/get_reward"]) as client:
+            await client.reward_batch([*samples_of(1), Sample(query="q", prompt="p", label="1")])
+
+    with pytest.raises(ValueError, match="1 of 2 samples have a response"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_that_is_busy_or_was_too_slow_is_asked_again(status):
+    statuses = [status, 200]
+
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(GOOD, status=statuses.pop(0))
+
+    async def scenario() -> Score:
+        async with Server(handler) as endpoint:
+            return await ask(endpoint)
+
+    assert asyncio.run(scenario()).reward == 1.5
+
+
+def test_each_attempt_after_a_timeout_has_twice_the_time():
+    async def handler(_request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.json_response(GOOD)
+
+    async def scenario() -> Score:
+        async with Server(handler) as endpoint:
+            # 0.2 s and 0.4 s are not enough, and would not be for ever.
+            return await ask(endpoint, timeout_s=0.2, deadline_s=20.0)
+
+    assert asyncio.run(scenario()).reward == 1.5
+
+
+def test_a_caller_that_is_cancelled_closes_its_connections():
+    open_at_once, closed = 0, 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal open_at_once, closed
+        open_at_once += 1
+        transport = request.transport
+        while transport is not None and not transport.is_closing():
+            await asyncio.sleep(0.01)
+        closed += 1
+        return web.json_response(GOOD)
+
+    async def scenario() -> None:
+        async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
+            client._most_items = 1
+            asking = asyncio.create_task(client.reward_batch(samples_of(3)))
+            while open_at_once < 3:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            until = time.monotonic() + 5
+            while closed < 3:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from helpers.conversations import message, picture, row
+from helpers.row_files import load_rows
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.config.reward_source import reward_function
-from lmm_r1.data.files import load_rows
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
+from lmm_r1.scoring.functions import FunctionScorer
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.trainer.run_files import shared_paths
 
 pytestmark = pytest.mark.unit
@@ -59,6 +60,42 @@ def reward_func(queries, prompts, labels, **more):
     return [1, 0]
 """
     assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "bb"))] == [1.0, 0.0]
+
+
+TOLD = """
+def reward_func(queries, prompts, labels, step, held_out=None):
+    assert held_out is (step == 3), (step, held_out)
+    return [step for _ in queries]
+"""
+TOLD_ALL = """
+def reward_func(queries, prompts, labels, **more):
+    assert more["held_out"] is (more["step"] == 3)
+    return [more["step"] for _ in queries]
+"""
+TOLD_EASYR1 = """
+def compute_score(reward_inputs):
+    assert all(one["held_out"] is (one["step"] == 3) for one in reward_inputs)
+    return [{"overall": one["step"]} for one in reward_inputs]
+"""
+
+
+@pytest.mark.parametrize("code", [TOLD, TOLD_ALL, TOLD_EASYR1])
+def test_a_function_is_told_the_step_and_whether_the_row_is_held_out(tmp_path, code):
+    source = scorer(tmp_path, code)
+    # A column of the same name is hidden.
+    own = replace(ROW, columns={"step": "boil the water"})
+    source.check_rows([ROW, own])
+    for step, held_out in ((1, False), (2, False), (3, True)):
+        moment = Moment(step=step, held_out=held_out)
+        given = [replace(item, moment=moment) for item in batch("a", "bb", of=own)]
+        assert [reward for reward, *_ in scores(source, given)] == [step, step]
+
+
+def test_outside_of_a_run_there_is_no_step(tmp_path):
+    code = (
+        "def reward_func(queries, prompts, labels, step, held_out=5):\n    return [step is None and held_out == 5]\n"
+    )
+    assert scores(scorer(tmp_path, code), batch("a")) == [(1.0, 1.0, {})]
 
 
 def test_a_function_of_three_arguments_gets_no_more(tmp_path):
@@ -208,6 +245,11 @@ def test_rows_keep_their_other_columns(tmp_path):
 def test_settings_of_a_function_are_refused_for_a_server(settings, said):
     with pytest.raises(UserError, match=said):
         reward_function(RewardConfig(remote_url="http://127.0.0.1:5000/get_reward", **settings))
+
+
+def test_what_is_for_requests_is_refused_for_a_function():
+    with pytest.raises(UserError, match="--reward.request_fields columns step is for requests to a reward server"):
+        reward_function(RewardConfig(remote_url="rewards.py", request_fields=("columns", "step")))
 
 
 @pytest.mark.parametrize("text", ["weight=1", "[1]"])

@@ -19,7 +19,9 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.generation.group import GroupSettings
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import make_strategy
@@ -181,3 +183,28 @@ def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limi
     # What was gathered for the step that was not made is generated again.
     assert taken_up.fit() == steps
     assert stopped.learnt + taken_up.learnt == whole.learnt
+
+
+def test_every_rollout_is_told_the_step_that_learns_from_it_also_where_a_run_is_taken_up(trainer):
+    run = trainer(MIXED, episodes=3)
+    told: list[tuple[int, int, bool]] = []
+    generate = run.generator.generate
+
+    def generated(rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
+        told.append((len(run.learnt), settings.moment.step, settings.moment.held_out))
+        return generate(rows, settings)
+
+    run.generator.generate, run.step = generated, 4
+    made = run.fit() - 4
+    # Groups that replace dropped ones belong to the same step.
+    assert len(told) > made >= 2
+    assert told == [(steps, 5 + steps, False) for steps, _, _ in told]
+
+
+def test_an_evaluation_is_told_the_steps_that_its_model_has_had(trainer):
+    run = trainer(MIXED)
+    told = []
+    run.generator.generate = lambda rows, settings: told.append(settings.moment) or []
+    for step in (0, 3):
+        run._evaluate(step)
+    assert told == [Moment(step=0, held_out=True), Moment(step=3, held_out=True)]

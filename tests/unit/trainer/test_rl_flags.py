@@ -305,6 +305,13 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
     assert found.messages[0].parts[0].text == "test"
 
 
+def test_columns_are_kept_where_reward_requests_hold_them(tmp_path):
+    file = str(write(tmp_path / "rows.jsonl", {"messages": "x", "answer": "1", "level": 3}))
+    for request_fields, kept in (((), {}), (("step",), {}), (("columns", "step"), {"level": 3})):
+        (found,) = run._load(config(reward__request_fields=request_fields), file, split="train")
+        assert found.columns == kept
+
+
 def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
     picture(8, 8).save(tmp_path / "a.png")
     record = {"messages": "<image><image>x", "answer": "1", "images": ["a.png", "a.png"]}

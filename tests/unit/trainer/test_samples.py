@@ -96,6 +96,30 @@ def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
         rollout(["right", "wrong", "wrong", "overlong"], count=2, filtering=True, episodes=episodes)
 
 
+def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
+    class Partly(KitSamplesGenerator):
+        def generate(self, rows, settings):
+            return [
+                [generated_sample(of=item, reward=1.0, parts=dict.fromkeys(item.answer, 1.0))] * 2 for item in rows
+            ]
+
+    args = SimpleNamespace(
+        algo=SimpleNamespace(dynamic_filtering_enable=False, dynamic_filtering_range=(0.0, 1.0)),
+        vllm=SimpleNamespace(enable_sleep=False),
+    )
+    rows = [
+        replace(row(message("user", "?"), answer=answer), location=f"rows.jsonl, line {line}")
+        for line, answer in enumerate(["ab", "ba", "abc"], start=1)
+    ]
+    assert len(Partly(args, [], SETTINGS).rollout(PromptStream(rows[:2], seed=0, episodes=1), count=2).groups) == 2
+    for order in (rows, rows[::-1]):
+        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order)
+        with pytest.raises(
+            UserError, match=r"line \d: --reward.remote_url gives a response the parts .*line \d the parts"
+        ):
+            Partly(args, [], SETTINGS).rollout(stream, count=3)
+
+
 @pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
 def test_what_a_worker_has_to_say_is_said_without_its_traceback(kind):
     error = RayTaskError("fit", "the traceback", kind("the actor's loss is nan")).as_instanceof_cause()

@@ -126,6 +126,16 @@ def test_exports_that_cannot_be_are_refused(template, checkpoints, files, senten
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("templates", "checkpoints"),
+    [(["bench.tsv"], ["m"]), (["{checkpoint}.tsv"], ["org/m", "org m"]), (["x.json", "./x.json"], ["m"])],
+)
+def test_an_export_takes_the_place_of_no_file_that_was_read_or_written_here(templates, checkpoints, tmp_path):
+    named = [str(tmp_path / template) for template in templates]
+    with pytest.raises(UserError, match="the command has this file for something else, or would write it twice"):
+        check_exports(named, checkpoints=checkpoints, files={"f": 1}, taken=[tmp_path / "bench.tsv"])
+
+
 def test_names_of_checkpoints_make_no_folders():
     path = export_path("out/{checkpoint}_{file}.tsv", checkpoint="org/model 7B", file="a")
     assert path == Path("out/org_model_7B_a.tsv")

@@ -83,3 +83,13 @@ def test_what_is_no_table_is_refused(name: str, content: bytes, sentence: str, t
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read_table(tmp_path / name)
+
+
+def test_a_column_without_a_name_moves_no_other(tmp_path: Path) -> None:
+    """pandas writes its row numbers into one, unless it is told not to."""
+    book = openpyxl.Workbook()
+    for line in ([None, "index", "prediction"], [0, 17, "A"], [1, 18, None]):
+        book.active.append(line)
+    book.save(tmp_path / "a.xlsx")
+    rows = read_table(tmp_path / "a.xlsx")
+    assert rows == [{"index": 17, "prediction": "A"}, {"index": 18, "prediction": None}]

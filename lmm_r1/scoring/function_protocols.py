@@ -1,0 +1,248 @@
+"""How a user's reward function is called, and how its result is read: OpenRLHF's `reward_func`, EasyR1's `compute_score`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Protocol
+
+from lmm_r1.config.reward_source import RewardFunction
+from lmm_r1.data.messages import Row, to_json
+from lmm_r1.errors import UserError
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse, images_of_rows
+from remote_rm.verifier import Score
+
+OPENRLHF_PARAMETERS = ("queries", "prompts", "labels")
+BATCH, SEQUENTIAL = "batch", "sequential"
+OVERALL = "overall"
+"""The reward, in what a function of EasyR1's returns."""
+
+_MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# What reading a result of any kind may raise: numbers too large for a float, and tensors of several values, included.
+_UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError)
+
+
+class FunctionProtocol(Protocol):
+    """How one kind of function is called, and what it returns."""
+
+    calls_at_once: int | None
+    """How many calls may run at one time in a process; None is as many as its threads."""
+
+    def check_row(self, row: Row) -> None:
+        """Raise UserError for a row that lacks a column that the function asks for."""
+
+    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
+
+
+class OpenRLHFFunction:
+    """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for."""
+
+    calls_at_once: int | None = None
+
+    def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction) -> None:
+        self._function = function
+        self._name = name
+        self._settings = settings
+        parameters = list(inspect.signature(function).parameters.values())
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        more = [parameter for parameter in parameters[3:] if parameter.kind not in _VARIADIC]
+        self._optional = {parameter.name for parameter in more if parameter.default is not parameter.empty}
+        self._required = {parameter.name for parameter in more} - self._optional - settings.arguments.keys()
+
+    def check_row(self, row: Row) -> None:
+        if missing := sorted(self._required - _available(row).keys() - set(_MOMENT_PARAMETERS)):
+            found = ", ".join(row.columns) or "none"
+            raise UserError(
+                f"{row.location}: {self._name} in --reward.remote_url {self._settings.path} asks for "
+                f"{', '.join(missing)}, which the row has no column for (found: {found})"
+            )
+
+    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        reply = _called(
+            self._function,
+            [item.query for item in batch],
+            [to_json(item.row.messages) for item in batch],
+            [item.row.answer for item in batch],
+            **self._further(batch),
+        )
+        try:
+            return self._scores(reply, count=len(batch))
+        except _UNREADABLE as error:
+            raise UserError(
+                f"--reward.remote_url {self._settings.path}: {self._name} gave no usable reward "
+                f"({type(error).__name__}: {error}) in {str(reply)[:200]}; return {{'rewards': [...]}} with one number "
+                f"for each of the {len(batch)} responses, and scores and extra_logs alike"
+            ) from error
+
+    def _further(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
+        rows = [item.row for item in batch]
+        for row in rows:
+            self.check_row(row)
+        own: dict[str, list[Any]] = {
+            "responses": [item.response for item in batch],
+            "response_lengths": [item.num_tokens for item in batch],
+            "images": images_of_rows(rows),
+        }
+        columns = [_available(row) for row in rows]
+        names = {name: None for available in columns for name in available}
+        wanted = [name for name in names if self._takes_all or name in self._required | self._optional]
+        further: dict[str, object] = {
+            name: own.get(name) or [available.get(name) for available in columns] for name in wanted
+        }
+        for name in OPENRLHF_PARAMETERS:
+            further.pop(name, None)
+        return {**further, **self._moment(batch[0].moment), **self._settings.arguments}
+
+    def _moment(self, moment: Moment | None) -> dict[str, object]:
+        """Return what is the same for all responses, not lists."""
+        if moment is None:
+            return {name: None for name in _MOMENT_PARAMETERS if name in self._required}
+        wanted = self._required | self._optional
+        return {name: value for name, value in asdict(moment).items() if self._takes_all or name in wanted}
+
+    def _scores(self, reply: Any, *, count: int) -> list[Score]:
+        # Versions of OpenRLHF before 0.8 took the rewards alone.
+        if not isinstance(reply, Mapping):
+            reply = {"rewards": _numbers(reply, count=count)}
+        rewards = _numbers(reply["rewards"], count=count)
+        logs = {
+            str(name): _numbers(value, count=count, of=f"extra_logs[{name!r}]: ")
+            for name, value in (reply.get("extra_logs") or {}).items()
+        }
+        parts = [{name: values[index] for name, values in logs.items()} for index in range(count)]
+        key = self._settings.score_key
+        if key is not None and key not in logs:
+            raise KeyError(f"--reward.score_key {key} is not in extra_logs: {', '.join(logs) or 'empty'}")
+        given = reply.get("scores", rewards)
+        scores = _numbers(given, count=count, of="scores: ") if key is None else logs[key]
+        return [
+            Score.of_reply(reward=reward, score=score, extra_logs=own)
+            for reward, score, own in zip(rewards, scores, parts, strict=True)
+        ]
+
+
+class EasyR1Function:
+    """`compute_score`: of a list of dicts, or of one (`REWARD_TYPE = "sequential"`); or of responses and ground truths."""
+
+    # Such a function is never called twice at once where it comes from.
+    calls_at_once: int | None = 1
+
+    def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
+        if kind not in (BATCH, SEQUENTIAL):
+            raise UserError(
+                f"--reward.remote_url {settings.path}: REWARD_TYPE {kind!r} must be {BATCH!r} or {SEQUENTIAL!r}"
+            )
+        self._function = function
+        self._name = name
+        self._settings = settings
+        self._kind = kind
+        given = settings.arguments.keys()
+        parameters = inspect.signature(function).parameters.values()
+        open_parameters = [
+            parameter
+            for parameter in parameters
+            if parameter.kind not in (*_VARIADIC, inspect.Parameter.KEYWORD_ONLY)
+            and parameter.default is parameter.empty
+            and parameter.name not in given
+        ]
+        if len(open_parameters) not in (1, 2):
+            raise UserError(
+                f"--reward.remote_url {settings.path}: {name}{inspect.signature(function)} takes neither a reward input "
+                "nor a response and its ground truth; give its other arguments with --reward.function_kwargs"
+            )
+        self._takes_texts = len(open_parameters) == 2
+
+    def check_row(self, row: Row) -> None:
+        """All columns are in its inputs, and it is not known which it reads."""
+
+    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        given = list(self._calls(batch))
+        replies: Any = [reply for arguments in given for reply in self._replies(arguments)]
+        if len(replies) != len(batch):
+            raise self._unusable(f"{len(replies)} scores for {len(batch)} responses", replies)
+        scores = [self._score(reply) for reply in replies]
+        for reply, score in zip(replies, scores, strict=True):
+            if differing := sorted(score.parts.keys() ^ scores[0].parts.keys()):
+                raise self._unusable(f"{', '.join(differing)} not for every response", reply)
+        return scores
+
+    def _calls(self, batch: Sequence[ScoredResponse]) -> Iterator[tuple[object, ...]]:
+        """Yield the positional arguments of each call."""
+        images = images_of_rows([item.row for item in batch])
+        inputs = [
+            {
+                **item.row.columns,
+                "response": item.response,
+                "response_length": item.num_tokens,
+                "ground_truth": item.row.answer,
+                "prompt": to_json(item.row.messages),
+                "images": own,
+                **({} if item.moment is None else asdict(item.moment)),
+            }
+            for item, own in zip(batch, images, strict=True)
+        ]
+        texts = [(item.response, item.row.answer) for item in batch]
+        if self._kind == SEQUENTIAL:
+            yield from texts if self._takes_texts else ((one,) for one in inputs)
+        elif self._takes_texts:
+            yield [response for response, _ in texts], [truth for _, truth in texts]
+        else:
+            yield (inputs,)
+
+    def _replies(self, arguments: tuple[object, ...]) -> list[Any]:
+        reply = _called(self._function, *arguments, **self._settings.arguments)
+        if self._kind == SEQUENTIAL:
+            return [reply]
+        if not isinstance(reply, (list, tuple)):
+            raise self._unusable("no list of scores", reply)
+        return list(reply)
+
+    def _score(self, reply: Any) -> Score:
+        try:
+            values = {str(name): float(value) for name, value in reply.items()}
+            reward = values.pop(OVERALL)
+            key = self._settings.score_key
+            score = reward if key in (None, OVERALL) else values[str(key)]
+        except _UNREADABLE as error:
+            raise self._unusable(f"{type(error).__name__}: {error}", reply) from error
+        return Score.of_reply(reward=reward, score=score, extra_logs=values)
+
+    def _unusable(self, reason: str, reply: object) -> UserError:
+        key = f", and {self._settings.score_key} for --reward.score_key" if self._settings.score_key else ""
+        return UserError(
+            f"--reward.remote_url {self._settings.path}: {self._name} gave no usable reward ({reason}) in "
+            f"{str(reply)[:200]}; with REWARD_TYPE {self._kind!r} return a dict of numbers with {OVERALL!r}{key} for each "
+            "response, with the same names in all"
+        )
+
+
+def _called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+    """Return what a function returns; one that is `async` runs in an event loop of its own, in the caller's thread."""
+    reply = function(*arguments, **named)
+    return asyncio.run(reply) if inspect.iscoroutine(reply) else reply
+
+
+def _available(row: Row) -> dict[str, Any]:
+    """Return what a row has for parameters by their names; a name of ours hides a column of the same name."""
+    columns = {name: value for name, value in row.columns.items() if name not in _MOMENT_PARAMETERS}
+    ours = dict.fromkeys(("responses", "response_lengths", "images"))
+    return {**columns, **ours, "datasources": row.datasource}
+
+
+def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:
+    """Return one number per response from numbers, lists or tensors; raises ValueError for another count.
+
+    Args:
+        of: what stands in front of that error.
+    """
+    if isinstance(values, Mapping):
+        raise TypeError(f"{of}a dict is no number")
+    if hasattr(values, "flatten"):
+        values = values.flatten().tolist()
+    listed = [values] if isinstance(values, (int, float, str)) else list(values)
+    if len(listed) != count:
+        raise ValueError(f"{of}{len(listed)} values for {'one response' if count == 1 else f'{count} responses'}")
+    return [float(item.item() if hasattr(item, "item") else item) for item in listed]

@@ -1,0 +1,159 @@
+"""A reward server that is abused goes on answering those who do not abuse it, and ends when it is told to."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.reward_servers import ROOT, RunningServer, running, unruly_command
+
+from remote_rm.client import RewardClient, Sample
+
+pytestmark = pytest.mark.integration
+
+
+def health_of(server: RunningServer) -> dict:
+    with urllib.request.urlopen(f"{server.address}/health", timeout=10) as reply:
+        return json.load(reply)
+
+
+def post(server: RunningServer, body: bytes) -> tuple[int, dict]:
+    request = urllib.request.Request(server.endpoint, data=body, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def body_of(*responses: str) -> bytes:
+    count = len(responses)
+    columns = {"query": ["q"] * count, "prompts": ["p"] * count, "labels": ["1"] * count, "responses": responses}
+    return json.dumps(columns).encode()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_client_that_goes_away_frees_its_places_and_workers(tmp_path):
+    async def scenario(server: RunningServer) -> float:
+        async with RewardClient([server.endpoint]) as client:
+            asking = [
+                asyncio.create_task(client.reward(query="q", prompt="p", label="1", response="sleep 50"))
+                for _ in range(12)
+            ]
+            while (await asyncio.to_thread(health_of, server))["waiting"] < 5:
+                assert not any(task.done() for task in asking)
+            for task in asking:
+                task.cancel()
+            await asyncio.to_thread(wait_for, lambda: (health := health_of(server))["waiting"] == health["busy"] == 0)
+            return (await client.reward(query="q", prompt="p", label="1", response="3")).reward
+
+    flags = ("--workers", "1", "--item-timeout-seconds", "60")
+    with running(unruly_command(tmp_path, *flags)) as server:
+        assert asyncio.run(scenario(server)) == 3.0
+        health = health_of(server)
+    assert (health["worker"], health["timed_out"], health["lost_workers"]) == (1, 0, 0)
+
+
+def test_retries_of_a_client_that_times_out_are_not_judged_beside_the_first(tmp_path):
+    async def scenario(server: RunningServer) -> float:
+        async with RewardClient([server.endpoint], timeout_s=0.6) as client:
+            return (await client.reward(query="q", prompt="p", label="1", response="sleep 2")).reward
+
+    with running(unruly_command(tmp_path, "--workers", "1")) as server:
+        # The attempts may take 0.6, 1.2 and 2.4 s: one of them is long enough.
+        assert asyncio.run(scenario(server)) == 2.0
+        health = health_of(server)
+    # Of the earlier ones nothing was left to be judged.
+    assert health["items"] >= 3
+    assert (health["worker"], health["busy"], health["waiting"], health["lost_workers"]) == (1, 0, 0, 0)
+
+
+def test_a_huge_batch_is_refused_while_health_answers(tmp_path):
+    slowest = 0.0
+    huge = body_of(*["quick"] * 400_000)
+    with running(unruly_command(tmp_path, "--workers", "1")) as server, ThreadPoolExecutor() as threads:
+        asking = [threads.submit(post, server, body) for body in (huge, huge, body_of(*["quick"] * 10_000))]
+        while not all(task.done() for task in asking):
+            started = time.monotonic()
+            most = health_of(server)["max_request_items"]
+            slowest = max(slowest, time.monotonic() - started)
+        assert most == 10_000
+        for task in asking[:2]:
+            assert task.result() == (
+                413,
+                {
+                    "detail": "a request may hold 10000 samples; send the others in requests of their own",
+                    "max_request_items": 10_000,
+                },
+            )
+        assert asking[2].result()[1]["rewards"] == [7.0] * 10_000
+    # It is 0.1 s where nothing else runs, and was 5 s.
+    assert slowest < 2.0
+
+
+def test_the_client_splits_what_a_server_does_not_take_at_once(tmp_path):
+    async def scenario(server: RunningServer) -> list[float]:
+        async with RewardClient([server.endpoint]) as client:
+            samples = [Sample(query="q", prompt="p", label="1", response=str(number)) for number in range(50)]
+            return [score.reward for score in await client.reward_batch(samples)]
+
+    with running(unruly_command(tmp_path, "--workers", "1", "--max-request-items", "8")) as server:
+        assert asyncio.run(scenario(server)) == [float(number) for number in range(50)]
+        assert health_of(server)["items"] == 50
+
+
+def test_a_server_told_to_stop_refuses_at_the_end_of_its_grace_what_it_has_not_answered(tmp_path):
+    flags = ("--workers", "1", "--item-timeout-seconds", "60", "--grace-seconds", "4")
+    with running(unruly_command(tmp_path, *flags)) as server, ThreadPoolExecutor() as threads:
+        workers = server.workers()
+        endless = threads.submit(post, server, body_of("sleep 50", "sleep 50"))
+        short = threads.submit(post, server, body_of("sleep 0.9"))
+        with socket.create_connection(("127.0.0.1", int(server.address.rsplit(":", 1)[1]))) as slow:
+            slow.sendall(b"POST /get_reward HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n")
+            slow.sendall(b"Content-Length: 100\r\n\r\n{")
+            wait_for(lambda: health_of(server)["busy"] == 2)
+            server.process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            assert short.result()[1]["rewards"] == [0.9]
+            assert endless.result()[0] == 503
+            slow.settimeout(10)
+            assert slow.recv(100).startswith(b"HTTP/1.1 503 ")
+            assert server.process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert time.monotonic() - started < 10
+        assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.slow
+def test_normal_traffic_beside_abuse_loses_nothing():
+    command = [sys.executable, str(ROOT / "benchmarks" / "reward_abuse.py"), "--quick"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    result = json.loads(ended.stdout.splitlines()[-1])
+    for name in ("alone", "abused"):
+        assert (result[name]["lost"], result[name]["wrong"]) == (0, 0)
+        assert result[name]["rewards"] > 50
+    assert result["abused"]["p99_s"] < 4.0
+    assert result["abused"]["health_max_s"] < 2.0
+    assert result["memory_growth_mib"] < 100
+    before, after = result["before"], result["after"]
+    assert after["workers"] <= result["workers"]
+    # Those of workers that were killed last are closed when the next one starts.
+    assert after["open_files"] <= before["open_files"] + 60
+    assert result["counts"]["lost_workers"] == 0
+    abuse = result["abuse"]
+    assert {"abandoned", "huge: 413", "slow body: 408", "slow head: 408"} <= set(abuse), abuse
+    assert not [name for name in abuse if name.startswith("ended by")]

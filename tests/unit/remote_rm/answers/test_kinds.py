@@ -1,0 +1,187 @@
+"""Kinds of values: what a text is, what is compared with what, and which values are the same."""
+
+import itertools
+import time
+
+import pytest
+
+from remote_rm.answers.accuracy import matches, quick_match
+from remote_rm.answers.comparison import Rules, match_value, work_out
+from remote_rm.answers.counted import changes_number, counted_thing
+from remote_rm.answers.kinds import Kind, are_compared
+from remote_rm.answers.normalization import normalize
+from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.reading import kind_of
+from remote_rm.answers.units import canonical_unit, conversion
+
+pytestmark = pytest.mark.unit
+
+RULES = Rules(undecided=work_out, ordered=False)
+
+
+def same(answer: str, gold: str) -> bool | None:
+    return match_value(normalize(answer), normalize(gold), RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("5", Kind.NUMBER), ("three quarters", Kind.NUMBER), ("3 cm", Kind.QUANTITY), ("50%", Kind.QUANTITY), (r"2\sqrt{3} cm", Kind.QUANTITY),
+        ("5€", Kind.MONEY), ("3元5角", Kind.MONEY), (r"\sqrt{2}", Kind.EXPRESSION), ("2x", Kind.EXPRESSION), ("15+1", Kind.COMPUTATION),
+        (r"\frac12+\frac14", Kind.COMPUTATION), ("3(4)", Kind.COMPUTATION), (r"1-\frac{1}{2020}", Kind.EXPRESSION), ("x=5", Kind.EQUATION),
+        ("[1, 2)", Kind.INTERVAL), ("x>3", Kind.INTERVAL), (r"\{1, 2\}", Kind.SET), ("(1, 2)", Kind.TUPLE), ("1, 2", Kind.LIST), ("1 or 2", Kind.LIST),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", Kind.MATRIX), ("north", Kind.WORD), ("yes", Kind.YES_NO), ("错误", Kind.YES_NO),
+        ("no solution", Kind.NO_VALUE), ("2024-01-05", Kind.DATE), ("5 January 2024", Kind.DATE), ("2024-13-05", Kind.TELEPHONE),
+        ("2:30", Kind.CLOCK), ("24:00", Kind.CLOCK), ("25:00", Kind.RATIO), ("2:60", Kind.RATIO), ("3:4", Kind.RATIO), ("3 to 4", Kind.RATIO),
+        ("10 to 20", Kind.RANGE), ("3-2", Kind.RANGE), ("1990–2000", Kind.RANGE), ("between 3 and 4", Kind.RANGE), ("-10", Kind.NUMBER),
+        ("555-1234", Kind.RANGE), ("555-123-4567", Kind.TELEPHONE), ("A4", Kind.CODE), ("CO_2", Kind.CODE), ("x_2", Kind.EXPRESSION),
+        ("4A", Kind.EXPRESSION), ("1e5", Kind.NUMBER), ("101_2", Kind.BASED), (r"3 \pmod 7", Kind.RESIDUE),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_text_tells_its_kind(text, kind):
+    assert kind_of(normalize(text)) is kind
+
+
+def test_only_kinds_of_the_table_are_compared_and_alike_in_both_directions():
+    for one, other in itertools.product(Kind, Kind):
+        assert are_compared(one, other) == are_compared(other, one)
+    assert are_compared(Kind.NUMBER, Kind.MONEY)
+    assert are_compared(Kind.EQUATION, Kind.CLOCK)
+    assert not are_compared(Kind.CLOCK, Kind.RATIO)
+    assert not are_compared(Kind.RANGE, Kind.NUMBER)
+    assert not are_compared(Kind.COMPUTATION, Kind.NUMBER)
+    assert not are_compared(Kind.CODE, Kind.QUANTITY)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("14:30", "2:30 PM"), ("02:30", "2:30 a.m."), ("noon", "12:00 PM"), ("midnight", "0:00"), ("2点半", "2:30"), ("7 o'clock", "7:00"), ("7 PM", "19:00"),
+        ("2024-01-05", "January 5th, 2024"), ("Fri, 5 Jan 2024", "2024/01/05"), ("2024年1月5日", "01/05/2024"), ("13/05/2024", "May 13, 2024"),
+        ("10-20", "from 10 to 20"), ("10%-20%", "10-20%"), ("10 to 20 cm", "10-20"), ("1,990-2,000", "1990~2000"), ("3–2", "3-2"),
+        ("(555) 123-4567", "555-123-4567"), ("6:8", "3:4"), ("3:4", "3/4"), ("1.5:2", "3 : 4"), ("2:4:6", "1:2:3"),
+        ("H2O", "H_2O"), ("H₂O", "H2O"), ("A4", "A_4"), ("101_{10}", "101"),
+        ("5万", "50000"), ("3.5亿", "350 million"), ("3 quarters", "three quarters"), ("三点五", "7/2"), ("百分之二十", "20%"), ("两百零五", "205"),
+        ("二又三分之一", "7/3"), ("3分之2", r"\frac23"), ("minus five", "-5"), ("two and a half", "2.5"), ("three point one four", "3.14"), ("half", "一半"),
+        ("1.5 kJ", "1500 J"), ("500 mA", "0.5 A"), ("3 μm", "0.003 mm"), ("1 kWh", "3.6 MJ"), ("1 L", "1000 cm³"), ("1 in", "2.54 cm"),
+        ("25 °C", "25 degrees Celsius"), ("25℃", "25摄氏度"), ("5 yr", "5 years old"), ("60 km/h", "60千米每小时"), ("3平方米", "30000 cm²"), ("5公斤", "5 kg"),
+        ("1 hour 30 minutes", "90 minutes"), ("1h30m", "1.5 h"), ("1小时30分", "90分钟"), ("5 ft 3 in", "63 inches"), ("5'3\"", "63 in"), ("3元5角", "3.5元"),
+        ("5个苹果", "五个苹果"), ("1 apple", "one apple"), ("3 dozen eggs", "36 eggs"), ("32,348€", "€32,348"), ("¥100", "100 yen"),
+        ("是", "Yes"), ("对", "正确"), ("错误", "False"), ("[5]", "5"), ("y=4, x=3", "(3, 4)"), ("point C", "C"),
+    ],
+)  # fmt: skip
+def test_the_same_value_in_two_forms(one, other):
+    assert matches(one, other)
+    assert same(one, other) is True
+    if kind_of(normalize(one)) is not Kind.WORD:
+        assert same(other, one) is True
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("0-10", "10"), ("-10", "0-10"), ("0-10", "1990-2000"), ("-10", "1990-2000"), ("20-10", "10-20"), ("10-20 cm", "10-20 kg"), ("10-20", "10, 20"),
+        ("2018", "2024-01-05"), ("2024-01-05", "2024-05-01"), ("January 5", "January 5, 2024"), ("-679", "555-1234"), ("1", "3-2"), ("3-2", "6-4"),
+        ("3-4", "3 to 4"), ("555-123-4567", "555-123-4568"), ("1.2.3", "1.2.4"),
+        ("1:00", "2:00"), ("2:30", "1:15"), ("2:30", "2.5"), ("14:30", "2:30"), ("14:30", "2:30 AM"), ("12:00 AM", "12:00 PM"), ("45:00", "30:00"), ("4:3", "3:4"),
+        ("A4", "4A"), ("CO2", "OC2"), ("CO_2", "O_2C"), ("V8", "8V"), ("V8", "8 V"), ("H2O", "H_2O_2"), ("B52", "B25"),
+        (r"\$32,348", "32,348€"), ("5 yen", "5元"), ("5元", "5角"), ("5 dollars", "5 apples"), ("101_2", "101_3"),
+        ("16", "15 + 1"), ("16", "4(4)"), ("5", "-(-5)"), (r"\frac34", r"\frac12+\frac14"), ("16", r"2 \cdot 8"),
+        ("5", "5万"), ("5", "5亿"), ("3", "3 quarters"), ("5", "5 halves"), ("5", "5 thousandths"), ("5", "5 dozen"), ("5", "5千"),
+        ("5", "5 squared"), ("5", "5 factorial"), ("5", "5 below zero"), ("5", "5 divided by two"), ("5", "5 wrong"), ("1", "1 wrong"), ("5", "5 doubled"),
+        ("5", "5 or more"), ("5", "5 out of 6"), ("5", "5 plus one"), ("5", "5 tens"), ("1", "一次函数"), ("3", "三角形"),
+        ("25 °C", "25 °F"), ("5 kg", "5 km"), ("1 hour", "60 hours"), ("5 cm", "5 mm"), ("1 kJ", "1000 W"), ("20%", "20 cm"), ("5 kJ", "5 J"),
+        ("是", "No"), ("yes", "no solution"), ("2x", "3x"), ("[5]", "[6]"), ("(2, 1)", "1, 2"), ("y=4, x=3", "(4, 3)"),
+    ],
+)  # fmt: skip
+def test_different_values_that_look_alike(one, other):
+    assert same(one, other) is not True
+    assert same(other, one) is not True
+    assert quick_match(other, one) is not True or " " in other  # What a sentence states is another room's.
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "is_right"),
+    [
+        ("3.14159", "3.14", True), ("3.145", "3.14", False), ("3.145", "3.15", True), ("-3.145", "-3.15", True), ("1/3", "0.33", True), ("33.3%", "0.33", True),
+        ("0.01", "0.010", True), ("0.0149", "0.01", False), ("0.005", "0.01", False), ("0.0104", "0.010", True), ("0.3", "0.33", False),
+        # What is left out: the second direction has more in it than the first.
+        ("101", "101_2", True), ("101_2", "101", False), ("B", "(B) 12", True), ("B. 13", "(B) 12", False), ("B. 12", "(B) 12", True),
+        ("3x=2x", "2x", False), ("y=2x", "2x", True), ("3+4=7", "7", True), ("0=7", "7", False), ("m+n=12", "12", True), ("3x+4y=12", "12", False),
+        (r"\frac{5}{8}=0.63", "0.63", True), ("0 -1", "-1", False), ("ix=2, y=3", "x=2, y=3", None), ("/4", "4", False), ("Yes, it is not", "Yes", False), ("1%", "1", True), ("1", "1%", True), ("0.5", "0.5%", False),
+    ],
+)  # fmt: skip
+def test_where_the_directions_differ(answer, gold, is_right):
+    assert same(answer, gold) is is_right
+
+
+@pytest.mark.parametrize(
+    ("written", "thing"),
+    [
+        ("apples", "apple"), ("red apples", "red apple"), ("boxes", "box"), ("people", "people"), ("units of blood", "unit of blood"), ("in total", ""),
+        ("students each", "student"), ("个苹果", "苹果"), ("个", ""), ("wrong", None), ("red", None), ("halves", None), ("two apples", None), ("tens", None),
+        ("glass", None), ("always", None), ("of them", None), ("out of 6", None), ("万", None), ("半", None),
+    ],
+)  # fmt: skip
+def test_what_is_counted(written, thing):
+    assert counted_thing(written) == thing
+
+
+def test_words_that_change_a_number():
+    assert all(map(changes_number, ["halves", "below zero", "divided by two", "or six", "is wrong", "seventeenths"]))
+    assert not any(map(changes_number, ["apples", "months", "cm", "deaths", "square meters"]))
+
+
+@pytest.mark.parametrize(
+    ("written", "unit"),
+    [("km", "km"), ("Kilometers", "km"), ("千米", "km"), ("square inches", "in^2"), ("平方分米", "dm^2"), ("m/s^{2}", "m/s^2"), ("meters per second", "m/s"),
+     ("cubic cm", "cm^3"), ("mph", "mi/h"), (r"^\circ C", "celsius"), ("years old", "yr"), ("MHz", "MHz"), ("wrong", None), ("pm", None), ("us", None)],
+)  # fmt: skip
+def test_units_have_one_canonical_spelling(written, unit):
+    assert canonical_unit(written) == unit
+
+
+def test_prefixes_and_powers_are_converted():
+    assert conversion("kJ", into="J") == 1000
+    assert conversion("μm", into="m") == 1 / conversion("m", into="μm")
+    assert conversion("L", into="cm^3") == 1000
+    assert conversion("kWh", into="J") == 3_600_000
+    assert conversion("km/h", into="m/s") * 18 == 5
+    assert conversion("yr", into="mo") == 12
+    assert conversion("yr", into="d") is None
+    assert conversion("celsius", into="fahrenheit") is None
+    assert conversion("euro", into="dollar") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "一百二",
+        "十十",
+        "百",
+        "万",
+        "三百百",
+        "零五零十",
+        "一分之",
+        "分之二",
+        "百分之",
+        "three point ten",
+        "and a half",
+        "third",
+        "five six",
+    ],
+)
+def test_what_is_no_number_in_words(text):
+    assert parse_quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    "piece", ["1-", "1:", "1 to ", "A1", "_1", "一", "百分之", "1月", "half ", "one ", "1 h ", "平方", "(1)", "+1 ", "-1-", "1.2.", "mod ", "in the ", "5'", "€", "~1"]
+)  # fmt: skip
+def test_a_long_text_of_any_notation_is_read_in_milliseconds(piece):
+    text = normalize((piece * 1000)[:1000])
+    started = time.process_time()
+    kind_of.__wrapped__(text)
+    match_value(text, "1", RULES)
+    match_value("1", text, RULES)
+    assert time.process_time() - started < 0.25

@@ -1,0 +1,178 @@
+"""However a user's reward function fails, the run ends with the row's place, the file's line and what was wrong."""
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from helpers.character_kit import CharacterKit
+from helpers.conversations import message, row
+
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.data.sample import Sample
+from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.group import GroupRollout, GroupSettings
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring.sources import GroupSource, make_scorer
+
+pytestmark = pytest.mark.unit
+
+ROW = row(message("user", "1+1?"), answer="2")
+BATCH = [ScoredResponse(row=ROW, query=f"q{text}", response=text, num_tokens=2) for text in ("2", "3")]
+OPENRLHF = "def reward_func(queries, prompts, labels, responses):\n    "
+EASYR1 = "def compute_score(reward_inputs):\n    "
+ASYNC = "import asyncio\n\nasync "
+
+
+class EndedEngine:
+    """Gives both responses of a group at once."""
+
+    async def generate(self, request, parameters, request_id):
+        for index, text in enumerate(b"23"):
+            piece = SimpleNamespace(index=index, token_ids=[text], logprobs=None, finish_reason="length")
+            yield SimpleNamespace(outputs=[piece])
+
+
+def source(folder: Path, code: str, *, deadline_s: float = 60.0) -> GroupSource:
+    path = folder / "rewards.py"
+    path.write_text(code)
+    made = make_scorer(RewardConfig(remote_url=str(path), deadline_s=deadline_s))
+    assert isinstance(made, GroupSource)
+    return made
+
+
+def group(scorer: GroupSource) -> list[Sample]:
+    """The group of `ROW`, generated and scored as in an engine."""
+    rollout = GroupRollout(
+        codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
+        scorer=scorer,
+        in_thread=asyncio.to_thread,
+        store=lambda media: None,
+    )
+    settings = GroupSettings(
+        sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=4),
+        max_len=32,
+        logprobs=False,
+        ignore_eos=False,
+        overlong_prompts="error",
+        media=False,
+        moment=Moment(step=7, held_out=False),
+    )
+    made = rollout.run(EndedEngine(), ROW, settings, weight_version=0)
+    return asyncio.run(asyncio.wait_for(made, timeout=30))
+
+
+def rewards(samples: list[Sample]) -> list[float]:
+    return [sample.scored.reward for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (OPENRLHF + "return 1 / 0", "line 2: the reward function raised ZeroDivisionError: division by zero"),
+        (EASYR1 + "return [{'overall': one['none']} for one in reward_inputs]", "line 2: .*KeyError: 'none'"),
+        # No event loop carries these: one hangs it, the other ends the engine.
+        (OPENRLHF + "return [next(iter(())) for _ in labels]", "line 2: the reward function raised StopIteration"),
+        (OPENRLHF + "raise SystemExit(3)", "line 2: the reward function raised SystemExit: 3"),
+        (OPENRLHF + "raise KeyboardInterrupt", "line 2: the reward function raised KeyboardInterrupt;?"),
+        ("import json\n\n" + OPENRLHF + "return json.loads('{')", "rewards.py, line 4: .*JSONDecodeError"),
+        (ASYNC + OPENRLHF + "return [await asyncio.sleep(0, 1 / 0)]", "line 4: .*ZeroDivisionError"),
+        (OPENRLHF + "return (1 / (int(text) - 3) for text in responses)", "line 2: .*ZeroDivisionError"),
+        (OPENRLHF + "return [1.0]", "1 values for 2 responses"),
+        (OPENRLHF + "return 1.0", "1 values for 2 responses"),
+        (OPENRLHF + "return [1.0, float('nan')]", "gives reward nan, score nan for a response"),
+        (OPENRLHF + "return [1.0, float('-inf')]", "gives reward -inf"),
+        (OPENRLHF + "return [1.0, 10 ** 400]", "OverflowError"),
+        (OPENRLHF + "return [1.0, None]", "TypeError"),
+        (OPENRLHF + "return [1.0, 1j]", "TypeError"),
+        (OPENRLHF + "return ['good', 'bad']", "could not convert string to float: 'good'"),
+        (OPENRLHF + "return {'rewards': [1, 0], 'scores': [1]}", "scores: 1 values for 2 responses"),
+        (
+            OPENRLHF + "return {'rewards': [1, 0], 'extra_logs': {'format': [1, 1], 'boxes': [1]}}",
+            r"extra_logs\['boxes'\]: 1 values for 2 responses",
+        ),
+        (
+            OPENRLHF + "return {'rewards': [1, 0], 'extra_logs': {'boxes': [float('inf'), 0]}}",
+            "gives boxes inf for a response",
+        ),
+        ("import torch\n\n" + OPENRLHF + "return [torch.ones(2), torch.ones(2)]", "Tensor with 2 elements"),
+        ("import numpy\n\n" + OPENRLHF + "return numpy.ones((2, 2))", "4 values for 2 responses"),
+        ("async " + OPENRLHF + "yield 1.0", "'async_generator' object is not iterable"),
+        (
+            EASYR1 + "return [{'overall': 1, 'format': 1, 'boxes': 0}, {'overall': 1, 'format': 1}]",
+            "boxes not for every response",
+        ),
+        (EASYR1 + "return [{'overall': 1}]", "1 scores for 2 responses"),
+        (EASYR1 + "return ({'overall': 1} for _ in reward_inputs)", "no list of scores"),
+        (EASYR1 + "return [{'overall': 10 ** 400}] * 2", "OverflowError"),
+        (EASYR1 + "return [{'overall': 'nan'}] * 2", "gives reward nan"),
+    ],
+)
+def test_whatever_goes_wrong_is_told_with_the_row(tmp_path, code, said):
+    with pytest.raises(UserError, match=f"^rows.jsonl, line 1: --reward.remote_url .*{said}"):
+        group(source(tmp_path, code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy\n\n" + OPENRLHF + "return {'rewards': numpy.array([1.0, 0.5])}",
+        "import numpy\n\n" + OPENRLHF + "return [numpy.float32(1), numpy.float64(0.5)]",
+        "import torch\n\n" + OPENRLHF + "return [torch.tensor(1), torch.tensor([0.5], dtype=torch.bfloat16)]",
+        OPENRLHF + "return (1 / int(text) if text == '2' else True for text in responses)",
+        ASYNC + OPENRLHF + "return await asyncio.gather(*(asyncio.sleep(0, len(text)) for text in responses))",
+        ASYNC + EASYR1 + "return [{'overall': await asyncio.sleep(0, 1)} for one in reward_inputs]",
+        "import torch\n\n" + EASYR1 + "return [{'overall': torch.tensor(1.0)} for one in reward_inputs]",
+    ],
+)
+def test_numbers_of_any_library_and_async_functions_are_taken(tmp_path, code):
+    assert set(rewards(group(source(tmp_path, code)))) <= {0.5, 1.0}
+
+
+@pytest.mark.parametrize("code", [OPENRLHF, EASYR1])
+def test_a_function_that_hangs_ends_the_run_with_its_row_after_the_deadline(tmp_path, code):
+    began = time.monotonic()
+    with pytest.raises(
+        UserError,
+        match=r"^rows.jsonl, line 1: .*rewards.py: the function has not returned the rewards of 2 responses within 0.3 s"
+        ".*raise --reward.deadline_s",
+    ):
+        group(source(tmp_path, f"import threading\n\n{code}threading.Event().wait()\n", deadline_s=0.3))
+    # Its thread is still there, and holds up neither the event loop's end nor the process's.
+    assert time.monotonic() - began < 5
+
+
+def test_the_deadline_of_a_call_that_waits_for_its_turn_begins_with_the_turn(tmp_path):
+    code = f"""
+import time
+
+RUNNING = []
+
+{EASYR1}RUNNING.append(1)
+    assert len(RUNNING) == 1, "called twice at once"
+    time.sleep(0.3)
+    RUNNING.clear()
+    return [{{"overall": 1.0}} for one in reward_inputs]
+"""
+    scorer = source(tmp_path, code, deadline_s=0.8)
+
+    async def four() -> None:
+        await asyncio.gather(*(scorer.rewards(BATCH) for _ in range(4)))
+
+    began = time.monotonic()
+    asyncio.run(four())
+    assert time.monotonic() - began >= 1.2
+
+
+def test_a_function_of_openrlhfs_is_called_for_several_groups_at_once(tmp_path):
+    # Each call goes on only when the other has begun.
+    code = f"import threading\n\nBOTH = threading.Barrier(2, timeout=20)\n\n{OPENRLHF}BOTH.wait()\n    return [1, 0]\n"
+    scorer = source(tmp_path, code)
+
+    async def two() -> None:
+        await asyncio.gather(scorer.rewards(BATCH), scorer.rewards(BATCH))
+
+    asyncio.run(two())

@@ -1,0 +1,124 @@
+"""What a reward request holds beside OpenRLHF's keys, for servers of users that ask for it."""
+
+import asyncio
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fastapi.testclient import TestClient
+from helpers.conversations import message, picture, row
+
+from lmm_r1.config import PPOConfig
+from lmm_r1.config.checks import _check_reward_source
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.errors import UserError
+from lmm_r1.scoring.row_client import RowClient
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring.sources import RowSource, make_scorer
+from remote_rm.client import RewardClient
+from remote_rm.math_verifier import MathVerifier
+from remote_rm.service.app import create_app
+
+pytestmark = pytest.mark.unit
+
+ADDRESS = "http://127.0.0.1:1/get_reward"
+OPENRLHFS = {
+    "query": ["<q>2"],
+    "prompts": ['[{"role":"user","content":"1+1?"}]'],
+    "labels": ["2"],
+    "responses": ["2"],
+}
+ROW = replace(row(message("user", "1+1?"), answer="2"), columns={"boxes": [[0, 1]], "level": "easy"})
+
+
+def response(of=ROW) -> ScoredResponse:
+    return ScoredResponse(row=of, query="<q>2", response="2", num_tokens=1, moment=Moment(step=3, held_out=False))
+
+
+def asked(*fields: str, of=ROW) -> dict[str, Any]:
+    """The request of one response, as a server gets it."""
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({"rewards": [0.5]})
+
+    async def ask() -> float:
+        app = web.Application()
+        app.router.add_post("/get_reward", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward"
+        scorer = make_scorer(RewardConfig(remote_url=url, request_fields=fields))
+        assert isinstance(scorer, RowSource)
+        score = await scorer.reward_of(response(of))
+        await scorer.close()
+        await runner.cleanup()
+        return score.reward
+
+    assert asyncio.run(ask()) == 0.5
+    (body,) = bodies
+    return body
+
+
+def test_nothing_is_sent_beside_openrlhfs_keys_unless_asked_for():
+    assert isinstance(make_scorer(RewardConfig(remote_url=ADDRESS)), RewardClient)
+
+
+def test_columns_and_step_are_lists_of_one_as_all_keys_are():
+    assert asked("columns", "step") == {
+        **OPENRLHFS,
+        "columns": [{"boxes": [[0, 1]], "level": "easy"}],
+        "datasources": ["test"],
+        "steps": [3],
+        "held_out": [False],
+    }
+
+
+def test_images_are_sent_as_they_are_stored_also_those_that_rows_hold_in_memory(tmp_path):
+    picture(8, 4).save(tmp_path / "a.bmp")
+    bitmap = (tmp_path / "a.bmp").read_bytes()
+    shown = row(message("user", ImagePart(str(tmp_path / "a.bmp")), ImagePart(bitmap), picture(4, 4), "?"))
+    (images,) = asked("images", of=shown)["images"]
+    first, second, third = (base64.b64decode(image) for image in images)
+    assert first == second == bitmap
+    assert third.startswith(b"\x89PNG")
+    assert asked("images")["images"] == [[]]
+
+
+def test_an_image_that_is_gone_is_told_with_the_row(tmp_path):
+    lost = row(message("user", ImagePart(str(tmp_path / "none.png")), "?"))
+    with pytest.raises(UserError, match=r"^rows.jsonl, line 1: no image file .*none.png"):
+        asked("images", of=lost)
+
+
+@pytest.mark.parametrize("value", [float("nan"), b"bytes", {1, 2}])
+def test_a_column_that_json_has_no_form_for_is_told_before_anything_is_sent(value):
+    rows = [ROW, replace(ROW, location="rows.jsonl, line 2", columns={"level": value})]
+    client = RewardClient([ADDRESS])
+    with pytest.raises(
+        UserError, match="^rows.jsonl, line 2: the column level cannot be sent as --reward.request_fields"
+    ):
+        RowClient(client, fields=("columns",)).check_rows(rows)
+    RowClient(client, fields=("step", "images")).check_rows(rows)
+
+
+def test_our_own_servers_pass_over_what_they_do_not_know():
+    with TestClient(create_app(MathVerifier(), workers=1, item_timeout_seconds=1.0)) as client:
+        reply = client.post("/get_reward", json={**OPENRLHFS, "columns": [{}], "images": [["aGk="]], "steps": [3]})
+    assert (reply.status_code, reply.json()["scores"]) == (200, [1.0])
+
+
+def test_flags_that_the_source_of_rewards_has_no_use_for_are_refused_by_name():
+    for settings, said in (
+        ({"model_name_or_path": "m", "request_fields": ("step",)}, "--reward.request_fields step is for requests"),
+        ({"remote_url": "rewards.py", "timeout_s": 5.0}, "--reward.timeout_s 5 .*rewards.py .*is --reward.deadline_s"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _check_reward_source(PPOConfig(reward=RewardConfig(**settings)))
+    _check_reward_source(PPOConfig(reward=RewardConfig(remote_url="rewards.py", deadline_s=5.0)))
+    _check_reward_source(PPOConfig(reward=RewardConfig(remote_url=ADDRESS, request_fields=("images",), timeout_s=5.0)))

@@ -1,0 +1,51 @@
+"""A run that waits says what for."""
+
+import logging
+import time
+from dataclasses import replace
+
+import pytest
+import ray
+from helpers.conversations import message, row
+
+from lmm_r1.trainer.silence import SilenceWatch
+
+pytestmark = pytest.mark.unit
+
+ROWS = [replace(row(message("user", "?")), location=f"rows.jsonl, line {line}") for line in range(1, 13)]
+
+
+def watched(caplog, monkeypatch, *, ready_after: list[int], count: int) -> list[str]:
+    """What is said while so many of `count` groups are there at one look after the other."""
+    looks: list[int] = []
+
+    def wait(refs, *, num_returns, timeout, fetch_local):
+        assert (num_returns, timeout, fetch_local) == (count, 0, False)
+        ready = ready_after[min(len(looks), len(ready_after) - 1)]
+        looks.append(ready)
+        return refs[:ready], refs[ready:]
+
+    monkeypatch.setattr(ray, "wait", wait)
+    with caplog.at_level(logging.WARNING), SilenceWatch(list(range(count)), ROWS, after_s=0.01):
+        end = time.monotonic() + 10
+        while len(looks) < len(ready_after) and time.monotonic() < end:
+            time.sleep(0.005)
+    assert len(looks) >= len(ready_after)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_nothing_is_said_while_groups_come(caplog, monkeypatch):
+    assert watched(caplog, monkeypatch, ready_after=[1, 2, 3, 4, 5], count=5) == []
+
+
+def test_where_none_comes_the_rows_that_are_awaited_are_named(caplog, monkeypatch):
+    said, *_ = watched(caplog, monkeypatch, ready_after=[2, 2], count=4)
+    assert said.startswith(
+        "no group has come for 0.01 s, and 2 of 4 are awaited (rows.jsonl, line 3; rows.jsonl, line 4): "
+    )
+
+
+def test_of_many_rows_a_few_are_named(caplog, monkeypatch):
+    said, *_ = watched(caplog, monkeypatch, ready_after=[0, 0], count=12)
+    assert "12 of 12 are awaited (rows.jsonl, line 1; " in said
+    assert "rows.jsonl, line 8 and 4 more)" in said
