@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.unit
 KIND = pytest.mark.parametrize("kind", KINDS)
 # How many of the answers that the rules leave open are left to sympy, with their share of time, for each kind.
-BY_SYMPY = pytest.mark.parametrize("by_sympy", [20, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.slow])])
+BY_SYMPY = pytest.mark.parametrize("by_sympy", [10, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.slow])])
 generated = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 SOME_STRANGERS = 12
 """Labels of other kinds that each label is compared with in the short run."""
-SOME_RIVALS = 3
+SOME_RIVALS = 2
 
 
 def of_kind(kind: str) -> list[Label]:
@@ -85,12 +85,14 @@ def test_every_spelling_is_right_for_no_label_that_is_apart(kind: str):
 
 @KIND
 def test_two_bare_spellings_are_right_for_each_other_or_not(kind: str):
-    """A rounded gold, one that names its base, and an option with its text accept what does not accept them."""
+    """But a rounded gold, one that names its base, and an option with its text accept what does not accept them, and
+    `Option B` is an answer, no label.
+    """
     bare = [
         (text, label)
         for label in of_kind(kind)
         if not label.accepts
-        for text in label.bare
+        for text in label.bare if "ption" not in text
     ]  # fmt: skip
     pairs = [(one, other) for place, (one, _) in enumerate(bare) for other, _ in bare[place + 1 :]]
     some = pairs if len(pairs) <= 1500 else random.Random(kind).sample(pairs, 1500)
@@ -251,16 +253,17 @@ def test_a_date_is_not_worked_out(year: int, month: int, day: int):
         assert not is_right(label, other), other
 
 
+letters = st.lists(st.sampled_from("ABCDGHKNOPV"), min_size=1, max_size=3, unique=True)
+digits = st.lists(st.sampled_from("23456789"), min_size=1, max_size=2, unique=True)
+
+
 @generated
-@given(
-    parts=st.lists(st.sampled_from([*"ABCDHKNOVX", *"23456789"]), min_size=2, max_size=5, unique=True), data=st.data()
-)
-def test_a_code_is_not_its_letters_in_another_order(parts: list[str], data: st.DataObject):
+@given(parts=st.tuples(letters, digits).map(lambda lists: lists[0] + lists[1]), data=st.data())
+def test_a_code_is_not_its_letters_and_digits_in_another_order(parts: list[str], data: st.DataObject):
     code, other = "".join(parts), "".join(data.draw(st.permutations(parts)))
-    assume(code != other and not code.isdigit() and any(part.isdigit() for part in parts) and other[0].isalpha())
-    assume(code[0].isalpha())
+    assume(code != other)
     assert is_right(code, code)
-    assert not is_right(other, code)
+    assert not is_right(other, code), (other, code)
 
 
 @generated
