@@ -2,7 +2,6 @@
 
 import random
 import signal
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,11 +30,14 @@ def right_ones(pairs: Iterable[Pair], *, by_sympy: int) -> list[Pair]:
 
 
 def expect_none(wrong: Iterable[Pair]) -> None:
-    """Fail with the shortest of the answers that were judged wrongly, and their number by label."""
+    """Fail with the number of answers that were judged wrongly, by their wording, each with its shortest example."""
     found = sorted(set(wrong), key=lambda pair: (len(pair[0]), pair))
-    by_label = Counter(label for _, label in found).most_common(8)
-    lines = [f"    {answer!r} for the label {label!r}" for answer, label in found[:20]]
-    assert not found, "\n".join([f"{len(found)} answers: {by_label}", *lines])
+    wordings: dict[str, list[Pair]] = {}
+    for answer, label in found:
+        wordings.setdefault(answer.replace(label, "…"), []).append((answer, label))
+    most = sorted(wordings.values(), key=len, reverse=True)[:30]
+    lines = [f"  {len(some):5}  {some[0][0]!r} for the label {some[0][1]!r}" for some in most]
+    assert not found, "\n".join([f"{len(found)} answers of {len(wordings)} wordings", *lines])
 
 
 @contextmanager
