@@ -182,7 +182,7 @@ def settle(url: str) -> float:
         time.sleep(0.1)
     seconds = round(time.monotonic() - began, 2)
     # What belongs to connections is freed when they have been closed.
-    time.sleep(0.5)
+    time.sleep(1.5)
     return seconds
 
 

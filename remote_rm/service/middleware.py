@@ -1,6 +1,7 @@
 """What stands before the application: who may ask, how much may be sent, and a record of every request."""
 
 import asyncio
+import ctypes
 import hmac
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from remote_rm.service.judge import STOPPING
 
 OPEN_PATHS = frozenset(("/health",))
 """Answered without a token, so that whatever watches over the service needs none."""
+LARGE_BYTES = 2**20
+TRIM_SECONDS = 1.0
 LOOK_AFTER_SECONDS = 0.05
 """How long a request may take before it is looked whether its client is still there."""
 
@@ -101,6 +104,7 @@ class OpenBodies:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._coming_in: set[Cutoff] = set()
+        self._trimming: asyncio.TimerHandle | None = None
         self._is_refusing = False
 
     def take(self, count: int) -> bool:
@@ -109,8 +113,17 @@ class OpenBodies:
         return self._bytes <= self._max_bytes
 
     def give_back(self, count: int) -> None:
-        """Forget the bytes of a request that was answered."""
+        """Forget the bytes of a request that was answered; soon after a large one the system has its memory back."""
         self._bytes -= count
+        if count > LARGE_BYTES and self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        # glibc keeps what was freed between things that still live; other C libraries have no such call.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def begins(self, cutoff: Cutoff) -> None:
         """Note a body of which more is to come."""

@@ -19,6 +19,7 @@ COLUMNS = frozenset(RewardRequest.model_fields)
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
+_NEXT = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _SCALAR = re.compile(r"[^\s,\[\]{}\"]+")
 
@@ -103,27 +104,36 @@ def _column(text: str, place: int, *, name: str, most: int) -> tuple[list[str] |
         raise _invalid({"type": "list_type", "loc": (name,), "msg": "Input should be a valid list"})
     column: list[str] = []
     place = _skipped(text, place + 1)
-    while text[place : place + 1] != "]":
-        if column:
-            place = _expected(text, place, ",")
+    if text[place : place + 1] == "]":
+        return column, _skipped(text, place + 1)
+    while True:
         if len(column) == most:
             raise TooManyItems(max_items=most)
         if text[place : place + 1] != '"':
             entry = {"type": "string_type", "loc": (name, len(column)), "msg": "Input should be a valid string"}
             raise _invalid(entry)
-        string, place = _string(text, place)
+        string, place = _decoded(text, place)
         column.append(string)
-    return column, _skipped(text, place + 1)
+        found = _NEXT.match(text, place)
+        if found is None:
+            _refuse("Expecting ',' or ']'", place=place)
+        place = found.end()
+        if found[1] == "]":
+            return column, place
 
 
 def _string(text: str, place: int) -> tuple[str, int]:
     if text[place : place + 1] != '"':
         _refuse("Expecting a string", place=place)
+    string, place = _decoded(text, place)
+    return string, _skipped(text, place)
+
+
+def _decoded(text: str, place: int) -> tuple[str, int]:
     try:
-        string, place = _DECODER.raw_decode(text, place)
+        return _DECODER.raw_decode(text, place)
     except json.JSONDecodeError as error:
         _refuse(error.msg, place=error.pos)
-    return string, _skipped(text, place)
 
 
 def _skipped_value(text: str, place: int) -> int:
