@@ -5,24 +5,20 @@ numbers, from several boxes and blocks, and from fragments at random.
 """
 
 import random
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from types import FrameType
 
 from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected
 from helpers.answer_frames import CHOICE_KINDS, DENIED, HEDGED, SAID
+from helpers.answer_verdicts import time_limit
 
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
 
-MAX_SCORE_SECONDS = 1.0
-"""The default time limit of the service for one item."""
 MAX_JUDGED = 3
 
 VERBS = (
@@ -215,29 +211,13 @@ def _quickly(verifier: str, response: str, label: str) -> bool | None:
 
 def _slowly(verifier: str, response: str, label: str) -> bool:
     try:
-        with _time_limit(MAX_SCORE_SECONDS):
+        with time_limit():
             return _VERIFIERS[verifier].score(Item(prompt="", response=response, label=label)).parts["accuracy"] == 1.0
     except TimeoutError:
         return False
 
 
 _VERIFIERS = {name: get_verifier(name) for name in ("math", "choice", "number", "list")}
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise a TimeoutError within the block when the time is over, as the service kills a worker."""
-
-    def over(_signal: int, _frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 _BY_KIND: dict[str, list[Label]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Label:
     """One gold answer and what is right for it."""
 
@@ -26,6 +26,9 @@ class Label:
     open: frozenset[str] = frozenset()
     """Values that a fair teacher may mark either way beside it: nothing is asked of such a pair."""
 
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.text}>"
+
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every spelling of the whole value, the label itself first."""
@@ -37,7 +40,7 @@ class Label:
         return (self.text, *(text for text in self.same if not _SENTENCE.search(text)))
 
 
-_SENTENCE = re.compile(r"\b(?:is|be|choose)\b|[选是].|[.。]$")
+_SENTENCE = re.compile(r"^in |\b(?:is|be|choose)\b|[选是].|[.。]$")
 DIMENSIONS = frozenset({"money", "quantity", "percentage"})
 COLLECTIONS_IN_BRACKETS = frozenset({"interval", "set", "tuple"})
 
@@ -346,7 +349,7 @@ COLLECTIONS = [
     _label("interval", r"(-\infty, 1) \cup (2, \infty)", "union", "(2,∞)∪(-∞,1) | x<1 or x>2"),
     _label("set", r"\{1, 3\}", "{1,3}", r"\{3, 1\} | \left\{1, 3\right\}", shorter="1,3"),
     _label("set", r"\{1, 4\}", "{1,4}", r"\{4,1\}", shorter="1,4"),
-    _label("set", r"\emptyset", "{}", r"\varnothing | ∅ | empty set"),
+    _label("set", r"\emptyset", "{}", r"\varnothing | ∅ | the empty set"),
     _label("tuple", "(3, 4)", "(3,4)", "(3,4) | (x,y)=(3,4) | y=4, x=3 | x=3, y=4", shorter="3,4"),
     _label("tuple", "(4, 3)", "(4,3)", "(4,3) | x=4, y=3", shorter="4,3"),
     _label("tuple", "(1, 2)", "(1,2)", "(1,2) | x=1, y=2", shorter="1,2"),

@@ -54,12 +54,11 @@ FORMULA_SAID = (
     "$${}$$",
     r"\({}\)",
     r"\[{}\]",
-    r"\boxed{{{}}}",
     "The answer is ${}$.",
     "The answer is\n\n${}$",
     "Thus, ${}$.",
 )
-WORD_SAID = (r"\text{{{}}}", r"\boxed{{\text{{{}}}}}", '"{}"')
+WORD_SAID = (r"\text{{{}}}", '"{}"')
 BLOCKS = (
     "<answer>{}</answer>",
     "<think>Let me see: 4 or 9?</think><answer>{}</answer>",
