@@ -24,7 +24,7 @@ from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity
 from remote_rm.answers.reading import kind_of
-from remote_rm.answers.statement import is_prose, read, without_remark
+from remote_rm.answers.statement import POLAR_START, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -103,6 +103,12 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
+    if (
+        (sides := whole.split("="))
+        and len(sides) == 2
+        and all(POLAR_START.fullmatch(f"{side.strip()}.") for side in sides)
+    ):
+        return False
     is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
     if is_listed and kind_of(gold) in _SINGLE:
         return False
@@ -118,7 +124,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return True
     stated = read(answer)
     if parse_quantity(gold) is None:
-        phrases = stated.phrases if is_text(gold) else stated.phrases[:1]
+        phrases = stated.phrases if is_text(gold) or kind_of(gold) is Kind.LIST else stated.phrases[:1]
         if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
             return True
     value = normalize(stated.value)

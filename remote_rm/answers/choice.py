@@ -16,7 +16,7 @@ _LETTER = re.compile(
     rf"(?P<named>{_NAMED})?(?:\(\s*(?P<round>[A-J])\s*\)|\[\s*(?P<square>[A-J])\s*\]|(?P<bare>[A-J])(?![A-Za-z0-9_]|['’]))",
     re.IGNORECASE,
 )
-_MARK = re.compile(r"\s*[.):,;：、，。-]\s*|\s+(?=[\d\\$(-])|(?=\()")
+_MARK = re.compile(r"\s*[.):,;：、，。-]\s*|\s+(?=[\d\\$(-])|(?=\([^()]*\)$)")
 _CONCLUDED = re.compile(rf"(?:{lexicon.CONSEQUENCE.pattern})(?:{_NAMED})?\(?(?P<letter>[A-J])\)?[.。]?$")
 _JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|[,;/&|+、和与或]|或者)"
 _OTHER_JOINED = re.compile(
@@ -102,7 +102,10 @@ def states_option(text: str) -> bool:
     """Return whether the text answers by the letters of options: it then says nothing else, whatever their texts are."""
     forms = (text, _clean(text))
     named = any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
-    return named or _by_verdict(forms[1]) is not None
+    if named or _by_verdict(forms[1]) is not None:
+        return True
+    choice = read_choice(text) if lexicon.LEAD_IN.search(text) else None
+    return choice is not None and choice.letter in text
 
 
 def matches(answer: str, label: str) -> bool:

@@ -57,6 +57,7 @@ _TERM_WITH_FACTOR = re.compile(
 _CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _OR = re.compile(r"\sor\s")
 _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
+_SIDE = re.compile(r"^([左右上下前后东南西北])[边面侧方]$")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
 
@@ -401,7 +402,8 @@ def _choice(text: str) -> str | None:
 
 def _as_words(text: str) -> str:
     """Words without what does not tell them apart: capitals, an article, an exclamation mark, doubled spaces."""
-    return _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").split()))
+    plain = _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").replace("-", " ").split()))
+    return _SIDE.sub(r"\1", plain)
 
 
 def is_choice(gold: str) -> bool:

@@ -10,6 +10,8 @@ _LEFT, _RIGHT = re.compile(r"\\left(?![A-Za-z])"), re.compile(r"\\right(?![A-Za-
 _BEGIN, _END = re.compile(r"\\begin\s*\{([^{}]*)\}"), re.compile(r"\\end\s*\{([^{}]*)\}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 _MEANING = re.compile(r"[^\W_]|[<>=+∞∅√°%⊂⊃∈≤≥≠-]|\\[{|]")
+# An age group or a score.
+_AND_MORE = re.compile(r"\d+\+")
 _DANGLING = re.compile(r"(?:[\^_/]|[\w})\]]\s*=|\d\s*[-+*]|[\w})\]]\s*\\(?:times|cdot|div|le|ge|leq|geq|cup|cap|pm))$")
 
 
@@ -30,6 +32,8 @@ def is_gradable(label: str) -> bool:
 @lru_cache(maxsize=16_384)
 def _is_whole(text: str) -> bool:
     text = text.strip("$").strip()
+    if _AND_MORE.fullmatch(text):
+        return True
     if not _MEANING.search(text) or (text.endswith("\\") and not text.endswith("\\\\")):
         return False
     return _brackets_close(text) and _commands_are_whole(text) and not _DANGLING.search(text.rstrip(" .,"))

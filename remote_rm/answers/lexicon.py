@@ -12,9 +12,10 @@ IS = re.compile(
 """What stands between a subject and what is said of it."""
 
 LEAD_IN = re.compile(
-    r"\b(?:answer|option|choice)\b[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
+    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
-    r"|####|\b(?:it|this) (?:should|must|has to) be\b"
+    r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
+    r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
     r"|(?:故选|应选|选择|(?<![可不])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
     r"|(?:^|[\n。])\s*答\s*[:：]",
@@ -60,7 +61,7 @@ BOUND = re.compile(
     r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older"
     rf"|younger) than|(?<!\d )(?:over|under|above|below|after|before)|since|until|exceed\w*|nearly|almost|divisible by|multiples? of)[\s:]+{_NUMBER}"
     r"|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
-    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)\s*[\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
+    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
     re.IGNORECASE,
 )
 """A number that bounds the answer and is not the answer."""
@@ -79,13 +80,13 @@ ALTERNATIVE = re.compile(
 """What opens a sentence that names a further answer."""
 
 CONSEQUENCE = re.compile(
-    r"(?:^|[,;，；。]\s*|\s+(?=therefore|thus|hence))(?:(?:and\s+)?(?:so|thus|hence|therefore|consequently|meaning|which means)\b(?! that\b)|(?:that is|i\.e\.|in other words),|所以|因此|因而|故)[\s,，:：]*",
+    r"(?:^|[,;，；。]\s*|\s+(?=therefore|thus|hence))(?:(?:and\s+)?(?:so|thus|hence|therefore|consequently|meaning|which means)\b(?! that\b)|(?:for|giving|making) a total of|(?:that is|i\.e\.|in other words),|所以|因此|因而|故)[\s,，:：]*",
     re.IGNORECASE,
 )
 """What opens a conclusion within a sentence."""
 
 COMMENT = re.compile(
-    r"[,;，；—–]\s*(?:(?:which|because|since|as|in|where|when|with|whose|while|who|though|although|making|and (?:it|this|they|he|she)|at|for|by|but"
+    r"[,;，；—–]\s*(?:(?:which|because|since|as|in|to the|on the|next to|where|when|with|whose|while|who|though|although|making|and (?:it|this|they|he|she)|at|for|by|but"
     r"|followed by|due to|according to)\b|因为|由于|其中)|(?:因为|由于)|\s+(?:because|since)\b(?! \d)",
     re.IGNORECASE,
 )

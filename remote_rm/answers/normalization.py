@@ -66,7 +66,7 @@ _AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|tril
 _ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
 # A dollar sign alone opens no formula.
 _DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
-_CURRENCY_BEFORE = re.compile(rf"(-?)([€£¥￥₹])\s?({_AMOUNT})(?![\w\\^/]|\*(?!\*))")
+_CURRENCY_BEFORE = re.compile(rf"(-?)([€£¥￥₹])\s?({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
 _CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
 _CURRENCIES = {"€": "euros", "£": "GBP", "¥": "yen", "￥": "yuan", "₹": "rupees"}
 _CURRENCY_SIGN = re.compile("[€£¥￥₹]")

@@ -5,15 +5,18 @@ does not depend on the gold answer, so that naming several values pays for none 
 """
 
 import re
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
+from remote_rm.answers.counted import changes_number
 from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import read_notation
+from remote_rm.answers.numerals import parse_words
 from remote_rm.answers.quantity import parse_number_words, parse_quantity
-from remote_rm.answers.units import canonical_unit, split_unit, unit_behind
+from remote_rm.answers.units import canonical_unit, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
 """How much of a text is read, from its end."""
@@ -21,7 +24,7 @@ MAX_PLAIN_CHARS = 100
 
 MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
+    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)[百千万亿]*(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
     r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
@@ -51,7 +54,7 @@ _LISTED_NUMBERS = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
 _PREPOSITION = re.compile(r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?")
 _SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
 POLAR_START = re.compile(
-    r"[\s*\"]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
+    r"[\s*\"$]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
     re.IGNORECASE,
 )
 _HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
@@ -60,6 +63,13 @@ _BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 _BULLETS = re.compile(r"(?:(?:^|\n)[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S[^\n]*){2,}\s*$")
 _GAP = re.compile(rf"({lexicon.LEAD_IN.pattern})[\s*_:：]*\n\s*", re.IGNORECASE)
 _ASIDE = re.compile(r",\s[^,]{1,40},\s(?=(?:is|are|was|were|equals?)\b)")
+_FULL_WIDTH = {0xFEE0 + ord(sign): sign for sign in string.digits + string.ascii_letters}
+_ATTACHED_UNIT = re.compile(r"(?<=\d)(?=(?:[kcdm]?m|[km]?g|m?[Ll]|km/h|m/s|s|h|min|N|J|W|V|A|Hz|Pa)(?![A-Za-z]))")
+_SPAN = re.compile(r"(?<![\d.,-])(\d[\d,.]*)\s?[-–~～]\s?(\d[\d,.]*\d|\d)(?![\d-])")
+_NUMERALS = re.compile(r"[零一二两三四五六七八九十百千万亿]{2,}(?=[^零一二两三四五六七八九十百千万亿]|$)")
+_KINDS_BEHIND = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九十\d]+[种个者]$")
+_CHINESE_UNIT = re.compile(r"\s?([\u4e00-\u9fff]{1,4})")
+_WORDS_BEHIND = re.compile(r"(?:[ -][A-Za-z]+){0,3}")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -132,6 +142,11 @@ def without_remark(text: str) -> str:
 
 def unit_in_prose(text: str, position: int) -> str:
     """Return the unit behind a value that ends at `position`, "" where there is none; `in` is no inch there."""
+    if chinese := _CHINESE_UNIT.match(text, position):
+        longest = (chinese[1][:length] for length in range(len(chinese[1]), 0, -1))
+        return next(
+            (unit for unit in longest if conversion(canonical_unit(unit) or "", into=canonical_unit(unit) or "")), ""
+        )
     unit = unit_behind(text, position)
     return "" if unit in _NO_UNIT_IN_PROSE or not canonical_unit(unit) else unit
 
@@ -159,6 +174,7 @@ def span_content(match: re.Match[str]) -> str:
 
 
 def _sentences(text: str) -> Iterable[str]:
+    text = text.translate(_FULL_WIDTH)
     text = in_one_line(_TEXT_COMMAND.sub(r"\1", text.strip()[-MAX_CHARS:]))
     return filter(None, (part.strip() for part in _SENTENCE_END.split(text)))
 
@@ -181,9 +197,12 @@ def _of_clause(clause: str) -> Statement:
     polar = POLAR_START.match(clause)
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
     if polar is not None and not lexicon.LEAD_IN.search(clause):
-        return Statement(phrases=(whole, polar[1]))
+        return Statement(phrases=(polar[1],))
     bold = _BOLD_AT_END.search(clause.strip())
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
+    if concluded := POLAR_START.match(said):
+        return Statement(phrases=(concluded[1],))
+    said = _KINDS_BEHIND.sub("", said) if "、" in said else said
     adverbial = lexicon.ADVERBIAL.match(said)
     said = said[adverbial.end() :] if adverbial and is_prose(said[adverbial.end() :]) else said
     if lexicon.DENIED.search(said) or lexicon.OPEN.search(said):
@@ -192,10 +211,10 @@ def _of_clause(clause: str) -> Statement:
     plain = _DATE_BEFORE.sub("", said)
     if written := next(filter(_is_typed, _ends(said)), ""):
         return Statement(value=written, phrases=(whole, said))
-    if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
-        return Statement(value=listed[0], phrases=(whole, said))
     if spanned is not None and len(NUMBER.findall(said)) == 2:
         return Statement(value=f"{spanned[1]}-{spanned[2]}", phrases=(whole, said, spanned[0]))
+    if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
+        return Statement(value=listed[0], phrases=(whole, said))
     if not is_prose(said):
         value = _DATE_BEFORE.sub("", _without_filling(said))
         if words_of(value):
@@ -214,6 +233,8 @@ def _of_clause(clause: str) -> Statement:
     if value and not _value_of(complement):
         # 12 people are waiting: a number of subjects is a value, and what they do is none.
         return Statement(value=value, phrases=(whole,))
+    if NUMBER.search(value) or MATH_SPAN.search(value):
+        return Statement(value=value, phrases=(said, complement), listed=_formulas(said))
     phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
 
@@ -259,7 +280,7 @@ def _complement(said: str) -> str | None:
     subject = re.sub(
         r"^(?:so|thus|hence|therefore|option|choice|statement|point|选项)[\s,]+", "", pieces[-2], flags=re.I
     )
-    if lexicon.USED.fullmatch(complement) and NUMBER.search(subject):
+    if lexicon.USED.fullmatch(complement) and _sole_value(subject):
         return subject
     if not subject or subject == "It":
         return complement
@@ -287,7 +308,7 @@ def _value_of(complement: str) -> str:
         return written
     plain = normalize(stated)
     bare, unit = split_unit(plain)
-    if stated and (not is_prose(stated) or bare != plain):
+    if stated and (not is_prose(stated) or (bare != plain and not is_prose(bare))):
         return stated if unit or bare == plain else bare
     return (
         ""
@@ -299,7 +320,7 @@ def _value_of(complement: str) -> str:
 def _counted(said: str) -> str:
     """The number of things that a sentence opens with, where it has no other: `12 people are waiting`."""
     value = _sole_value(said)
-    return value if value and re.match(rf"(?:the |all )?{re.escape(value)}", said, re.IGNORECASE) else ""
+    return value if value and re.match(rf"{re.escape(value)}", said, re.IGNORECASE) else ""
 
 
 def _written_value(stated: str) -> str:
@@ -319,33 +340,52 @@ def _is_typed(text: str) -> bool:
 
 def _ends(said: str) -> list[str]:
     """What stands behind each preposition."""
-    return [said[match.end() :] for match in _PREPOSITION.finditer(said)]
+    places = [match for match in _PREPOSITION.finditer(said) if not NUMBER.search(said, 0, match.start())]
+    return [said[place.end() :] for place in places]
 
 
 def _chained(said: str) -> str:
     """The last value of a chain of numbers, with its unit: `3 * 60 * 3 = 540 meters a week` → `540 meters`."""
     chain = next(reversed(list(_CHAIN.finditer(said))), None)
-    return "" if chain is None else f"{chain[1]} {unit_in_prose(said, chain.end())}".strip()
+    return (
+        "" if chain is None or "=" in said[chain.end() :] else f"{chain[1]} {unit_in_prose(said, chain.end())}".strip()
+    )
 
 
 def _sole_value(text: str) -> str:
     """The one formula or number of a text with the unit behind it, "" where it has none or several."""
+    text = _ATTACHED_UNIT.sub(" ", text)
+    spans = list(_SPAN.finditer(text))
+    if len(spans) == 1 and len(NUMBER.findall(_SPAN.sub("", text))) == 0 and not MATH_SPAN.search(text):
+        return f"{spans[0][1]}-{spans[0][2]}"
     found = list(MATH_SPAN.finditer(text)) or list(NUMBER.finditer(text))
     values = {span_content(match) if match.re is MATH_SPAN else match.group() for match in found}
     if not values:
-        words = [
-            word
-            for word in _WORD.findall(text)
-            if word.lower() not in _NO_NUMBERS and parse_number_words(word) is not None
-        ]
+        words = [*_NUMERALS.findall(text), *_numbers_in_words(text)]
         return words[0] if len(words) == 1 else ""
     if len(values) > 1:
         return ""
     value = values.pop()
+    if any(changes_number(_WORDS_BEHIND.match(text, match.end())[0]) for match in found if match.re is NUMBER):
+        return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
     if not units or not is_plain(value):
         return value
     return f"{value} {units.pop()}" if len(units) == 1 else ""
+
+
+def _numbers_in_words(text: str) -> list[str]:
+    """The longest runs of words that are a number: `three eighths of the cake` → `three eighths`."""
+    tokens, found, start = _WORD.findall(text), [], 0
+    while start < len(tokens):
+        lengths = range(min(5, len(tokens) - start), 0, -1)
+        runs = (" ".join(tokens[start : start + length]) for length in lengths)
+        run = next(
+            (run for run in runs if run.lower() not in _NO_NUMBERS and parse_words(run.lower()) is not None), ""
+        )
+        found += [run] if run else []
+        start += max(1, len(run.split()))
+    return found
 
 
 def _in_words(said: str, complement: str) -> Iterable[str]:
