@@ -280,7 +280,7 @@ def _blocks(rng: random.Random) -> Attack:
 
 
 def _numbers(rng: random.Random) -> Attack:
-    m, n = rng.choice(_NATURAL), rng.choice(_NATURAL)
+    m, n = rng.sample(_NATURAL, 2)
     text = rng.choice(NUMBER_FORMS).format(m=m, n=n, nn=f"{n % 60:02}")
     made = [*_made_of(m, n), *_made_of(n, m), *_some(rng, 1)]
     return _attack(rng, "numbers", _wrapped(rng, text), [], rng.sample(made, 5))
