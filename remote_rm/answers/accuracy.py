@@ -48,6 +48,8 @@ _SINGLE = frozenset(
         Kind.BASED,
     )
 )
+_CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
+_REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
 _AT_START = re.compile(r"^\s*(?:in|on|at|by)\s+(?=\d)")
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
@@ -109,6 +111,8 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         and all(POLAR_START.fullmatch(f"{side.strip()}.") for side in sides)
     ):
         return False
+    if _changes(whole, answer, gold):
+        return False
     is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
     if is_listed and kind_of(gold) in _SINGLE:
         return False
@@ -132,6 +136,21 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = normalize(", ".join(stated.listed))
     return match_value(value, gold, rules)
+
+
+def _changes(whole: str, answer: str, gold: str) -> bool:
+    """Whether an answer that is no sentence is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
+    residue = _REDUCED.fullmatch(whole)
+    if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
+        return True
+    sides = [parse_quantity(side.strip()) for side in whole.split("/")] if whole.count("/") == 1 else []
+    if sides and all(side is not None and side.unit for side in sides):
+        return True
+    if _CHANGED_IN_CHINESE.search(whole):
+        return True
+    lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
+    is_single = kind_of(gold) in _SINGLE or kind_of(gold) is Kind.WORD
+    return is_single and len(lines) > 1 and not is_prose(answer) and not re.search(r"[=\\]", answer)
 
 
 def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:

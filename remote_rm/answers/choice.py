@@ -18,7 +18,7 @@ _LETTER = re.compile(
 )
 _MARK = re.compile(r"\s*[.):,;：、，。-]\s*|\s+(?=[\d\\$(-])|(?=\([^()]*\)$)")
 _CONCLUDED = re.compile(rf"(?:{lexicon.CONSEQUENCE.pattern})(?:{_NAMED})?\(?(?P<letter>[A-J])\)?[.。]?$")
-_JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|[,;/&|+、和与或]|或者)"
+_JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|或者|or\s?者|[,;/&|+、和与或\\])"
 _OTHER_JOINED = re.compile(
     rf"\s*\(?{_JOINED}\s*(?:{_JOINED}\s*)?(?:maybe\s+)?(?:{_NAMED})?\(?[A-J](?![A-Za-z0-9_'])", re.IGNORECASE
 )
@@ -27,7 +27,7 @@ _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
 )
 _STATED = re.compile(
-    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
@@ -45,7 +45,7 @@ _SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _OTHERWISE = re.compile(
-    r"\b(?:alternatively|maybe|perhaps|possibly|or something|wrong|not right|not correct|not the)\b|不对|错误",
+    r"\b(?:alternatively|maybe|perhaps|possibly|or something|, no\b|or not|wrong|not right|not correct|not the)\b|不对|错误",
     re.IGNORECASE,
 )
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
@@ -161,6 +161,8 @@ def _letter_of(match: re.Match[str]) -> str:
 
 def _by_verdict(text: str) -> str | None:
     """The letter that is called right; "" where several are or only wrong ones; None where none is called anything."""
+    if re.search(r"\bboth\b", text, re.IGNORECASE):
+        return ""
     verdicts = [(match["letter"], match["verdict"] or match["chinese"]) for match in _SAID.finditer(text)]
     if not verdicts:
         return None

@@ -200,6 +200,10 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
     if gold_number is not None and answer_number is not None:
         return same_quantity(answer_number, gold=gold_number)
     (gold_value, gold_unit), (answer_value, answer_unit) = split_unit(gold), split_unit(answer)
+    if gold_unit and "=" in answer and not has_relation(gold):
+        # The unit of x = 12 m stands in its last side.
+        last = _end_of_chain(answer)
+        return last is not None and match_value(last, gold, rules)
     if gold_unit or answer_unit:
         differ = gold_unit and answer_unit and gold_unit != answer_unit
         return False if differ else match_value(answer_value, gold_value, rules)

@@ -17,7 +17,7 @@ LEAD_IN = re.compile(
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
-    r"|(?:故选|应选|选择|(?<![可不])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
+    r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
     r"|(?:^|[\n。])\s*答\s*[:：]",
     re.IGNORECASE,
 )
@@ -31,7 +31,7 @@ FILLING = re.compile(
 
 DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-    r"|anything but|far from|ruled? out|excluded?|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b"
+    r"|anything but|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b|,\s*no\b\W*$"
     r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外",
     re.IGNORECASE,
 )
@@ -46,7 +46,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""

@@ -6,7 +6,7 @@ does not depend on the gold answer, so that naming several values pays for none 
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
@@ -28,6 +28,7 @@ NUMBER = re.compile(
 )
 _SENTENCE_END = re.compile(
     r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
+    r"|\.\s+(?=(?:Or|It|But|Maybe|Perhaps|Alternatively|Actually|Wait|The|This|So)\b)"
     r"|(?<=[^\s!?])[!?][*_]{0,2}\s+|[。！？]\s*|\n+",
 )
 _PLAIN_VALUE = re.compile(
@@ -44,7 +45,9 @@ _ROUNDED = re.compile(
     r"(?<=\S),?\s+(?:\((?:that is|i\.e\.|about|approximately|≈|=)[^()]*\)"
     r"|(?:or|which is) (?:about|approximately|roughly) \$?\\?\$?[\d.,]+\\?%?\$?)(?=[.\s*$]*$)"
 )
-_REMARK = re.compile(r"\s\((?!.*\bor\b)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)")
+_REMARK = re.compile(
+    r"\s\((?!.*\bor\b|alternatively|maybe|perhaps|not\b|wrong)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)"
+)
 _BOLD_AT_END = re.compile(r"\*\*([^*\n]{1,60})\*\*[.!]?$")
 _QUOTED = re.compile(r"[\"“‘「]([^\"“”‘’「」\n]{1,60})[\"”’」][.!]?$")
 _IN_FIGURES = re.compile(r"(\S+) \(([A-Za-z][A-Za-z -]*)\)")
@@ -71,6 +74,9 @@ _KINDS_BEHIND = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九
 _CHINESE_UNIT = re.compile(r"\s?([\u4e00-\u9fff]{1,4})")
 _WORDS_BEHIND = re.compile(r"(?:[ -][A-Za-z]+){0,3}")
 _TELLING = (lexicon.LEAD_IN, lexicon.DENIED, lexicon.OPEN)
+_TAKEN_BACK = re.compile(
+    r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
+)
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -103,13 +109,14 @@ def read(text: str) -> Statement:
 def clause_of(text: str) -> str | None:
     """Return the clause that holds the answer, or None where one sentence introduces or offers another one than the next."""
     current, is_led, is_polar = None, False, False
-    for sentence in _sentences(text):
+    sentences = list(_sentences(text))
+    for sentence in sentences:
         correction = lexicon.CORRECTED.match(sentence) if current is not None and not is_polar else None
         if correction is not None:
             rest = sentence[correction.end() :]
             current, is_led = _introduced(rest) or rest, True
             continue
-        if current is not None and lexicon.ALTERNATIVE.match(sentence):
+        if current is not None and (lexicon.ALTERNATIVE.match(sentence) or _TAKEN_BACK.match(sentence)):
             return None
         introduced = _introduced(sentence)
         if _offers_two(sentence) or _denies_introduction(sentence):
@@ -121,6 +128,8 @@ def clause_of(text: str) -> str | None:
             return None
         else:
             current, is_led = introduced, True
+    if not is_led and not is_polar and _are_bare(sentences):
+        return None
     return None if current is None else _TAG.sub("", current).strip()
 
 
@@ -180,13 +189,19 @@ def _sentences(text: str) -> Iterable[str]:
     return filter(None, (part.strip() for part in _SENTENCE_END.split(text)))
 
 
+def _are_bare(sentences: Sequence[str]) -> bool:
+    """Whether several answers of a few words stand one below the other, without a verb."""
+    bare = {normalize(sentence).casefold() for sentence in sentences}
+    return len(bare) > 1 and all(len(text.split()) <= 3 and not lexicon.IS.search(text) for text in bare)
+
+
 def _offers_two(sentence: str) -> bool:
     """`The answer is A or the answer is B`."""
     introductions = list(lexicon.LEAD_IN.finditer(sentence))
     if len(introductions) < 2:
         return False
     between = sentence[introductions[0].end() : introductions[-1].start()]
-    return lexicon.OR.search(between) is not None or re.search(r"[\w$][^\w]+(?:and|but)\s", between) is not None
+    return lexicon.OR.search(between) is not None or re.search(r"[\w$][^\w]+(?:and|but)\s|;", between) is not None
 
 
 def _denies_introduction(sentence: str) -> bool:
@@ -195,7 +210,7 @@ def _denies_introduction(sentence: str) -> bool:
     if introduction is None:
         return False
     before = re.split(r"[,;:，；：]", sentence[: introduction.start()])[-1]
-    return lexicon.DENIED.search(before) is not None
+    return lexicon.DENIED.search(before) is not None or lexicon.OPEN.search(before) is not None
 
 
 def _introduced(sentence: str) -> str | None:
@@ -211,11 +226,13 @@ def _of_clause(clause: str) -> Statement:
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
     if polar is not None and not lexicon.LEAD_IN.search(clause):
         return Statement(phrases=(polar[1],))
-    bold = _BOLD_AT_END.search(clause.strip())
+    bold = _BOLD_AT_END.search(clause.strip()) if clause.count("**") == 2 else None
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
     if concluded := POLAR_START.match(said):
         return Statement(phrases=(concluded[1],))
     said = _KINDS_BEHIND.sub("", said) if "、" in said else said
+    if lexicon.OPEN.search(said):
+        return Statement(phrases=(whole,))
     adverbial = lexicon.ADVERBIAL.match(said)
     said = said[adverbial.end() :] if adverbial and is_prose(said[adverbial.end() :]) else said
     if lexicon.DENIED.search(said) or lexicon.OPEN.search(said):
@@ -235,7 +252,7 @@ def _of_clause(clause: str) -> Statement:
             if in_figures is not None and parse_number_words(in_figures[2]) is not None:
                 value = in_figures[1]
             value = _chained(value) or (value if not MATH_SPAN.search(value) else _sole_value(value) or value)
-        return Statement(value=value, phrases=(whole, said, value))
+        return Statement(value=value, phrases=(said, value))
     complement = _complement(said)
     if complement is None:
         return Statement(phrases=(whole,))
@@ -353,7 +370,11 @@ def _is_typed(text: str) -> bool:
 
 def _ends(said: str) -> list[str]:
     """What stands behind each preposition."""
-    places = [match for match in _PREPOSITION.finditer(said) if not NUMBER.search(said, 0, match.start())]
+    places = [
+        match
+        for match in _PREPOSITION.finditer(said)
+        if not NUMBER.search(said, 0, match.start()) and not lexicon.CHANGED_BEFORE.search(said[: match.end()])
+    ]
     return [said[place.end() :] for place in places]
 
 
