@@ -44,6 +44,10 @@ _REASON = re.compile(
 _SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
+_OTHERWISE = re.compile(
+    r"\b(?:alternatively|maybe|perhaps|possibly|or something|wrong|not right|not correct|not the)\b|不对|错误",
+    re.IGNORECASE,
+)
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
 
 
@@ -171,6 +175,8 @@ def _by_verdict(text: str) -> str | None:
 def _is_left_open(rest: str, letter: str) -> bool:
     """Whether another letter is named behind the first, or what follows takes it back."""
     if _OTHER_JOINED.match(rest) or _OTHER_AT_ONCE.match(rest):
+        return True
+    if _OTHERWISE.search(rest):
         return True
     others = {other[other.lastgroup or 0] for pattern in (_MARKED, _JOINED_LATER) for other in pattern.finditer(rest)}
     return bool(others - {letter})

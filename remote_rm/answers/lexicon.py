@@ -12,7 +12,7 @@ IS = re.compile(
 """What stands between a subject and what is said of it."""
 
 LEAD_IN = re.compile(
-    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
+    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
@@ -31,8 +31,8 @@ FILLING = re.compile(
 
 DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-    r"|anything but|far from|ruled? out|excluded?|no longer|mistake|mistaken)\b|n['’]t\b"
-    r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会",
+    r"|anything but|far from|ruled? out|excluded?|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b"
+    r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外",
     re.IGNORECASE,
 )
 """What denies, or says that nothing is known."""
@@ -46,7 +46,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|也不一定|抑或|要么",
+    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""
@@ -130,3 +130,15 @@ ADVERBIAL = re.compile(
     re.IGNORECASE,
 )
 """What opens a sentence by saying when or where: `After 3 hours it has gone 150 km`."""
+
+CHANGED_BEFORE = re.compile(
+    r"\b(?:half|thirds?|quarters?|twice|double|triple|times|squared?|cubed?|root|reciprocal|inverse|opposite|negative|minus|factorial"
+    r"|logarithm|multiples?|power)\s+(?:of\s+)?(?:the\s+)?$",
+    re.IGNORECASE,
+)
+"""Words in front of a number that make it another one: `half of 5`."""
+
+CHANGED_BEHIND = re.compile(
+    r"\s*(?:的(?:平方|立方|一半|两倍|[一二三四五六七八九十]倍|倒数|阶乘|相反数)|分之|折|又|除以|乘以?|加上?|减去?|半)"
+)
+"""The same behind a number, in Chinese."""

@@ -70,6 +70,7 @@ _NUMERALS = re.compile(r"[零一二两三四五六七八九十百千万亿]{2,}(
 _KINDS_BEHIND = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九十\d]+[种个者]$")
 _CHINESE_UNIT = re.compile(r"\s?([\u4e00-\u9fff]{1,4})")
 _WORDS_BEHIND = re.compile(r"(?:[ -][A-Za-z]+){0,3}")
+_TELLING = (lexicon.LEAD_IN, lexicon.DENIED, lexicon.OPEN)
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -111,7 +112,7 @@ def clause_of(text: str) -> str | None:
         if current is not None and lexicon.ALTERNATIVE.match(sentence):
             return None
         introduced = _introduced(sentence)
-        if _offers_two(sentence):
+        if _offers_two(sentence) or _denies_introduction(sentence):
             return None
         if introduced is None:
             is_polar = is_polar or (current is None and POLAR_START.fullmatch(sentence + " -") is not None)
@@ -125,7 +126,7 @@ def clause_of(text: str) -> str | None:
 
 def is_prose(text: str) -> bool:
     """Return whether the text reads as words rather than as a value."""
-    if len(_CJK.findall(text)) >= 3 or lexicon.LEAD_IN.search(text):
+    if len(_CJK.findall(text)) >= 3 or any(words.search(text) for words in _TELLING):
         return True
     return len(words_of(text)) >= 2 or bool(words_of(text) and lexicon.IS.search(text))
 
@@ -182,9 +183,19 @@ def _sentences(text: str) -> Iterable[str]:
 def _offers_two(sentence: str) -> bool:
     """`The answer is A or the answer is B`."""
     introductions = list(lexicon.LEAD_IN.finditer(sentence))
-    return len(introductions) > 1 and bool(
-        lexicon.OR.search(sentence, introductions[0].end(), introductions[-1].start())
-    )
+    if len(introductions) < 2:
+        return False
+    between = sentence[introductions[0].end() : introductions[-1].start()]
+    return lexicon.OR.search(between) is not None or re.search(r"[\w$][^\w]+(?:and|but)\s", between) is not None
+
+
+def _denies_introduction(sentence: str) -> bool:
+    """`I doubt that the answer is 5`; a part of its own denies something else: `It is not 6, so the answer is 5`."""
+    introduction = lexicon.LEAD_IN.search(sentence)
+    if introduction is None:
+        return False
+    before = re.split(r"[,;:，；：]", sentence[: introduction.start()])[-1]
+    return lexicon.DENIED.search(before) is not None
 
 
 def _introduced(sentence: str) -> str | None:
@@ -194,6 +205,8 @@ def _introduced(sentence: str) -> str | None:
 
 
 def _of_clause(clause: str) -> Statement:
+    if clause.rstrip().endswith(("?", "？")):
+        return NOTHING
     polar = POLAR_START.match(clause)
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
     if polar is not None and not lexicon.LEAD_IN.search(clause):
@@ -366,6 +379,10 @@ def _sole_value(text: str) -> str:
     if len(values) > 1:
         return ""
     value = values.pop()
+    if any(
+        lexicon.CHANGED_BEFORE.search(text[: m.start()]) or lexicon.CHANGED_BEHIND.match(text, m.end()) for m in found
+    ):
+        return ""
     if any(changes_number(_WORDS_BEHIND.match(text, match.end())[0]) for match in found if match.re is NUMBER):
         return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
