@@ -22,7 +22,7 @@ class Label:
     shorter: frozenset[str] = frozenset()
     """Values that say less and are right for it, as it is right for them: `12` for `12 cm`, and `12 cm` for `12`."""
     accepts: frozenset[str] = frozenset()
-    """Values that are right for it, while it is not right for them: `101` for `101_2`, whose question names the base."""
+    """Values that are right for it, as it is not for them: `101` for `101_2`, whose question names the base."""
     open: frozenset[str] = frozenset()
     """Values that a fair teacher may mark either way beside it: nothing is asked of such a pair."""
 
@@ -282,7 +282,8 @@ CHOICES = [
             letter,
             f"choice {letter}",
             f"({letter}) | {letter}. | [{letter}] | Option {letter} | option ({letter}) | {letter} is correct. | "
-            f"I choose {letter}. | 选{letter} | 答案是{letter} | {letter}) | \\textbf{{({letter})}} | It should be {letter}.",
+            f"I choose {letter}. | 选{letter} | 答案是{letter} | {letter}) | \\textbf{{({letter})}} | "
+            f"It should be {letter}.",
         )
         for letter in "ABCDE"
     ),
@@ -291,8 +292,16 @@ CHOICES = [
     _label("lettered", "(A) 3", "choice A 3", "A. 3", shorter="choice A", accepts="3", open="3"),
     _label("lettered", "A. red", "choice A red", "(A) red", shorter="choice A", accepts="red", open="red"),
     _label("lettered", "C. blue", "choice C blue", "(C) blue", shorter="choice C", accepts="blue", open="blue"),
-    _label("lettered", "(C) 30°", "choice C 30", "C (30°)", shorter="choice C", accepts="angle 30 | 30", open="angle 30 | 30"),
-]  # fmt: skip
+    _label(
+        "lettered",
+        "(C) 30°",
+        "choice C 30",
+        "C (30°)",
+        shorter="choice C",
+        accepts="angle 30 | 30",
+        open="angle 30 | 30",
+    ),
+]
 
 WORDS = [
     # "Yes" and "True" say the same of a statement, and a teacher may take one for the other.
@@ -332,12 +341,27 @@ WORDS = [
 CODES = _rows(
     "code",
     [
-        ("A4", "code A4"), ("4A", "code 4A"), ("CO2", "code CO2", "CO_2 | CO₂"), ("OC2", "code OC2"), ("V8", "code V8"),
-        ("8V", "code 8V"), ("H2O", "code H2O", r"H_2O | H₂O | \mathrm{H_2O}"), ("B12", "code B12"), ("12B", "code 12B"),
-        ("3D", "code 3D"), ("X7", "code X7"), ("7X", "code 7X"), ("AB3", "code AB3"), ("BA3", "code BA3"),
-        ("XIV", "code XIV"), ("XVI", "code XVI"), ("G42", "code G42"), ("NaCl", "code NaCl"), ("192.168.1.1", "code ip"),
+        ("A4", "code A4"),
+        ("4A", "code 4A"),
+        ("CO2", "code CO2", "CO_2 | CO₂"),
+        ("OC2", "code OC2"),
+        ("V8", "code V8"),
+        ("8V", "code 8V"),
+        ("H2O", "code H2O", r"H_2O | H₂O | \mathrm{H_2O}"),
+        ("B12", "code B12"),
+        ("12B", "code 12B"),
+        ("3D", "code 3D"),
+        ("X7", "code X7"),
+        ("7X", "code 7X"),
+        ("AB3", "code AB3"),
+        ("BA3", "code BA3"),
+        ("XIV", "code XIV"),
+        ("XVI", "code XVI"),
+        ("G42", "code G42"),
+        ("NaCl", "code NaCl"),
+        ("192.168.1.1", "code ip"),
     ],
-)  # fmt: skip
+)
 # "8V" may be eight volts.
 CODES = [code if code.text != "8V" else _label("code", "8V", "code 8V", open="voltage 8 | 8") for code in CODES]
 
@@ -360,9 +384,14 @@ COLLECTIONS = [
     _label("list", r"\pm 3", "±3", r"3, -3 | -3 or 3 | \pm3"),
     _label("list", "red, blue", "red,blue", "red and blue"),
     _label("list", "AC", "choices A C", "A, C | A and C"),
-    _label("matrix", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "M1234", r"[[1,2],[3,4]] | \begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    _label(
+        "matrix",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        "M1234",
+        r"[[1,2],[3,4]] | \begin{bmatrix}1&2\\3&4\end{bmatrix}",
+    ),
     _label("matrix", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", "M1324", r"\begin{bmatrix}1&3\\2&4\end{bmatrix}"),
-]  # fmt: skip
+]
 
 FORMULAS = _rows(
     "expression",

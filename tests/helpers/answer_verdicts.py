@@ -1,4 +1,4 @@
-"""Verdicts on bare answers by `math`'s rules, and by sympy within the service's time limit where they leave it open."""
+"""Verdicts on bare answers: by `math`'s rules, else by sympy within the service's time limit."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""No response that can be put together from labels and words is right for two labels of which no answer may be both."""
+"""No response put together from labels and words is right for two labels of which no answer may be both."""
 
 import pytest
 from helpers.answer_adversary import search

@@ -198,9 +198,19 @@ def test_money_is_right_with_and_without_its_sign_and_wrong_in_another_currency(
 
 
 CONVERTED = (
-    ("m", 100, "cm"), ("km", 1000, "m"), ("cm", 10, "mm"), ("kg", 1000, "g"), ("hours", 60, "minutes"), ("minutes", 60, "seconds"),
-    ("kJ", 1000, "J"), ("A", 1000, "mA"), ("L", 1000, "mL"), ("kN", 1000, "N"), ("kPa", 1000, "Pa"), ("kW", 1000, "W"),
-)  # fmt: skip
+    ("m", 100, "cm"),
+    ("km", 1000, "m"),
+    ("cm", 10, "mm"),
+    ("kg", 1000, "g"),
+    ("hours", 60, "minutes"),
+    ("minutes", 60, "seconds"),
+    ("kJ", 1000, "J"),
+    ("A", 1000, "mA"),
+    ("L", 1000, "mL"),
+    ("kN", 1000, "N"),
+    ("kPa", 1000, "Pa"),
+    ("kW", 1000, "W"),
+)
 
 
 @generated
