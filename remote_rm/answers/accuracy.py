@@ -50,7 +50,7 @@ _SINGLE = frozenset(
 )
 _CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
 _REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
-_AT_START = re.compile(r"^\s*(?:in|on|at|by)\s+(?=\d)")
+_AT_START = re.compile(r"^\s*(?:(?:in|on|at|by)\s+(?=\d)|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE)
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
     r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"

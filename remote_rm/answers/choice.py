@@ -31,7 +31,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
-    rf"(?<![A-Za-z0-9_]){_JOINED}\s*(?:(?:maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])\s*$"
+    r"(?:[,;/、~&|和与或]|\\+(?:quad)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
+    rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|\d\s+(?P<below>[A-J])$"
 )
 _SAID = re.compile(
     rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:]\s.{{0,60}}?)?\s*(?:"
@@ -45,7 +46,8 @@ _SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _OTHERWISE = re.compile(
-    r"\b(?:alternatively|maybe|perhaps|possibly|or something|, no\b|or not|wrong|not right|not correct|not the)\b|不对|错误",
+    r"[?？]|^\W*no\b|吗|其他|别的|不对|错误|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|whatever|none of"
+    r"|anything else|another value|alternatively|maybe|perhaps|possibly|or something|or not|wrong|not right|not correct|not the)\b",
     re.IGNORECASE,
 )
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)

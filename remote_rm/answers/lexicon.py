@@ -15,6 +15,7 @@ LEAD_IN = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
+    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|[\s.*$})]*)$))"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
     r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
@@ -31,8 +32,8 @@ FILLING = re.compile(
 
 DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-    r"|anything but|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b|,\s*no\b\W*$"
-    r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外",
+    r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b|,\s*no\b\W*$"
+    r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外|吗",
     re.IGNORECASE,
 )
 """What denies, or says that nothing is known."""
@@ -46,7 +47,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+    r"\b(?:maybe|perhaps|candidates?|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""
@@ -61,7 +62,7 @@ BOUND = re.compile(
     r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older"
     rf"|younger) than|(?<!\d )(?:over|under|above|below|after|before)|since|until|exceed\w*|nearly|almost|divisible by|multiples? of)[\s:]+{_NUMBER}"
     r"|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
-    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
+    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[-−\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
     re.IGNORECASE,
 )
 """A number that bounds the answer and is not the answer."""

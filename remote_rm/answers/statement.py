@@ -192,7 +192,11 @@ def _sentences(text: str) -> Iterable[str]:
 def _are_bare(sentences: Sequence[str]) -> bool:
     """Whether several answers of a few words stand one below the other, without a verb."""
     bare = {normalize(sentence).casefold() for sentence in sentences}
-    return len(bare) > 1 and all(len(text.split()) <= 3 and not lexicon.IS.search(text) for text in bare)
+    return (
+        len(bare) > 1
+        and "answer" not in "".join(bare)
+        and all(len(text.split()) <= 3 and not lexicon.IS.search(text) for text in bare)
+    )
 
 
 def _offers_two(sentence: str) -> bool:
@@ -206,11 +210,8 @@ def _offers_two(sentence: str) -> bool:
 
 def _denies_introduction(sentence: str) -> bool:
     """`I doubt that the answer is 5`; a part of its own denies something else: `It is not 6, so the answer is 5`."""
-    introduction = lexicon.LEAD_IN.search(sentence)
-    if introduction is None:
-        return False
-    before = re.split(r"[,;:，；：]", sentence[: introduction.start()])[-1]
-    return lexicon.DENIED.search(before) is not None or lexicon.OPEN.search(before) is not None
+    parts = [re.split(r"[,;:，；：]", sentence[: found.start()])[-1] for found in lexicon.LEAD_IN.finditer(sentence)]
+    return any(lexicon.DENIED.search(part) or lexicon.OPEN.search(part) for part in parts)
 
 
 def _introduced(sentence: str) -> str | None:
@@ -404,7 +405,8 @@ def _sole_value(text: str) -> str:
         lexicon.CHANGED_BEFORE.search(text[: m.start()]) or lexicon.CHANGED_BEHIND.match(text, m.end()) for m in found
     ):
         return ""
-    if any(changes_number(_WORDS_BEHIND.match(text, match.end())[0]) for match in found if match.re is NUMBER):
+    behind = [_WORDS_BEHIND.match(text, match.end()) for match in found if match.re is NUMBER]
+    if any(words is not None and changes_number(words[0]) for words in behind):
         return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
     if not units or not is_plain(value):
