@@ -31,7 +31,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
-    r"(?:[,;/、~&|和与或]|\\+(?:quad)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
+    r"(?:[,;/、~&|和与或]|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
     rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|\d\s+(?P<below>[A-J])$"
 )
 _SAID = re.compile(
@@ -46,8 +46,8 @@ _SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _OTHERWISE = re.compile(
-    r"[?？]|^\W*no\b|吗|其他|别的|不对|错误|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|whatever|none of"
-    r"|anything else|another value|alternatively|maybe|perhaps|possibly|or something|or not|wrong|not right|not correct|not the)\b",
+    r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
+    r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless)\b",
     re.IGNORECASE,
 )
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
@@ -64,6 +64,8 @@ class Choice:
 def read_choice(text: str) -> Choice | None:
     """Return the choice that an answer names, or None where it names none or several."""
     text = _first_line(text)
+    if text.rstrip().endswith(("?", "？")):
+        return None
     if lexicon.LEAD_IN.search(text):
         text = clause_of(text) or ""
     text = lexicon.CONTRAST.sub("", _clean(text))
@@ -147,7 +149,7 @@ def _first_line(text: str) -> str:
     """The first line where it is an option and no other line is: the answer, then the reasons."""
     first, *others = [line for line in text.strip().splitlines() if line.strip()] or [""]
     is_alone = _OPTION_LINE.fullmatch(first.strip()) and not any(
-        _OPTION_LINE.fullmatch(line.strip()) for line in others
+        _OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
     )
     return first if is_alone and not any(map(lexicon.LEAD_IN.search, others)) else text
 

@@ -6,7 +6,7 @@ IS = re.compile(
     r"\b(?:is|are|was|were|be|been|equals?|becomes?|such that|satisfying|namely|gives?|yields?|reads?|says?|shows?|displays?|made of"
     r"|called|named|(?:signed|written|painted|made|composed|won) by|consists? of|comes? (?:to|out to)|amounts? to|lasts?|takes?|costs?"
     r"|measures?|weighs?|contains?|has|have|had|takes? place|occurs?|happens?|located)\b"
-    r"|(?<=[a-zA-Z])['’]s\b(?=\s+(?:an?\b|the\b|[a-z0-9$\\]))|[是为]|等于|等於|共有|一共|总共|合计|得到|得出|写着|显示",
+    r"|(?:(?<=\bit)|(?<=that)|(?<=here)|(?<=what))['’]s\b(?=\s)|[是为]|等于|等於|共有|一共|总共|合计|得到|得出|写着|显示",
     re.IGNORECASE,
 )
 """What stands between a subject and what is said of it."""
@@ -15,7 +15,7 @@ LEAD_IN = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
-    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|[\s.*$})]*)$))"
+    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|\.\s\d{1,9}\W*|[\s.*$})]*)$))"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
     r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
@@ -55,14 +55,12 @@ OPEN = re.compile(
 OR = re.compile(r"\bor\b|或者?|还是")
 """What joins alternatives."""
 
-_NUMBER = (
-    r"(?:\$|\\\(|-|about |the |year )?(?:[\d\\]|(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b)"
-)
+_NUMBER = r"(?:\$|[£€¥]|\\\(|-|about |the |year )?(?:[\d\\]|(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b)"
 BOUND = re.compile(
     r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older"
     rf"|younger) than|(?<!\d )(?:over|under|above|below|after|before)|since|until|exceed\w*|nearly|almost|divisible by|multiples? of)[\s:]+{_NUMBER}"
     r"|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
-    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[-−\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
+    r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[-−£€¥\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
     re.IGNORECASE,
 )
 """A number that bounds the answer and is not the answer."""

@@ -77,6 +77,11 @@ _TELLING = (lexicon.LEAD_IN, lexicon.DENIED, lexicon.OPEN)
 _TAKEN_BACK = re.compile(
     r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
 )
+_NO_LATER = re.compile(
+    r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|(?<![^\W\d_])(?:否|错|不对|不是)(?![^\W\d_])", re.IGNORECASE
+)
+_YES_LATER = re.compile(r"\b(?:yes|true)\b|(?<![^\W\d_])(?:是|对)(?![^\W\d_])", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(r"(?:[,，、;；]|和|与|或者?|\bor|\band)\s*$")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -226,7 +231,7 @@ def _of_clause(clause: str) -> Statement:
     polar = POLAR_START.match(clause)
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
     if polar is not None and not lexicon.LEAD_IN.search(clause):
-        return Statement(phrases=(polar[1],))
+        return NOTHING if _says_otherwise(polar[1], clause[polar.end() :]) else Statement(phrases=(polar[1],))
     bold = _BOLD_AT_END.search(clause.strip()) if clause.count("**") == 2 else None
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
     if concluded := POLAR_START.match(said):
@@ -244,7 +249,11 @@ def _of_clause(clause: str) -> Statement:
         return Statement(value=written, phrases=(whole, said))
     if spanned is not None and len(NUMBER.findall(said)) == 2:
         return Statement(value=f"{spanned[1]}-{spanned[2]}", phrases=(whole, said, spanned[0]))
-    if (listed := _LISTED_NUMBERS.search(plain)) and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0])):
+    if (
+        (listed := _LISTED_NUMBERS.search(plain))
+        and not _JOINED_BEFORE.search(plain[: listed.start()])
+        and len(NUMBER.findall(plain)) == len(NUMBER.findall(listed[0]))
+    ):
         return Statement(value=listed[0], phrases=(whole, said))
     if not is_prose(said):
         value = _DATE_BEFORE.sub("", _without_filling(said))
@@ -268,6 +277,12 @@ def _of_clause(clause: str) -> Statement:
         return Statement(value=value, phrases=(said, complement), listed=_formulas(said))
     phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
     return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
+
+
+def _says_otherwise(polar: str, rest: str) -> bool:
+    """Whether what follows yes or no says the other one, or leaves it open: `Yes, or no`."""
+    opposite = _NO_LATER if lexicon.POLAR.get(polar.casefold().rstrip("的误"), polar == "正确") else _YES_LATER
+    return opposite.search(rest) is not None or re.search(r"\b(?:or not|alternatively|wrong)\b", rest) is not None
 
 
 def _without_filling(text: str) -> str:
