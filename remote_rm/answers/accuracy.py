@@ -135,6 +135,8 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = normalize(", ".join(stated.listed))
+    if kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
+        return False
     return match_value(value, gold, rules)
 
 
@@ -143,13 +145,14 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
     residue = _REDUCED.fullmatch(whole)
     if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
         return True
-    sides = [parse_quantity(side.strip()) for side in whole.split("/")] if whole.count("/") == 1 else []
+    parts = re.split(r"/(?=\d)", whole)
+    sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
     if sides and all(side is not None and side.unit for side in sides):
         return True
     if _CHANGED_IN_CHINESE.search(whole):
         return True
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
-    is_single = kind_of(gold) in _SINGLE or kind_of(gold) is Kind.WORD
+    is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
     return is_single and len(lines) > 1 and not is_prose(answer) and not re.search(r"[=\\]", answer)
 
 

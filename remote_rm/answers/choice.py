@@ -31,7 +31,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
-    r"(?:[,;/、~&|和与或]|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
+    r"(?:[,;/、~&|和与或]|还是|以及|或者|or\s?者|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
     rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|\d\s+(?P<below>[A-J])$"
 )
 _SAID = re.compile(
@@ -103,7 +103,7 @@ def read_label(text: str) -> Choice | None:
 def names_letter(text: str) -> bool:
     """Return whether the text names options by their letters, one or several."""
     text = _clean(text)
-    return read_choice(text) is not None or _MARKED.search(text) is not None
+    return read_choice(text) is not None or _MARKED.search(text) is not None or states_option(text)
 
 
 def states_option(text: str) -> bool:

@@ -15,9 +15,9 @@ LEAD_IN = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
-    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|\.\s\d{1,9}\W*|[\s.*$})]*)$))"
+    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
-    r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]|[:：=])+"
+    r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]\s*[:：=]?|[:：=])"
     r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
     r"|(?:^|[\n。])\s*答\s*[:：]",
     re.IGNORECASE,

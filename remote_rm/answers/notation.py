@@ -64,7 +64,7 @@ _PHRASES = tuple(
         rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:no (?:real )?solutions?|no real roots?|none)[.!]?",
         rf"(?:{_SUBJECT}(?:does not exist|doesn't exist)|dne|does not exist)[.!]?",
         rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:an )?infinite(?:ly many| number of)(?: (?:real )?solutions?)?[.!]?",
-        rf"(?:{_SUBJECT}is |{_SUBJECT})?undefined[.!]?",
+        rf"(?:{_SUBJECT}is )?undefined[.!]?",
     )
 )
 

@@ -81,7 +81,7 @@ _NO_LATER = re.compile(
     r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|(?<![^\W\d_])(?:否|错|不对|不是)(?![^\W\d_])", re.IGNORECASE
 )
 _YES_LATER = re.compile(r"\b(?:yes|true)\b|(?<![^\W\d_])(?:是|对)(?![^\W\d_])", re.IGNORECASE)
-_JOINED_BEFORE = re.compile(r"(?:[,，、;；]|和|与|或者?|\bor|\band)\s*$")
+_JOINED_BEFORE = re.compile(r"[,，、;；/|&~\\]|和|与|以及|或者?|\b(?:or|and|vs|versus|but)\b")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
