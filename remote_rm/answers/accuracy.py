@@ -49,6 +49,24 @@ _SINGLE = frozenset(
     )
 )
 _CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
+_POLAR_WORDS = {
+    "yes": True,
+    "true": True,
+    "是": True,
+    "对": True,
+    "no": False,
+    "false": False,
+    "否": False,
+    "错": False,
+    "不是": False,
+}
+_POLAR_WORD = re.compile("yes|true|no|false|不是|是|对|否|错")
+_POLAR_ONLY = re.compile(
+    r"(?:\W|and|to|vs|versus|but|quad|lor|yes|true|no|false|不是|是|对|否|错|和|与|以及)*", re.IGNORECASE
+)
+_DENIED_OUTRIGHT = re.compile(
+    r"\b(?:wrong|incorrect|none of|nobody|doubt|no way|unlikely|impossible that|not the answer)\b", re.IGNORECASE
+)
 _REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
 _AT_START = re.compile(r"^\s*(?:(?:in|on|at|by)\s+(?=\d)|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE)
 _NAME_BEFORE = re.compile(
@@ -96,7 +114,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return answer.strip() == label.strip() and is_gradable(label)
     if not is_gradable(label):
         return False
-    gold = normalize(label)
+    gold, answer = normalize(label), answer.strip("` ")
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
     if choice.states_option(answer) and not choice.names_letter(label):
@@ -114,6 +132,8 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if _changes(whole, answer, gold):
         return False
     is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
+    if kind_of(gold) is Kind.NO_VALUE and _DENIED_OUTRIGHT.search(answer):
+        return False
     if is_listed and kind_of(gold) in _SINGLE:
         return False
     if _OR.search(whole) and kind_of(gold) in _SINGLE:
@@ -128,7 +148,11 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return True
     stated = read(answer)
     if parse_quantity(gold) is None:
-        phrases = stated.phrases if is_text(gold) or kind_of(gold) is Kind.LIST else stated.phrases[:1]
+        phrases = (
+            stated.phrases
+            if is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO)
+            else stated.phrases[:1]
+        )
         if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
             return True
     value = normalize(stated.value)
@@ -148,6 +172,12 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
     parts = re.split(r"/(?=\d)", whole)
     sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
     if sides and all(side is not None and side.unit for side in sides):
+        return True
+    if len({_POLAR_WORDS[word] for word in _POLAR_WORD.findall(whole.casefold())}) > 1 and _POLAR_ONLY.fullmatch(
+        whole
+    ):
+        return True
+    if re.search(r"=.*/[a-z]=", whole):
         return True
     if _CHANGED_IN_CHINESE.search(whole):
         return True

@@ -23,9 +23,7 @@ _OTHER_JOINED = re.compile(
     rf"\s*\(?{_JOINED}\s*(?:{_JOINED}\s*)?(?:maybe\s+)?(?:{_NAMED})?\(?[A-J](?![A-Za-z0-9_'])", re.IGNORECASE
 )
 _OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
-_MARKED = re.compile(
-    r"(?<![A-Za-z0-9_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
-)
+_MARKED = re.compile(r"(?<![A-Za-z_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))")
 _STATED = re.compile(
     rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
     re.IGNORECASE,

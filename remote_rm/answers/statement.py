@@ -27,7 +27,7 @@ NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)[百千万亿]*(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
-    r"(?:(?<!\b[A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
+    r"(?:(?<!^[A-Z])(?<![^A-Za-z][A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
     r"|\.\s+(?=(?:Or|It|But|Maybe|Perhaps|Alternatively|Actually|Wait|The|This|So)\b)"
     r"|(?<=[^\s!?])[!?][*_]{0,2}\s+|[。！？]\s*|\n+",
 )
@@ -77,9 +77,7 @@ _TELLING = (lexicon.LEAD_IN, lexicon.DENIED, lexicon.OPEN)
 _TAKEN_BACK = re.compile(
     r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
 )
-_NO_LATER = re.compile(
-    r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|(?<![^\W\d_])(?:否|错|不对|不是)(?![^\W\d_])", re.IGNORECASE
-)
+_NO_LATER = re.compile(r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|否|错误|不对", re.IGNORECASE)
 _YES_LATER = re.compile(r"\b(?:yes|true)\b|(?<![^\W\d_])(?:是|对)(?![^\W\d_])", re.IGNORECASE)
 _JOINED_BEFORE = re.compile(r"[,，、;；/|&~\\]|和|与|以及|或者?|\b(?:or|and|vs|versus|but)\b")
 _TAG = re.compile(r"</?(?:answer|think)>")
@@ -245,7 +243,9 @@ def _of_clause(clause: str) -> Statement:
         return Statement(phrases=(whole,))
     spanned = _RANGE.search(said)
     plain = _DATE_BEFORE.sub("", said)
-    if written := next(filter(_is_typed, _ends(said)), ""):
+    if written := next(
+        filter(_is_typed, [*_ends(said), *(said[verb.end() :].strip() for verb in lexicon.IS.finditer(said))]), ""
+    ):
         return Statement(value=written, phrases=(whole, said))
     if spanned is not None and len(NUMBER.findall(said)) == 2:
         return Statement(value=f"{spanned[1]}-{spanned[2]}", phrases=(whole, said, spanned[0]))
