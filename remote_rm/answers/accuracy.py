@@ -65,7 +65,8 @@ _POLAR_ONLY = re.compile(
     r"(?:\W|and|to|vs|versus|but|quad|lor|yes|true|no|false|不是|是|对|否|错|和|与|以及)*", re.IGNORECASE
 )
 _DENIED_OUTRIGHT = re.compile(
-    r"\b(?:wrong|incorrect|none of|nobody|doubt|no way|unlikely|impossible that|not the answer)\b", re.IGNORECASE
+    r"\b(?:wrong|incorrect|none of|nobody|doubt|no way|wonder|unlikely|impossible that|not the answer)\b",
+    re.IGNORECASE,
 )
 _REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
 _AT_START = re.compile(r"^\s*(?:(?:in|on|at|by)\s+(?=\d)|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE)

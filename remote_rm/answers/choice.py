@@ -30,7 +30,7 @@ _STATED = re.compile(
 )
 _JOINED_LATER = re.compile(
     r"(?:[,;/、~&|和与或]|还是|以及|或者|or\s?者|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
-    rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|\d\s+(?P<below>[A-J])$"
+    rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|(?<!vitamin )(?<!point )(?<!Point )(?<!type )(?<!line )(?<!group )(?<!Figure )(?<!angle )(?<![A-Za-z])(?<=[\s(~])(?P<end>[A-HJ])\)?\W*$"
 )
 _SAID = re.compile(
     rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:]\s.{{0,60}}?)?\s*(?:"

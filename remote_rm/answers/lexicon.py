@@ -12,7 +12,7 @@ IS = re.compile(
 """What stands between a subject and what is said of it."""
 
 LEAD_IN = re.compile(
-    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
+    r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answers?(?=:)|answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
     r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
@@ -47,7 +47,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|candidates?|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+    r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""
