@@ -178,7 +178,8 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
         whole
     ):
         return True
-    if re.search(r"=.*/[a-z]=", whole):
+    first, *others = whole.split("/")
+    if "=" in first and any(re.match("[a-z]=", other) for other in others):
         return True
     if _CHANGED_IN_CHINESE.search(whole):
         return True

@@ -3,6 +3,7 @@ r"""Which letter of a multiple choice a text names: `B`, `(b)`, `B. 12 cm`, `opt
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.normalization import normalize
@@ -59,17 +60,18 @@ class Choice:
     text: str
 
 
+@lru_cache(maxsize=4096)
 def read_choice(text: str) -> Choice | None:
     """Return the choice that an answer names, or None where it names none or several."""
     text = _first_line(text)
     if text.rstrip().endswith(("?", "？")):
         return None
-    if lexicon.LEAD_IN.search(text):
+    if lexicon.introductions(text):
         text = clause_of(text) or ""
     text = lexicon.CONTRAST.sub("", _clean(text))
     led_in = [
         (match.end(), letter)
-        for match in lexicon.LEAD_IN.finditer(text)
+        for match in lexicon.introductions(text)
         if (letter := _LETTER.match(text, _behind(text, match.end()))) is not None
     ]
     if len({_letter_of(letter) for _, letter in led_in}) > 1:
@@ -104,13 +106,14 @@ def names_letter(text: str) -> bool:
     return read_choice(text) is not None or _MARKED.search(text) is not None or states_option(text)
 
 
+@lru_cache(maxsize=4096)
 def states_option(text: str) -> bool:
     """Return whether the text answers by the letters of options: it then says nothing else, whatever their texts are."""
     forms = (text, _clean(text))
     named = any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
     if named or _by_verdict(forms[1]) is not None:
         return True
-    choice = read_choice(text) if lexicon.LEAD_IN.search(text) else None
+    choice = read_choice(text) if lexicon.introductions(text) else None
     return choice is not None and choice.letter in text
 
 
@@ -149,7 +152,7 @@ def _first_line(text: str) -> str:
     is_alone = _OPTION_LINE.fullmatch(first.strip()) and not any(
         _OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
     )
-    return first if is_alone and not any(map(lexicon.LEAD_IN.search, others)) else text
+    return first if is_alone and not any(map(lexicon.introductions, others)) else text
 
 
 def _behind(text: str, position: int) -> int:

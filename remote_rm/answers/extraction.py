@@ -6,6 +6,7 @@ The format that the model is taught is one think block, then one answer block.
 """
 
 import re
+from collections.abc import Sequence
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.statement import (
@@ -28,6 +29,10 @@ MAX_BOXES = 20
 MAX_BOX_CHARS = 2000
 """The length from which on a box counts as never closed."""
 
+MAX_END_CHARS = 400
+"""How much of that is looked through first for an introduction of the answer."""
+MAX_CHARS_BEFORE = 120
+"""How far in front of an introduction its own line is read."""
 MAX_NAME_WORDS = 6
 """Up to how many words a last line without a verb and without a number counts as a name."""
 
@@ -135,10 +140,12 @@ def _closing_brace(text: str, *, start: int) -> int | None:
 
 def _last_stated_value(text: str) -> str | None:
     """What the end of a text without an answer block and without a box states."""
+    # A response ends in its answer: its last lines are looked through first.
+    for end in (text[-MAX_END_CHARS:], text) if len(text) > MAX_END_CHARS else (text,):
+        if lexicon.introductions(end):
+            end = in_one_line(end)
+            return _introduced(end, lexicon.introductions(end))
     text = in_one_line(text)
-    introduced = list(lexicon.LEAD_IN.finditer(text))
-    if introduced:
-        return _introduced(text, introduced)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -153,12 +160,13 @@ def _last_stated_value(text: str) -> str | None:
     return _of_line(last, text)
 
 
-def _introduced(text: str, introduced: list[re.Match[str]]) -> str:
+def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
     """What stands from the line of the last introduction on."""
     behind = introduced[-1]
     if not text[behind.end() :].strip(" *_:\n") and len(introduced) > 1:
         behind = introduced[-2]
-    segment = text[text.rfind("\n", 0, behind.start() + 1) + 1 :]
+    start = text.rfind("\n", 0, behind.start() + 1) + 1
+    segment = text[max(start, behind.start() - MAX_CHARS_BEFORE) :]
     clause = clause_of(segment)
     return segment if clause is None else clause.strip(" *\t").rstrip("。.").strip(" *\t")
 

@@ -1,6 +1,7 @@
 """The words by which answers are stated, denied, bounded and left open, in English and Chinese: each list stands here only."""
 
 import re
+from functools import lru_cache
 
 IS = re.compile(
     r"\b(?:is|are|was|were|be|been|equals?|becomes?|such that|satisfying|namely|gives?|yields?|reads?|says?|shows?|displays?|made of"
@@ -141,3 +142,15 @@ CHANGED_BEHIND = re.compile(
     r"\s*(?:的(?:平方|立方|一半|两倍|[一二三四五六七八九十]倍|倒数|阶乘|相反数)|分之|折|又|除以|乘以?|加上?|减去?|半)"
 )
 """The same behind a number, in Chinese."""
+
+_INTRODUCING = (
+    "answer", "option", "choice", "choose", "chose", "pick", "select", "go with", " be", "####", "答", "选", "【", "corresponds", "matches",
+    "it is", "it's", "it’s", "this is", "that is", "that's", "that’s", "this's",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def introductions(text: str) -> tuple[re.Match[str], ...]:
+    """Return where the text introduces an answer, in order."""
+    lowered = text.lower()
+    return tuple(LEAD_IN.finditer(text)) if any(words in lowered for words in _INTRODUCING) else ()

@@ -8,6 +8,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.counted import changes_number
@@ -73,7 +74,7 @@ _NUMERALS = re.compile(r"[零一二两三四五六七八九十百千万亿]{2,}(
 _KINDS_BEHIND = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九十\d]+[种个者]$")
 _CHINESE_UNIT = re.compile(r"\s?([\u4e00-\u9fff]{1,4})")
 _WORDS_BEHIND = re.compile(r"(?:[ -][A-Za-z]+){0,3}")
-_TELLING = (lexicon.LEAD_IN, lexicon.DENIED, lexicon.OPEN)
+_TELLING = (lexicon.DENIED, lexicon.OPEN)
 _TAKEN_BACK = re.compile(
     r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
 )
@@ -103,6 +104,7 @@ class Statement:
 NOTHING = Statement()
 
 
+@lru_cache(maxsize=4096)
 def read(text: str) -> Statement:
     """Return what the text states: its last introduced clause, or else its last sentence."""
     clause = clause_of(text)
@@ -136,9 +138,10 @@ def clause_of(text: str) -> str | None:
     return None if current is None else _TAG.sub("", current).strip()
 
 
+@lru_cache(maxsize=4096)
 def is_prose(text: str) -> bool:
     """Return whether the text reads as words rather than as a value."""
-    if len(_CJK.findall(text)) >= 3 or any(words.search(text) for words in _TELLING):
+    if len(_CJK.findall(text)) >= 3 or lexicon.introductions(text) or any(words.search(text) for words in _TELLING):
         return True
     return len(words_of(text)) >= 2 or bool(words_of(text) and lexicon.IS.search(text))
 
@@ -166,6 +169,8 @@ def unit_in_prose(text: str, position: int) -> str:
 
 def in_one_line(text: str) -> str:
     """Return the text with displayed formulas, bulleted lists and what an introduction at a line's end introduces in one line."""
+    if not re.search(r"\n|\\\[|\$\$", text):
+        return text
     text = _DISPLAY.sub(lambda display: " ".join(display[0].split()), text)
     text = _BULLETS.sub(_without_bullets, text)
     return _GAP.sub(lambda gap: f"{gap[1]} ", text)
@@ -204,7 +209,7 @@ def _are_bare(sentences: Sequence[str]) -> bool:
 
 def _offers_two(sentence: str) -> bool:
     """`The answer is A or the answer is B`."""
-    introductions = list(lexicon.LEAD_IN.finditer(sentence))
+    introductions = lexicon.introductions(sentence)
     if len(introductions) < 2:
         return False
     between = sentence[introductions[0].end() : introductions[-1].start()]
@@ -213,13 +218,13 @@ def _offers_two(sentence: str) -> bool:
 
 def _denies_introduction(sentence: str) -> bool:
     """`I doubt that the answer is 5`; a part of its own denies something else: `It is not 6, so the answer is 5`."""
-    parts = [re.split(r"[,;:，；：]", sentence[: found.start()])[-1] for found in lexicon.LEAD_IN.finditer(sentence)]
+    parts = [re.split(r"[,;:，；：]", sentence[: found.start()])[-1] for found in lexicon.introductions(sentence)]
     return any(lexicon.DENIED.search(part) or lexicon.OPEN.search(part) for part in parts)
 
 
 def _introduced(sentence: str) -> str | None:
     """What the sentence introduces as its answer; `the answer` alone introduces nothing."""
-    clauses = [sentence[match.end() :] for match in lexicon.LEAD_IN.finditer(sentence)]
+    clauses = [sentence[match.end() :] for match in lexicon.introductions(sentence)]
     return next((clause for clause in reversed(clauses) if clause.strip(" *_:：.。")), None)
 
 
@@ -228,7 +233,7 @@ def _of_clause(clause: str) -> Statement:
         return NOTHING
     polar = POLAR_START.match(clause)
     whole = clause.strip(" *_").rstrip(".。!！").strip(" *_")
-    if polar is not None and not lexicon.LEAD_IN.search(clause):
+    if polar is not None and not lexicon.introductions(clause):
         return NOTHING if _says_otherwise(polar[1], clause[polar.end() :]) else Statement(phrases=(polar[1],))
     bold = _BOLD_AT_END.search(clause.strip()) if clause.count("**") == 2 else None
     said = without_remark(lexicon.CONTRAST.sub("", _without_comment(_conclusion(whole.replace("**", "")))))
