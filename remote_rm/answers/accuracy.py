@@ -22,7 +22,7 @@ from remote_rm.answers.expression import same_expression
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize
-from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.quantity import parse_quantity, same_quantity
 from remote_rm.answers.reading import kind_of
 from remote_rm.answers.statement import POLAR_START, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
@@ -45,6 +45,7 @@ _SINGLE = frozenset(
         Kind.TELEPHONE,
         Kind.CODE,
         Kind.RESIDUE,
+        Kind.EXPRESSION,
         Kind.BASED,
     )
 )
@@ -132,7 +133,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return False
     if _changes(whole, answer, gold):
         return False
-    is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) is Kind.LIST
+    is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
     if kind_of(gold) is Kind.NO_VALUE and _DENIED_OUTRIGHT.search(answer):
         return False
     if is_listed and kind_of(gold) in _SINGLE:
@@ -172,7 +173,7 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
         return True
     parts = re.split(r"/(?=\d)", whole)
     sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
-    if sides and all(side is not None and side.unit for side in sides):
+    if sides and all(side is not None and (side.unit or side.percent) for side in sides):
         return True
     if len({_POLAR_WORDS[word] for word in _POLAR_WORD.findall(whole.casefold())}) > 1 and _POLAR_ONLY.fullmatch(
         whole
@@ -180,6 +181,9 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
         return True
     first, *others = whole.split("/")
     if "=" in first and any(re.match("[a-z]=", other) for other in others):
+        return True
+    numbers = [number for side in whole.split("=") if (number := parse_quantity(side.strip())) is not None]
+    if any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1]):
         return True
     if _CHANGED_IN_CHINESE.search(whole):
         return True

@@ -60,7 +60,7 @@ _NUMBER = r"(?:\$|[£€¥]|\\\(|-|about |the |year )?(?:[\d\\]|(?:one|two|three
 BOUND = re.compile(
     r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older"
     rf"|younger) than|(?<!\d )(?:over|under|above|below|after|before)|since|until|exceed\w*|nearly|almost|divisible by|multiples? of)[\s:]+{_NUMBER}"
-    r"|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
+    r"|\band (?:above|below|over|under|more|up)\b|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
     r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[-−£€¥\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
     re.IGNORECASE,
 )
