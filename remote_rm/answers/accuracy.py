@@ -136,9 +136,9 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
     if kind_of(gold) is Kind.NO_VALUE and _DENIED_OUTRIGHT.search(answer):
         return False
-    if is_listed and kind_of(gold) in _SINGLE:
+    if is_listed and whole != gold and len(gold_sequence(whole) or ()) > 1 and kind_of(gold) in _SINGLE:
         return False
-    if _OR.search(whole) and kind_of(gold) in _SINGLE:
+    if _OR.search(whole) and not _OR.search(gold) and kind_of(gold) in _SINGLE:
         return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
@@ -161,7 +161,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = normalize(", ".join(stated.listed))
-    if kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
+    if value != gold and kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
         return False
     return match_value(value, gold, rules)
 
