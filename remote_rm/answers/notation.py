@@ -305,7 +305,6 @@ def _same_residue(answer: tuple[int, int], gold: tuple[int, int]) -> bool:
     return answer[1] == gold[1] and (answer[0] == gold[0] or bool(gold[1] and (answer[0] - gold[0]) % gold[1] == 0))
 
 
-_WORD_START = re.compile(r"[^\W\d_]")
 _READERS: tuple[tuple[re.Pattern[str], Kind, Callable[[str], Hashable | None]], ...] = (
     (re.compile(rf"^(?:{'|'.join(_YES | _NO)})", re.IGNORECASE), Kind.YES_NO, _yes_or_no),
     (
