@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 
+from ray._private.services import find_bootstrap_address
+
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 
@@ -34,7 +36,7 @@ class Node:
 
 def joins() -> bool:
     """Say whether a run joins a cluster; otherwise it starts one of its own on this machine."""
-    return ADDRESS in os.environ
+    return bool(os.environ.get(ADDRESS))
 
 
 def living_nodes() -> list[Node]:
@@ -97,6 +99,14 @@ def connect(**settings: Any) -> None:
 
     Raises UserError where no cluster answers at the address.
     """
+    if not joins():
+        # Ray would join what `ray start`, or a test of another project, has left on this machine.
+        settings["address"] = "local"
+        if started := find_bootstrap_address(None):
+            logger.warning(
+                "a Ray cluster was started on this machine, at %s; this run starts its own: set %s=%s to join that one",
+                *(started, ADDRESS, started),
+            )
     # Otherwise Ray warns that it will leave this alone in future.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Read by a Ray that is started here: an engine's own process would outlive its worker, and keep the GPU's memory.

@@ -247,6 +247,7 @@ def ray_on_cpus() -> Iterator[Any]:
     tests = str(Path(__file__).parents[1])
     environment = {**cpu.worker_environment(), "PYTHONPATH": tests, "HF_HUB_OFFLINE": os.environ["HF_HUB_OFFLINE"]}
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,

@@ -50,7 +50,9 @@ def pickle_helpers() -> None:
 def start_cluster() -> None:
     """Start Ray on this machine alone, with GPUs that are only counted."""
     pickle_helpers()
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    ray.init(
+        address="local", num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ class Engine:
 def cluster() -> Iterator[None]:
     # Workers can't import a test module.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(num_cpus=3, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, logging_level="warning", log_to_driver=False)
     yield
     ray.shutdown()
 

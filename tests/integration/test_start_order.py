@@ -86,7 +86,9 @@ class Model:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     # Every test reserves GPUs of its own, which stay reserved.
-    ray.init(num_gpus=8 * GPUS, num_cpus=8 * GPUS, include_dashboard=False, logging_level=logging.WARNING)
+    ray.init(
+        address="local", num_gpus=8 * GPUS, num_cpus=8 * GPUS, include_dashboard=False, logging_level=logging.WARNING
+    )
     yield
     ray.shutdown()
 

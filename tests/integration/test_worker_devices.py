@@ -36,6 +36,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], Path]]:
         path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
         variables = {**environment, asked_cuda.NOTES: str(notes), "PYTHONPATH": path}
         ray.init(
+            address="local",
             num_cpus=2,
             num_gpus=2,
             include_dashboard=False,

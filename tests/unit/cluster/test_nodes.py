@@ -1,7 +1,12 @@
-"""Whether the GPUs of a cluster are real, told from what `ray.nodes()` says of nodes with and without."""
+"""Whether the GPUs of a cluster are real, told from what `ray.nodes()` says of nodes with and without; which is joined."""
+
+from typing import Any
 
 import pytest
+import ray
+from ray._private.services import canonicalize_bootstrap_address
 
+from lmm_r1.cluster import nodes as cluster_nodes
 from lmm_r1.cluster.nodes import Node, has_gpus, read_node
 
 pytestmark = pytest.mark.unit
@@ -44,3 +49,22 @@ def test_a_node_is_read():
 )
 def test_gpus_are_there_where_ray_knows_their_kind(nodes, here, own_cuda, found):
     assert has_gpus(nodes, here=here, own_cuda=own_cuda) is found
+
+
+@pytest.mark.parametrize(("environment", "joined"), [(None, "local"), ("", "local"), ("10.0.0.1:6379", None)])
+def test_a_cluster_left_by_ray_start_is_told_of_and_joined_by_its_address_alone(
+    environment, joined, monkeypatch, tmp_path, caplog
+):
+    # Where Ray finds what was started last on this machine: `ray.init()` without an address joins it.
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.9:6379")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "init", lambda **settings: asked.append(settings))
+    assert canonicalize_bootstrap_address(None) == (environment or "10.0.0.9:6379")
+    cluster_nodes.connect()
+    assert asked[0].get("address") == joined
+    assert ("set RAY_ADDRESS=10.0.0.9:6379 to join" in caplog.text) is (joined == "local")
