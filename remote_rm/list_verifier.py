@@ -4,7 +4,6 @@ python -m remote_rm.list_verifier --unordered --port 5000
 """
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +12,11 @@ from typing_extensions import Self
 
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
-from remote_rm.answers import accuracy
+from remote_rm.answers import accuracy, lexicon
 from remote_rm.answers.gold import is_gradable
-from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
-from remote_rm.answers.statement import is_prose, read
+from remote_rm.answers.normalization import enclosing_delimiters, normalize
+from remote_rm.answers.reading import elements
+from remote_rm.answers.statement import BULLET, is_prose, read
 from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000
@@ -28,9 +28,6 @@ Verdict = bool | None
 """Whether two values are equal; None where that is left to a worker."""
 
 _CLOSED_PAIRS = (("[", "]"), ("(", ")"), ("{", "}"), (r"\{", r"\}"))
-_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
-_LIST_WORDS = re.compile(r",?\s+(?:and|or)\s+")
-_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
 def items_of(text: str) -> list[str]:
@@ -38,14 +35,9 @@ def items_of(text: str) -> list[str]:
 
     `[1, 3, 5]`, `1; 3; 5`, `1, 3 and 5`, `1 3 5` → `1`, `3`, `5`. A comma always separates, in `1,234` too.
     """
-    text = text.strip()
-    lines = [_BULLET.sub("", line).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
-    inside = _unwrapped(normalize(_LIST_WORDS.sub(", ", ", ".join(lines) if len(lines) > 1 else text)))
-    items = [normalize(item) for item in split_top_level(inside)]
-    spaced = inside.split()
-    if len(items) == 1 and all(_NUMBER.fullmatch(word) for word in spaced):
-        return spaced
-    return items
+    lines = [BULLET.sub("", line, count=1).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
+    inside = _unwrapped(normalize(", ".join(lines) if len(lines) > 1 else text.strip()))
+    return [normalize(item) for item in elements(inside)]
 
 
 def is_list(label: str) -> bool:
@@ -74,9 +66,13 @@ def _compared(
     if not is_list(label) or len(answer) > MAX_CHARS:
         return False
     gold = items_of(label)
-    # A sentence may be a list of phrases, or state the list in its last clause.
-    readings = [answer] if not is_prose(answer) else [answer, read(answer).value]
+    # A sentence may be a list of phrases, unless it introduces its answer, or state the list in its last clause.
+    readings = [] if lexicon.introductions(answer) else [answer]
+    readings += [read(answer).value] if is_prose(answer) else []
     candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
+    if not any("," in item for item in gold):
+        # 1, 3, 5 (red, blue) names others.
+        candidates = [items for items in candidates if not any("," in item for item in items)]
     pairs = len(gold) ** 2 if unordered else len(gold)
     if candidates and max_pairs is not None and pairs > max_pairs:
         return None

@@ -21,10 +21,11 @@ from remote_rm.answers.comparison import (
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.kinds import Kind
+from remote_rm.answers.measures import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity, same_quantity
 from remote_rm.answers.reading import kind_of
-from remote_rm.answers.statement import POLAR_START, is_prose, read, without_remark
+from remote_rm.answers.statement import POLAR_START, clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 
 MAX_ANSWER_CHARS = 1000
@@ -49,6 +50,12 @@ _SINGLE = frozenset(
         Kind.BASED,
     )
 )
+EMPTY_SET = r"\emptyset"
+_SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
+_SEVERAL = re.compile(
+    r"^\s*(?:\(1\)\s*\S[^\n]*\(2\)\s*\S|1[.)]\s[^\n]*\n\s*2[.)]\s)|=[^=]*(?:[与和或、]|\bvs\b)[^=]*=|=\s*-?[\d.]+\s+[a-z]\s*=|^[^{}]*=[^={}]*\\\\[^={}]*=[^{}]*$"
+)
+"""Numbered answers, and two equations."""
 _CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
 _POLAR_WORDS = {
     "yes": True,
@@ -62,6 +69,10 @@ _POLAR_WORDS = {
     "不是": False,
 }
 _POLAR_WORD = re.compile("yes|true|no|false|不是|是|对|否|错")
+_POLAR_IN_ENGLISH = re.compile(r"(?<![A-Za-z])(?:yes|no|true|false)(?![A-Za-z])", re.IGNORECASE)
+_POLAR_IN_CHINESE = re.compile(
+    r"(?:^|[\s,，、;；。]|或者?|还是|[和与])(不是|是|对|否|错)(?=$|[\s,，、;；。.]|或|还是|[和与])"
+)
 _POLAR_ONLY = re.compile(
     r"(?:\W|and|to|vs|versus|but|quad|lor|yes|true|no|false|不是|是|对|否|错|和|与|以及)*", re.IGNORECASE
 )
@@ -152,7 +163,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if parse_quantity(gold) is None:
         phrases = (
             stated.phrases
-            if is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO)
+            if is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE) or gold == EMPTY_SET
             else stated.phrases[:1]
         )
         if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
@@ -168,6 +179,12 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
 
 def _changes(whole: str, answer: str, gold: str) -> bool:
     """Whether an answer that is no sentence is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
+    if kind_of(gold) is Kind.MONEY and len(_currencies(whole, answer)) > 1:
+        return True
+    if kind_of(gold) is Kind.YES_NO and _is_otherwise_in_chinese(answer):
+        return True
+    if kind_of(gold) in _SINGLE_OR_EQUATION and _SEVERAL.search(answer) and not is_prose(answer):
+        return True
     residue = _REDUCED.fullmatch(whole)
     if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
         return True
@@ -190,6 +207,20 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
     is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
     return is_single and len(lines) > 1 and not is_prose(answer) and not re.search(r"[=\\]", answer)
+
+
+def _currencies(whole: str, answer: str) -> set[str]:
+    """The currencies that an answer names; an odd dollar sign is no mark of a formula."""
+    names = (NAMES.get(word, word) for word in re.findall(r"[A-Za-z]+|[元角分]", whole))
+    found = {SIZES[name][0] if name in SIZES else name for name in names if name in CURRENCIES}
+    return found | ({"dollar"} if answer.replace(r"\$", "").count("$") % 2 or r"\$" in answer else set())
+
+
+def _is_otherwise_in_chinese(answer: str) -> bool:
+    """Whether yes and no stand in it, both in Chinese or one in English."""
+    words, said = (_POLAR_IN_ENGLISH, _POLAR_IN_CHINESE), clause_of(answer) or answer
+    english, chinese = ({_POLAR_WORDS[word.lower()] for word in pattern.findall(said)} for pattern in words)
+    return len(chinese) > 1 or bool(english and chinese and not english & chinese)
 
 
 def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:

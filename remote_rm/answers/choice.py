@@ -26,7 +26,7 @@ _OTHER_JOINED = re.compile(
 _OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
 _MARKED = re.compile(r"(?<![A-Za-z_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))")
 _STATED = re.compile(
-    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\s|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:)]\W|,\s+(?:[Ii]t|[Tt]his|[Tt]hat)\b|-[A-Za-z]|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(
@@ -46,7 +46,8 @@ _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "�
 _OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 _OTHERWISE = re.compile(
     r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
-    r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless)\b",
+    r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless"
+    r"|(?:so|thus|hence|therefore),?\s+(?:yes|no|true|false))\b",
     re.IGNORECASE,
 )
 _LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)

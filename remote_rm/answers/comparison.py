@@ -31,9 +31,9 @@ from remote_rm.answers.notation import (
 )
 from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
 from remote_rm.answers.reading import (
-    LIST_WORDS,
     TUPLE_ASSIGNMENT,
     both_signs,
+    elements,
 )
 from remote_rm.answers.reading import gold_sequence as gold_sequence
 from remote_rm.answers.reading import has_relation as has_relation
@@ -221,7 +221,8 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         # 3n = 36 is not solved.
         left, right = answer.split("=")
         return match_value(left, gold_assigned[2], rules) if right == gold_assigned[1] else False
-    if gold_number is not None and (kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > 1):
+    is_longer = kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > len(split_top_level(gold))
+    if is_longer and kind_of(gold) is not Kind.EXPRESSION:
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
     if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
@@ -264,7 +265,7 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
     gold_items = gold_items if named_gold == gold else split_top_level(inside_of(named_gold, gold_pair))
     answer_items = [
         signed
-        for item in _answer_sequence(inside_of(named_answer, answer_pair), length=len(gold_items))
+        for item in elements(inside_of(named_answer, answer_pair), length=len(gold_items))
         for signed in both_signs(item)
     ]
     is_set = bool(pairs & {"{", r"\{"})
@@ -375,15 +376,6 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
     if False in verdicts:
         return False
     return None if None in verdicts else True
-
-
-def _answer_sequence(inside: str, *, length: int) -> list[str]:
-    """The elements of an answer that is read as a sequence: by commas, else by words, else by white space."""
-    items = split_top_level(LIST_WORDS.sub(", ", inside))
-    spaced = inside.split()
-    # `9 100` is a number with its thousands apart.
-    is_spaced = len(items) == 1 and len(spaced) == length and r"\pm" not in inside
-    return spaced if is_spaced and parse_quantity(inside) is None else items
 
 
 def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:

@@ -14,7 +14,7 @@ _NUMBER_CHANGING = frozenset(
         "less fewer more over under above below zero negative positive inverse inverted reciprocal root power powers "
         "exponent percent percents percentage tens hundreds thousands millions billions trillions dozens doubles triples "
         "halves fold folds and or nor if unless when is are was were be equals not never no none but maybe perhaps either "
-        "neither than then except excluding without wrong incorrect false mod modulo remainder even odd sqrt sin cos tan "
+        "neither than then except excluding without wrong incorrect false mod modulo base remainder even odd sqrt sin cos tan "
         "log off short too ish almost nearly barely hardly"
     ).split()
 )

@@ -16,6 +16,7 @@ from remote_rm.answers.statement import (
     in_one_line,
     is_plain,
     is_prose,
+    measured,
     read,
     span_content,
     unit_in_prose,
@@ -191,4 +192,4 @@ def _of_line(line: str, text: str) -> str | None:
         return line if len(line.split()) <= MAX_NAME_WORDS or ": " in line else None
     end, value = max(found)
     unit = unit_in_prose(text, end) if is_plain(value) else ""
-    return f"{value} {unit}" if unit else value
+    return f"{value} {unit}" if unit else measured(value, line) or line

@@ -7,7 +7,7 @@ IS = re.compile(
     r"\b(?:is|are|was|were|be|been|equals?|becomes?|such that|satisfying|namely|gives?|yields?|reads?|says?|shows?|displays?|made of"
     r"|called|named|(?:signed|written|painted|made|composed|won) by|consists? of|comes? (?:to|out to)|amounts? to|lasts?|takes?|costs?"
     r"|measures?|weighs?|contains?|has|have|had|takes? place|occurs?|happens?|located)\b"
-    r"|(?:(?<=\bit)|(?<=that)|(?<=here)|(?<=what))['’]s\b(?=\s)|[是为]|等于|等於|共有|一共|总共|合计|得到|得出|写着|显示",
+    r"|(?:(?<=\bit)|(?<=that)|(?<=here)|(?<=what))['’]s\b(?=\s)|[是为](?!\W*$)|等于|等於|共有|一共|总共|合计|得到|得出|写着|显示",
     re.IGNORECASE,
 )
 """What stands between a subject and what is said of it."""
@@ -16,7 +16,7 @@ LEAD_IN = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answers?(?=:)|answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
     r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
     r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
-    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]][\s.*$}]*(?:\d{1,9}[\s.*$}]*)?|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
+    r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]]\s*[^\s(),;]{0,12}\W*|\s?\([^\s(),;]{1,12}\)\W*|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
     r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
     r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]\s*[:：=]?|[:：=])"
     r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
@@ -40,7 +40,7 @@ DENIED = re.compile(
 """What denies, or says that nothing is known."""
 
 CONTRAST = re.compile(
-    r"(?:,\s+(?:and\s+|but\s+)?not|,?\s+(?:rather than|instead of|as opposed to))(?:\s+|(?=\())(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
+    r"(?:,\s+(?:and\s+|but\s+)?not|[.,]?\s+(?:rather than|instead of|as opposed to))(?:\s+|(?=\())(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
     r"|\bnot\s+[^,;.]{1,40}?,?\s+but\s+(?:rather\s+)?"
     r"|[，,]?\s*(?:而不是|而非)[^，。,;]{1,30}(?=[，。,;]|$)|[，,]\s*不是[^，。,;]{1,30}(?=[，。,;]|$)",
     re.IGNORECASE,
@@ -48,7 +48,7 @@ CONTRAST = re.compile(
 """A denial of something else behind a value: `5, not 6`."""
 
 OPEN = re.compile(
-    r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+    r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
     re.IGNORECASE,
 )
 """What leaves open whether that is the answer."""
@@ -113,7 +113,7 @@ SIDES = frozenset(
 )
 
 USED = re.compile(
-    r"\w{2,}ed|left|there|visible|possible|present|available|remaining|sold|made|won|lost|seen|shown|taken|eaten|given|born|built|drawn"
+    r"(?!undefined)\w{2,}ed|left|there|visible|possible|present|available|remaining|sold|made|won|lost|seen|shown|taken|eaten|given|born|built|drawn"
     r"|written|known|found|in total|in all|altogether",
     re.IGNORECASE,
 )

@@ -53,7 +53,7 @@ def same_written(answer: Written, gold: Written) -> bool:
 _YES = frozenset("yes true correct 是 是的 对 对的 正确".split())
 _NO = frozenset("no false incorrect 否 不是 不 不对 错 错误 不正确".split())
 _YES_NO = re.compile(
-    rf"({'|'.join(sorted(_YES | _NO, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])))(.*)$)",
+    rf"({'|'.join(sorted(_YES | _NO, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"\bnot\b|n't\b")

@@ -81,18 +81,27 @@ def has_relation(text: str) -> bool:
     return _RELATION.search(text) is not None
 
 
+def elements(inside: str, *, length: int | None = None) -> list[str]:
+    """Return the elements of a list without its brackets: between commas, semicolons, `and` and `or`, else between spaces.
+
+    Spaces separate numbers, or whatever is `length` pieces: `9 100` is a number with its thousands apart.
+    """
+    items, spaced = split_top_level(LIST_WORDS.sub(", ", inside)), inside.split()
+    if len(items) != 1 or len(spaced) < 2:
+        return items
+    if length is None:
+        return spaced if all(_PLAIN_NUMBER.fullmatch(item) for item in spaced) else items
+    return spaced if len(spaced) == length and r"\pm" not in inside and parse_quantity(inside) is None else items
+
+
 def gold_sequence(gold: str) -> list[str] | None:
     """Return the elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
     gold = TUPLE_ASSIGNMENT.sub("", gold)
     pair = enclosing_delimiters(gold)
     if pair is None and (parse_quantity(gold) is not None or read_notation(gold) is not None):
         return None
-    inside = inside_of(gold, pair)
-    items = split_top_level(LIST_WORDS.sub(", ", inside))
-    if len(items) == 1 and pair is None:
-        spaced = inside.split()
-        items = spaced if all(_PLAIN_NUMBER.fullmatch(item) for item in spaced) else both_signs(items[0])
-    elif all(items):
+    items = elements(inside_of(gold, pair))
+    if all(items) and (len(items) > 1 or pair is None):
         items = [signed for item in items for signed in both_signs(item)]
     is_sequence = len(items) > 1 or (pair is not None and pair[0] in ("[", r"\{"))
     return items if is_sequence and all(items) else None

@@ -7,12 +7,13 @@ does not depend on the gold answer, so that naming several values pays for none 
 import re
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.counted import changes_number
 from remote_rm.answers.kinds import Kind
+from remote_rm.answers.measures import NAMES
 from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import read_notation
 from remote_rm.answers.numerals import parse_words
@@ -23,9 +24,9 @@ MAX_CHARS = 600
 """How much of a text is read, from its end."""
 MAX_PLAIN_CHARS = 100
 
-MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
+MATH_SPAN = re.compile(r"\$\$([^$]+)\$\$|(?<!\\)\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,/])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)[百千万亿]*(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/]|[.,]\d)"
+    r"(?<![A-Za-z0-9_.,/£€¥])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)[百千万亿]*(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/€£]|[.,]\d)"
 )
 _SENTENCE_END = re.compile(
     r"(?:(?<!^[A-Z])(?<![^A-Za-z][A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
@@ -58,12 +59,12 @@ _LISTED_NUMBERS = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
 _PREPOSITION = re.compile(r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?")
 _SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
 POLAR_START = re.compile(
-    r"[\s*\"$]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！]|\s[-–—])",
+    r"[\s*\"$]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！、]|\s[-–—])",
     re.IGNORECASE,
 )
 _HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
 _DISPLAY = re.compile(r"\\\[.{1,1500}?\\\]|\$\$[^$]{1,1500}\$\$|\\begin\{(\w+\*?)\}.{1,1500}?\\end\{\1\}", re.DOTALL)
-_BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
+BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 _BULLETS = re.compile(r"(?:(?:^|\n)[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S[^\n]*){2,}\s*$")
 _GAP = re.compile(rf"({lexicon.LEAD_IN.pattern})[\s*_:：]*\n\s*", re.IGNORECASE)
 _ASIDE = re.compile(r",\s[^,]{1,40},\s(?=(?:is|are|was|were|equals?)\b)")
@@ -81,6 +82,11 @@ _TAKEN_BACK = re.compile(
 _NO_LATER = re.compile(r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|否|错误|不对", re.IGNORECASE)
 _YES_LATER = re.compile(r"\b(?:yes|true)\b|(?<![^\W\d_])(?:是|对)(?![^\W\d_])", re.IGNORECASE)
 _JOINED_BEFORE = re.compile(r"[,，、;；/|&~\\]|和|与|以及|或者?|\b(?:or|and|vs|versus|but)\b")
+_POINT = re.compile(r"\([^(),=]{1,20}(?:,[^(),=]{1,20})+\)")
+_NAMED_VALUE = re.compile(r"\s*([a-z])\s*=\s*([^\s=]{1,20})\s*")
+_SOLUTIONS = re.compile(r"\b(?:solutions?|roots?|zeros?|answers?|values?|factors?|elements?|points?)\b")
+_BARE_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_ATTACHED_WORD = re.compile(r" ?([A-Za-zμ]+|[\u4e00-\u9fff]{1,3})")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -98,7 +104,7 @@ class Statement:
     phrases: tuple[str, ...] = ()
     """The same in words, from the whole clause to its end: what a gold answer in words is compared with."""
     listed: tuple[str, ...] = ()
-    """The formulas of the clause, in order; none where it denies something or leaves it open."""
+    """The formulas of the clause, in order; none where it has other numbers, denies something or leaves it open."""
 
 
 NOTHING = Statement()
@@ -108,7 +114,10 @@ NOTHING = Statement()
 def read(text: str) -> Statement:
     """Return what the text states: its last introduced clause, or else its last sentence."""
     clause = clause_of(text)
-    return NOTHING if clause is None else _of_clause(clause)
+    if clause is None:
+        return NOTHING
+    stated = _of_clause(clause)
+    return replace(stated, value=measured(stated.value, clause))
 
 
 def clause_of(text: str) -> str | None:
@@ -167,6 +176,19 @@ def unit_in_prose(text: str, position: int) -> str:
     return "" if unit in _NO_UNIT_IN_PROSE or not canonical_unit(unit) else unit
 
 
+def measured(value: str, text: str) -> str:
+    """Return a number with the one unit that the text gives it, "" where it gives several; any other value as it is."""
+    if not _BARE_NUMBER.fullmatch(value):
+        return value
+    units = set[str]()
+    for place in re.finditer(rf"(?<![\d.,]){re.escape(value)}(?!\d|[.,]\d)", text):
+        attached = _ATTACHED_WORD.match(text, place.end())
+        word = attached[1] if attached and attached[1] in NAMES and attached[1] not in _NO_UNIT_IN_PROSE else ""
+        units.add(canonical_unit(unit_in_prose(text, place.end()) or word) or "")
+    units.discard("")
+    return "" if len(units) > 1 else " ".join((value, *units))
+
+
 def in_one_line(text: str) -> str:
     """Return the text with displayed formulas, bulleted lists and what an introduction at a line's end introduces in one line."""
     if not re.search(r"\n|\\\[|\$\$", text):
@@ -177,7 +199,7 @@ def in_one_line(text: str) -> str:
 
 
 def _without_bullets(bullets: re.Match[str]) -> str:
-    items = [_BULLET.sub("", line, count=1).strip(" *.,;") for line in bullets[0].strip().splitlines()]
+    items = [BULLET.sub("", line, count=1).strip(" *.,;") for line in bullets[0].strip().splitlines()]
     return bullets[0] if any(map(is_prose, items)) else "\n" + ", ".join(items)
 
 
@@ -266,7 +288,8 @@ def _of_clause(clause: str) -> Statement:
             in_figures = _IN_FIGURES.fullmatch(value)
             if in_figures is not None and parse_number_words(in_figures[2]) is not None:
                 value = in_figures[1]
-            value = _chained(value) or (value if not MATH_SPAN.search(value) else _sole_value(value) or value)
+            is_formula = not MATH_SPAN.search(value) or "=" in MATH_SPAN.sub("", value)
+            value = _chained(value) or (value if is_formula else _sole_value(value) or value)
         return Statement(value=value, phrases=(said, value))
     complement = _complement(said)
     if complement is None:
@@ -279,9 +302,14 @@ def _of_clause(clause: str) -> Statement:
         # 12 people are waiting: a number of subjects is a value, and what they do is none.
         return Statement(value=value, phrases=(whole,))
     if NUMBER.search(value) or MATH_SPAN.search(value):
-        return Statement(value=value, phrases=(said, complement), listed=_formulas(said))
-    phrases = dict.fromkeys(filter(None, (said, bold[1].strip() if bold else "", *_in_words(said, complement))))
-    return Statement(value=value, phrases=tuple(phrases), listed=_formulas(said))
+        return Statement(value=value, phrases=(said, complement), listed=_listed(said, complement))
+    phrases = dict.fromkeys(
+        filter(
+            None,
+            (said, bold[1].strip() if bold and bold[1].strip() in complement else "", *_in_words(said, complement)),
+        )
+    )
+    return Statement(value=value, phrases=tuple(phrases), listed=_listed(said, complement))
 
 
 def _says_otherwise(polar: str, rest: str) -> bool:
@@ -347,6 +375,11 @@ def _kind(piece: str) -> tuple[str, object] | None:
         return "polar", lexicon.POLAR[word]
     if word in lexicon.SIDES and len(piece.split()) <= 2:
         return "side", word
+    if _POINT.fullmatch(piece):
+        return "point", tuple(piece.strip("()").replace(" ", "").split(","))
+    named = [_NAMED_VALUE.fullmatch(item) for item in piece.split(",")]
+    if len(named) > 1 and all(named):
+        return "point", tuple(value for _, value in sorted(item.groups() for item in named if item is not None))
     number = parse_quantity(normalize(word)) if re.match(r"-?[\d.]", word) else None
     return None if number is None else ("number", number.value)
 
@@ -416,17 +449,23 @@ def _sole_value(text: str) -> str:
     found = list(MATH_SPAN.finditer(text)) or list(NUMBER.finditer(text))
     values = {span_content(match) if match.re is MATH_SPAN else match.group() for match in found}
     if not values:
-        words = [*_NUMERALS.findall(text), *_numbers_in_words(text)]
-        return words[0] if len(words) == 1 else ""
+        words = [] if re.search(r"\d", text) else [*_NUMERALS.findall(text), *_numbers_in_words(text)]
+        if len(words) != 1:
+            return ""
+        unit = unit_in_prose(text, text.find(words[0]) + len(words[0]))
+        return words[0] + unit if _CJK.match(unit) else f"{words[0]} {unit}".strip()
     if len(values) > 1:
         return ""
     value = values.pop()
     if any(
-        lexicon.CHANGED_BEFORE.search(text[: m.start()]) or lexicon.CHANGED_BEHIND.match(text, m.end()) for m in found
+        lexicon.CHANGED_BEFORE.search(text[: m.start()])
+        or lexicon.CHANGED_BEHIND.match(text, m.end())
+        or text[m.end() :].lstrip().startswith("=")
+        for m in found
     ):
         return ""
     behind = [_WORDS_BEHIND.match(text, match.end()) for match in found if match.re is NUMBER]
-    if any(words is not None and changes_number(words[0]) for words in behind):
+    if any(words is not None and (changes_number(words[0]) or text[words.end() :][:1] == "/") for words in behind):
         return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
     if not units or not is_plain(value):
@@ -461,8 +500,10 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
             yield complement[: -len(subject[-1])].strip()
     if lexicon.OR.search(complement) or POLAR_START.match(complement):
         return
-    if re.fullmatch(r"[^,/;:$\\\d]+", complement):
-        sides = {word for word in re.findall(r"[^\W\d_]+", complement.casefold()) if word in lexicon.SIDES}
+    if re.fullmatch(r"[^,、/;:$\\\d()]+", complement):
+        sides = {
+            word for word in re.findall(r"(?<!-)\b[^\W\d_]+\b(?!-)", complement.casefold()) if word in lexicon.SIDES
+        }
         if sides:
             yield from sides if len(sides) == 1 else ()
             return
@@ -472,4 +513,12 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
 
 
 def _formulas(text: str) -> tuple[str, ...]:
+    if NUMBER.search(MATH_SPAN.sub(" ", text)):
+        return ()
     return tuple(span_content(match) for match in MATH_SPAN.finditer(text))
+
+
+def _listed(said: str, complement: str) -> tuple[str, ...]:
+    """The formulas of the sentence, where they are what is said: in `$2$ and $3$ are red and blue` they are not."""
+    is_said = MATH_SPAN.search(complement) or lexicon.VERDICT.match(complement) or _SOLUTIONS.search(complement)
+    return _formulas(said) if is_said else ()

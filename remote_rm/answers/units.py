@@ -39,6 +39,9 @@ _BEHIND = re.compile(
 )
 
 
+_LETTER_IN_PROSE = re.compile(r"\s[msghNJWVL]\s[a-z]{2,}")
+
+
 @lru_cache(maxsize=2048)
 def canonical_unit(written: str) -> str | None:
     """Return the canonical spelling of a unit or a counted thing, "" for `units`, or None for what is neither."""
@@ -78,14 +81,16 @@ def split_unit(text: str) -> tuple[str, str]:
 def unit_behind(text: str, position: int) -> str:
     r"""Return the unit as written right behind a value: ` cm`, `$ cm`, `\text{ cm}`; "" where there is none.
 
-    A single letter counts at the end of a phrase only.
+    A single letter counts at the end of a phrase, and the usual ones before a word: `12 s here`.
     """
     match = _BEHIND.match(text, position)
     if match is None:
         return ""
     unit, rest = match["unit"], text[match.end() :]
-    is_letter = len(unit.partition("^")[0]) == 1 and unit[0].isalpha()
-    return "" if is_letter and not re.match(r"[}\s$]*(?:[.,;:)]|$)", rest) else unit
+    is_letter = (
+        len(unit.partition("^")[0]) == 1 and unit[0].isalpha() and not _LETTER_IN_PROSE.match(text, match.start())
+    )
+    return "" if is_letter and not re.match(r"(?:\\?\}|[\s$])*(?:[.,;:)]|$)", rest) else unit
 
 
 def conversion(unit: str, *, into: str) -> Fraction | None:

@@ -16,7 +16,6 @@ from helpers.answer_frames import (
     rivals,
     said,
 )
-from helpers.answer_open_faults import expect_open_faults
 from helpers.answer_verdicts import expect_none, is_right, right_ones
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -30,12 +29,6 @@ generated = settings(max_examples=150, deadline=None, derandomize=True, database
 SOME_STRANGERS = 12
 """Labels of other kinds that each label is compared with in the short run."""
 SOME_RIVALS = 2
-
-
-@pytest.fixture(autouse=True)
-def known_faults(request: pytest.FixtureRequest) -> None:
-    """What is known to be judged wrongly is expected to fail."""
-    expect_open_faults(request)
 
 
 def of_kind(kind: str) -> list[Label]:

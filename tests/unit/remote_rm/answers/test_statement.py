@@ -166,7 +166,7 @@ def test_remarks():
 
 @pytest.mark.parametrize(
     ("text", "unit"),
-    [("12 cm long", "cm"), (r"12\text{ cm}", "cm"), ("12$ cm", "cm"), ("12 in the end", ""), ("12 m.", "m"), ("12 m long", ""), ("12 apples", "")],
+    [("12 cm long", "cm"), (r"12\text{ cm}", "cm"), ("12$ cm", "cm"), ("12 in the end", ""), ("12 m.", "m"), ("12 m long", "m"), ("12 a day", ""), ("12 apples", "")],
 )  # fmt: skip
 def test_a_unit_right_behind_a_value(text, unit):
     assert unit_in_prose(text, 2) == unit
