@@ -53,7 +53,9 @@ _SINGLE = frozenset(
 EMPTY_SET = r"\emptyset"
 _SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
 _SEVERAL = re.compile(
-    r"^\s*(?:\(1\)\s*\S[^\n]*\(2\)\s*\S|1[.)]\s[^\n]*\n\s*2[.)]\s)|=[^=]*(?:[与和或、]|\bvs\b)[^=]*=|=\s*-?[\d.]+\s+[a-z]\s*=|^[^{}]*=[^={}]*\\\\[^={}]*=[^{}]*$"
+    r"^\s*(?:\(1\)\s*\S[^\n]*\(2\)\s*\S|1[.)]\s[^\n]*\n\s*2[.)]\s)"
+    r"|=[^=]*(?:[与和或、|&~]|以及|\b(?:vs|but)\b|(?<=[\w)}])[ ][A-Za-z](?=\s*=))[^=]*="
+    r"|=\s*-?[\d.]+\s+[a-z]\s*=|^[^{}]*=[^={}]*\\\\[^={}]*=[^{}]*$"
 )
 """Numbered answers, and two equations."""
 _CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")

@@ -14,7 +14,7 @@ ROUNDED_FROM_PLACES = 2
 """A gold with fewer decimal places than this, or fewer significant digits, is exact; any other counts as rounded."""
 MAX_EXPONENT = 300
 
-_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
+_INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
 _PART = "|".join(sorted(PART_WORDS, key=len, reverse=True))
 _CHINESE_SCALE = "|".join(sorted(CHINESE_SCALES, key=len, reverse=True))

@@ -37,7 +37,7 @@ _PLAIN_VALUE = re.compile(
     r"[-+]?(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*\d(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*"
 )
 _CHAIN = re.compile(
-    r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?(?: ?[A-Za-z]{1,3})?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(-]|[.,]\d)"
+    r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?(?: ?[A-Za-z]{1,3})?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(€£-]|[.,]\d)"
 )
 _LEADING_VALUE = re.compile(
     r"(\$[^$]{1,200}\$|\\\([^\n]{1,200}?\\\)|-?\d[\d,]*(?:\.\d+)?)" + lexicon.BEHIND_VALUE.pattern
@@ -306,7 +306,11 @@ def _of_clause(clause: str) -> Statement:
     phrases = dict.fromkeys(
         filter(
             None,
-            (said, bold[1].strip() if bold and bold[1].strip() in complement else "", *_in_words(said, complement)),
+            (
+                said,
+                bold[1].strip() if bold and bold[1].strip() in complement and ". " not in complement else "",
+                *_in_words(said, complement),
+            ),
         )
     )
     return Statement(value=value, phrases=tuple(phrases), listed=_listed(said, complement))

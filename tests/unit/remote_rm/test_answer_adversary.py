@@ -49,6 +49,12 @@ FOUND = [
     ("Thus, $five thousand (left)$.", "5000", "left"),
     ("**Answer:** 'It should be B.' becomes '75%'", "B", "75%"),
     ("<answer>'True.' should be '蓝色'</answer>", "True", "蓝色"),
+    (r"\boxed{0,100}", "[0, 100]", "100"),
+    ("It is A -> x=1, y=2.", "A", "(1, 2)"),
+    ("Thus, $, . No, 答案是D，$blue$.", "D", "blue"),
+    ("Thus, $The answer is D-$5 gives y = 2x + 3.$.", "D", "y = 2x + 3"),
+    (r"Thus, $Therefore \$32,348: $5: £5 = 32,348€$.", "32,348€", r"\$32,348"),
+    (r"\boxed{\text{The correct answer is left. per **Paul**}}", "left", "Paul"),
 ]
 
 

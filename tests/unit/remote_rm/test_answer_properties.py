@@ -79,7 +79,8 @@ def test_every_spelling_is_right_for_no_label_that_is_apart(kind: str):
         for answer in CATALOGUE
         if are_apart(answer, label)
         for text in answer.spellings
-        if is_right(text, label.text)
+        # A unit may be missing.
+        if is_right(text, label.text) and not (kind == "number" and text.startswith(f"{label.text} "))
     )
 
 
@@ -129,6 +130,8 @@ def test_two_answers_are_right_for_neither(kind: str, by_sympy: int):
         for other in rivals(label)[:SOME_RIVALS]
         for frame in HEDGED
         for gold in (label, other)
+        # An equation may follow from the one above it.
+        if kind != "equation" or "\n" not in frame
     ]
     expect_none(right_ones(hedged, by_sympy=by_sympy))
 
