@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-
 from ray._private.services import find_bootstrap_address
 
 from lmm_r1 import cpu

@@ -163,11 +163,9 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return True
     stated = read(answer)
     if parse_quantity(gold) is None:
-        phrases = (
-            stated.phrases
-            if is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE) or gold == EMPTY_SET
-            else stated.phrases[:1]
-        )
+        said_whole = stated.phrases[:2] if gold == EMPTY_SET else stated.phrases[:1]
+        is_in_words = is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
+        phrases = stated.phrases if is_in_words else said_whole
         if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
             return True
     value = normalize(stated.value)

@@ -147,7 +147,7 @@ def _in_english(text: str) -> Quantity | None:
     """The longest run of number words in front, and the unit behind it."""
     words = text.split(" ")
     for end in range(len(words), 0, -1):
-        value = parse_words(" ".join(words[:end]))
+        value = parse_words(" ".join(words[:end])) if words[end - 1] != "and" else None
         if value is not None:
             rest = " ".join(words[end:])
             percent = rest in ("%", "percent", "per cent")

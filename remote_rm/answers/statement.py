@@ -59,7 +59,7 @@ _LISTED_NUMBERS = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
 _PREPOSITION = re.compile(r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?")
 _SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
 POLAR_START = re.compile(
-    r"[\s*\"$]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！、]|\s[-–—])",
+    r"[\s*\"$~]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！、]|\s[-–—])",
     re.IGNORECASE,
 )
 _HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
@@ -453,11 +453,7 @@ def _sole_value(text: str) -> str:
     found = list(MATH_SPAN.finditer(text)) or list(NUMBER.finditer(text))
     values = {span_content(match) if match.re is MATH_SPAN else match.group() for match in found}
     if not values:
-        words = [] if re.search(r"\d", text) else [*_NUMERALS.findall(text), *_numbers_in_words(text)]
-        if len(words) != 1:
-            return ""
-        unit = unit_in_prose(text, text.find(words[0]) + len(words[0]))
-        return words[0] + unit if _CJK.match(unit) else f"{words[0]} {unit}".strip()
+        return "" if re.search(r"\d", text) else _sole_number_in_words(text)
     if len(values) > 1:
         return ""
     value = values.pop()
@@ -475,6 +471,19 @@ def _sole_value(text: str) -> str:
     if not units or not is_plain(value):
         return value
     return f"{value} {units.pop()}" if len(units) == 1 else ""
+
+
+def _sole_number_in_words(text: str) -> str:
+    """The one number in words with the unit behind it: `It is five years.` → `five years`."""
+    words = [*_NUMERALS.findall(text), *_numbers_in_words(text)]
+    if len(words) != 1:
+        return ""
+    end = text.find(words[0]) + len(words[0])
+    behind = _WORDS_BEHIND.match(text, end)
+    if behind is not None and changes_number(behind[0]):
+        return ""
+    unit = unit_in_prose(text, end)
+    return words[0] + unit if _CJK.match(unit) else f"{words[0]} {unit}".strip()
 
 
 def _numbers_in_words(text: str) -> list[str]:
@@ -504,7 +513,7 @@ def _in_words(said: str, complement: str) -> Iterable[str]:
             yield complement[: -len(subject[-1])].strip()
     if lexicon.OR.search(complement) or POLAR_START.match(complement):
         return
-    if re.fullmatch(r"[^,、/;:$\\\d()]+", complement):
+    if re.fullmatch(r"[^,、|/;:$\\\d()]+", complement):
         sides = {
             word for word in re.findall(r"(?<!-)\b[^\W\d_]+\b(?!-)", complement.casefold()) if word in lexicon.SIDES
         }

@@ -188,7 +188,9 @@ def denials(label: Label) -> tuple[str, ...]:
     """Return the sentences that deny or bound an answer of this label's kind."""
     more = BOUNDED + FORMULA_DENIED if label.kind in NUMERIC_KINDS else ()
     # "No, no." and "No? No." say no.
-    frames = [frame for frame in DENIED if label.text not in ("No", "False", "否") or not frame.lower().endswith(" no.")]
+    frames = [
+        frame for frame in DENIED if label.text not in ("No", "False", "否") or not frame.lower().endswith(" no.")
+    ]
     return (*frames, *more)
 
 
