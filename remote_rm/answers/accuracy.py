@@ -50,6 +50,7 @@ _SINGLE = frozenset(
         Kind.BASED,
     )
 )
+MAX_WORDS = 8
 EMPTY_SET = r"\emptyset"
 _SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
 _SEVERAL = re.compile(
@@ -183,7 +184,7 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
         return True
     if kind_of(gold) is Kind.YES_NO and _is_otherwise_in_chinese(answer):
         return True
-    if kind_of(gold) in _SINGLE_OR_EQUATION and _SEVERAL.search(answer) and not is_prose(answer):
+    if kind_of(gold) in _SINGLE_OR_EQUATION and _SEVERAL.search(answer) and _is_short(answer):
         return True
     residue = _REDUCED.fullmatch(whole)
     if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
@@ -207,6 +208,11 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
     is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
     return is_single and len(lines) > 1 and not is_prose(answer) and not re.search(r"[=\\]", answer)
+
+
+def _is_short(answer: str) -> bool:
+    """Whether it is no sentence, or one of a few words."""
+    return len(answer.split()) <= MAX_WORDS or not is_prose(answer)
 
 
 def _currencies(whole: str, answer: str) -> set[str]:

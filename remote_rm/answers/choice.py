@@ -26,7 +26,7 @@ _OTHER_JOINED = re.compile(
 _OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
 _MARKED = re.compile(r"(?<![A-Za-z_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))")
 _STATED = re.compile(
-    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:]\W|\s?\)|，|,\s+(?:[Ii]t|[Tt]his|[Tt]hat)\b|-[A-Za-z$\\]|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:]\W|\s?\)|，|,\s+(?:[Ii]t|[Tt]his|[Tt]hat|so|thus|hence|therefore)\b|-[A-Za-z$\\]|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
     re.IGNORECASE,
 )
 _JOINED_LATER = re.compile(

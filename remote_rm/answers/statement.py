@@ -86,7 +86,8 @@ _POINT = re.compile(r"\([^(),=]{1,20}(?:,[^(),=]{1,20})+\)")
 _NAMED_VALUE = re.compile(r"\s*([a-z])\s*=\s*([^\s=]{1,20})\s*")
 _SOLUTIONS = re.compile(r"\b(?:solutions?|roots?|zeros?|answers?|values?|factors?|elements?|points?)\b")
 _BARE_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_ATTACHED_WORD = re.compile(r" ?([A-Za-zμ]+|[\u4e00-\u9fff]{1,3})")
+_ATTACHED_WORD = re.compile(r" ?([A-Za-zμ][a-zμ]*|[\u4e00-\u9fff]{1,3})[A-Za-zμ]*")
+_SENTENCE_WITHIN = re.compile(r"[.。!！]\D")
 _TAG = re.compile(r"</?(?:answer|think)>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
@@ -183,7 +184,8 @@ def measured(value: str, text: str) -> str:
     units = set[str]()
     for place in re.finditer(rf"(?<![\d.,]){re.escape(value)}(?!\d|[.,]\d)", text):
         attached = _ATTACHED_WORD.match(text, place.end())
-        word = attached[1] if attached and attached[1] in NAMES and attached[1] not in _NO_UNIT_IN_PROSE else ""
+        words = (attached[0].strip(), attached[1]) if attached else ()
+        word = next((word for word in words if word in NAMES and word not in _NO_UNIT_IN_PROSE), "")
         units.add(canonical_unit(unit_in_prose(text, place.end()) or word) or "")
     units.discard("")
     return "" if len(units) > 1 else " ".join((value, *units))
@@ -308,7 +310,11 @@ def _of_clause(clause: str) -> Statement:
             None,
             (
                 said,
-                bold[1].strip() if bold and bold[1].strip() in complement and ". " not in complement else "",
+                (
+                    bold[1].strip()
+                    if bold and bold[1].strip() in complement and not _SENTENCE_WITHIN.search(complement)
+                    else ""
+                ),
                 *_in_words(said, complement),
             ),
         )
