@@ -1,0 +1,1 @@
+"""What a policy talks to over several turns: environments and their tools."""

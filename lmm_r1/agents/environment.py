@@ -1,0 +1,80 @@
+"""What an environment is: it shows a policy a row, answers each of its turns, and says when an episode is over."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lmm_r1.data.messages import Part, Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the policy has said in one turn."""
+
+    text: str
+    """As it was generated, without the end token; what the turn was begun with stands in front."""
+    number: int
+    """Which of the episode's turns it is, from 0."""
+    ended: bool
+    """Whether the policy ended it itself; False where it reached its limit of tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What an environment says to one turn."""
+
+    shown: tuple[Part, ...] = ()
+    """The content of the next message to the policy; empty where the episode is over."""
+    role: str = "user"
+    """Of that message."""
+    prefill: str = ""
+    """How the policy's next turn begins; the policy has not generated it."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode ends with the turn that this answers."""
+        return not self.shown
+
+
+class Episode(ABC):
+    """The state of an environment for one sample."""
+
+    @abstractmethod
+    async def answer(self, turn: Turn) -> Answered:
+        """Return what the environment says to a turn.
+
+        What a policy may write is never an error: a call that cannot be read is answered, and counted. An exception is
+        the environment's own fault; it ends the episode, is logged with the row, and is counted.
+        """
+
+    async def close(self) -> None:
+        """Let go of what the episode holds; called once, however it has ended."""
+
+
+class Environment(ABC):
+    """Begins episodes; one serves all rows of a run, from several tasks of one event loop."""
+
+    name: ClassVar[str]
+    """Its name on the command line: `crop`."""
+    stops: ClassVar[tuple[str, ...]] = ()
+    """Texts that end a turn where the policy writes them; they belong to the turn."""
+
+    def shown_row(self, row: Row) -> Row:
+        """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""
+        return row
+
+    @abstractmethod
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        """Return a new episode.
+
+        Args:
+            row: as it was read, not as it is shown.
+            seed: its own among the samples of a group, the same in a run that was resumed.
+        """
