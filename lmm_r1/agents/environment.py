@@ -54,7 +54,7 @@ class Episode(ABC):
         the environment's own fault; it ends the episode, is logged with the row, and is counted.
         """
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - few episodes hold anything
         """Let go of what the episode holds; called once, however it has ended."""
 
 
@@ -65,6 +65,10 @@ class Environment(ABC):
     """Its name on the command line: `crop`."""
     stops: ClassVar[tuple[str, ...]] = ()
     """Texts that end a turn where the policy writes them; they belong to the turn."""
+    rewards: ClassVar[tuple[str, ...]] = ()
+    """The names of all parts of the reward that its answers may give; one that an episode does not earn is 0."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """The names of all that its answers may count."""
 
     def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
-from lmm_r1.config.ppo import ActorConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
+from lmm_r1.config.ppo import ActorConfig, AgentConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
 from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
@@ -22,7 +22,7 @@ GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
-    _refuse_agents(config)
+    _check_agent(config)
     _check_accumulation(config)
     _check_value_models(config)
     _check_groups(config)
@@ -95,11 +95,32 @@ def check_mismatch_limit(config: PPOConfig) -> None:
         raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
 
 
-def _refuse_agents(config: PPOConfig) -> None:
+def _check_agent(config: PPOConfig) -> None:
+    agent, settings = config.train.agent, config.agent
     if config.train.agent_func_path:
         raise UserError(
-            f"--train.agent_func_path {config.train.agent_func_path} is not available in this version; "
-            "give --reward.remote_url"
+            f"--train.agent_func_path {config.train.agent_func_path} is not available in this version; write the agent as "
+            "an environment and give --train.agent FILE.py:CLASS"
+        )
+    if agent is None:
+        for name, default in vars(AgentConfig()).items():
+            if getattr(settings, name) != default:
+                raise UserError(f"--agent.{name} {getattr(settings, name)} is for episodes; give --train.agent, too")
+        return
+    if config.reward.model_name_or_path:
+        raise UserError(
+            f"--train.agent {agent} with --reward.model_name_or_path {config.reward.model_name_or_path}: a reward model "
+            "scores single turns; give --reward.remote_url, or leave the rewards to the environment"
+        )
+    for name, least in (("max_turns", 1), ("max_images", 0)):
+        if getattr(settings, name) < least:
+            raise UserError(f"--agent.{name} {getattr(settings, name)} must be at least {least}")
+    if not settings.answer_s > 0:
+        raise UserError(f"--agent.answer_s {settings.answer_s:g} must be above 0")
+    if settings.overturn_penalty != AgentConfig.overturn_penalty and settings.overturn != "penalise":
+        raise UserError(
+            f"--agent.overturn_penalty {settings.overturn_penalty:g} needs --agent.overturn penalise; it is "
+            f"{settings.overturn}"
         )
 
 
@@ -412,7 +433,7 @@ def _check_reward_source(config: PPOConfig) -> None:
     function = reward_function(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
-    if not (model or url):
+    if not (model or url or config.train.agent):
         raise UserError(
             "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
             "for example --reward.remote_url http://127.0.0.1:5000/get_reward"

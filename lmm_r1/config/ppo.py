@@ -227,8 +227,25 @@ class PPOTrainConfig(TrainConfig):
     """Rollouts that may wait for the trainer."""
     partial_rollout_enable: bool = False
     """Let responses run on across weight updates."""
+    agent: str | None = None
+    """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own; None is single turns."""
     agent_func_path: str | None = None
-    """Python file with an agent, which then gives the rewards."""
+    """Python file with an agent in OpenRLHF's form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    max_turns: int = 6
+    """Turns of the policy in an episode; each is of rollout.max_new_tokens at most, and all with the prompt of data.max_len."""
+    max_images: int = 12
+    """Images that the environment may show in an episode, beside those of the prompt."""
+    answer_s: float = 60.0
+    """Seconds that the environment may take to answer a turn; beyond them the episode ends."""
+    overturn: Literal["mask", "penalise", "keep"] = "mask"
+    """What becomes of an episode that a limit ends: nothing is learnt from it and its group is compared without it, it
+    pays agent.overturn_penalty, or it counts as any other."""
+    overturn_penalty: float = 1.0
+    """What such an episode pays with agent.overturn penalise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +340,8 @@ class PPOConfig:
     """The algorithm."""
     train: PPOTrainConfig = field(default_factory=PPOTrainConfig)
     """The training loop."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Episodes of several turns."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
     """The generation engines."""
     ds: PPODeepSpeedConfig = field(default_factory=PPODeepSpeedConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -115,6 +115,29 @@ def media_before(media: SampleMedia | SentMedia, end: int) -> tuple[Hashable, ..
     return tuple(item.key for item in items if item.start < end)
 
 
+EpisodeEnd = Literal["over", "turns", "images", "tokens", "failed"]
+"""The environment ended it; or it would have gone on beyond its limit of turns, images or tokens; or it failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """How an episode went in which an environment answered the policy's turns."""
+
+    end: EpisodeEnd
+    images: int
+    """How many the environment has shown, beside the prompt's."""
+    rewards: Mapping[str, float]
+    """The named parts of the reward that the environment gave, each summed over the turns."""
+    counts: Mapping[str, int]
+    said: tuple[tuple[str, str], ...]
+    """The turns behind the prompt as (role, text), without pictures."""
+
+    @property
+    def over_turn(self) -> bool:
+        """Whether a limit ended it, and not the policy or the environment."""
+        return self.end in ("turns", "images", "tokens")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A prompt and what became of it: one generated segment, or several turns with observations between them."""
@@ -129,6 +152,10 @@ class Sample:
     """How many weight updates the engine had had when it generated the sample."""
     reward: Score | None = None
     """What it is worth, with the named parts that are logged; None until a reward model says it."""
+    played: Played | None = None
+    """Of several turns with an environment; its `response` is then the last turn's."""
+    masked: bool = False
+    """Whether nothing is learnt from it, and its group is compared without it."""
 
     def __post_init__(self) -> None:
         kinds = [segment.kind for segment in self.segments]

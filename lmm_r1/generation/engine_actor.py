@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,26 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
-from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.agents.registry import load_environment
+from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.episodes import EpisodeLimits, EpisodeRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.scoring.sources import make_scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """Which environment answers the policy's turns, and how far its episodes go."""
+
+    name: str
+    """As `--train.agent` has it."""
+    settings: AgentConfig
 
 
 class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
@@ -31,6 +43,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self,
         *,
         reward: RewardConfig | None,
+        agent: AgentSpec | None = None,
         **engine_arguments: Any,
     ) -> None:
         self.llm: TokenEngine
@@ -41,12 +54,19 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             self.llm = engine = self._started_in_process(**engine_arguments)
             in_thread = engine.call
-        self.groups = GroupRollout(
-            codec=PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]),
-            scorer=None if reward is None else make_scorer(reward),
-            in_thread=in_thread,
-            store=media_store.put,
-        )
+        room: dict[str, Any] = {
+            "codec": PromptCodec.of(
+                engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]
+            ),
+            "scorer": None if reward is None else make_scorer(reward),
+            "in_thread": in_thread,
+            "store": media_store.put,
+        }
+        if agent is None:
+            self.groups = GroupRollout(**room)
+        else:
+            limits = EpisodeLimits(**vars(agent.settings))
+            self.groups = EpisodeRollout(environment=load_environment(agent.name), limits=limits, **room)
         # How many updates its weights have had in this run.
         self.weight_version = 0
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.data.messages import Row
@@ -14,9 +16,10 @@ from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
-from lmm_r1.generation.request import Request
+from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
+from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.scoring.functions import failure_told
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
@@ -44,6 +47,22 @@ class GroupSettings:
     """Whether samples bring their media along, which nothing but training needs."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What all samples of a group begin with."""
+
+    row: Row
+    shown: Row
+    """The row as the policy is shown it."""
+    prompt: EncodedPrompt
+    """Without media tensors."""
+    segment: Segment
+    begun: str
+    """What a response is begun with."""
+    weight_version: int
+    """Of the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +103,8 @@ class GroupRollout:
         Args:
             weight_version: of the engine.
         """
-        prompt = await self.in_thread(self.codec.encode, row)
+        shown = self.shown_row(row)
+        prompt = await self.in_thread(self.codec.encode, shown)
         room = settings.max_len - len(prompt.token_ids)
         wanted = settings.sampling.max_new_tokens
         if room < (wanted or 1):
@@ -95,48 +115,70 @@ class GroupRollout:
                 f"--rollout.max_new_tokens {wanted or 1} is more than --data.max_len {settings.max_len}; raise it, or "
                 "leave such rows out with --data.overlong_prompts skip"
             )
-        request = Request(self.codec.engine_prompt(prompt), self._parameters(settings, max_tokens=wanted or room))
         media = await self.in_thread(self.store, prompt.media) if settings.media and prompt.media else None
-        # Pixel values are large, and the engine has images of its own.
-        prompt = replace(prompt, media=None)
-        begun = self.codec.begun_with(row, prompt.engine_token_ids)
-        # One segment for all samples.
-        shared = Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media)
+        opening = Opening(
+            row=row,
+            shown=shown,
+            # Pixel values are large, and the engine has images of its own.
+            prompt=replace(prompt, media=None),
+            # One segment for all samples.
+            segment=Segment(kind="prompt", token_ids=tuple(prompt.token_ids), media=media),
+            begun=self.codec.begun_with(shown, prompt.engine_token_ids),
+            weight_version=weight_version,
+        )
         tasks: list[asyncio.Task[Sample]] = []
         samples = []
         at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
         try:
-            async for response in request.sent_to(engine):
-                if response.finish_reason in WHOLE:
-                    log_probs = tuple(response.log_probs) if settings.logprobs else None
-                    generated = Segment(kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs)
-                    sample = Sample(
-                        row=row,
-                        segments=(shared, generated),
-                        response=begun + self.codec.text(response.token_ids, ended=response.finish_reason == "stop"),
-                        finish_reason=response.finish_reason,
-                        weight_version=weight_version,
-                    )
+            async with aclosing(self.sampled(engine, opening, settings)) as generated:
+                async for sample in generated:
                     samples.append(sample)
                     if at_once is None:
-                        tasks.append(asyncio.create_task(self._scored(sample, prompt, settings)))
-            _check_whole(request, row)
+                        tasks.append(asyncio.create_task(self._scored(sample, opening.prompt, settings)))
             if at_once is not None:
-                return await self._scored_at_once(samples, prompt, at_once, settings)
+                return await self._scored_at_once(samples, opening.prompt, at_once, settings)
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _parameters(self, settings: GroupSettings, *, max_tokens: int) -> SamplingParams:
+    def shown_row(self, row: Row) -> Row:
+        """Return the row as the policy is shown it."""
+        return row
+
+    async def sampled(
+        self, engine: TokenEngine, opening: Opening, settings: GroupSettings
+    ) -> AsyncGenerator[Sample, None]:
+        """Yield the group's samples, without rewards, as they end; raises UserError where one does not come whole."""
+        room = settings.max_len - len(opening.prompt.token_ids)
+        parameters = self._parameters(settings, max_tokens=settings.sampling.max_new_tokens or room)
+        request = Request(self.codec.engine_prompt(opening.prompt), parameters)
+        async with aclosing(request.sent_to(engine)) as responses:
+            async for response in responses:
+                if response.finish_reason in WHOLE:
+                    ended = response.finish_reason == "stop"
+                    yield Sample(
+                        row=opening.row,
+                        segments=(opening.segment, generated_segment(response, settings)),
+                        response=opening.begun + self.codec.text(response.token_ids, ended=ended),
+                        finish_reason=response.finish_reason,
+                        weight_version=opening.weight_version,
+                    )
+        check_whole(request, opening.row)
+
+    def _parameters(
+        self, settings: GroupSettings, *, max_tokens: int, n_samples: int | None = None, stops: Sequence[str] = ()
+    ) -> SamplingParams:
+        sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
-            settings.sampling,
+            sampling,
             max_tokens=max_tokens,
             banned_token_ids=self.codec.banned_token_ids,
             end_token_id=self.tokenizer.eos_token_id,
             output_per="response",
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
+            stops=stops,
         )
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
@@ -187,9 +229,17 @@ class GroupRollout:
         )
 
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
-        """Return prompt and response as the model reads and writes them."""
-        (generated,) = sample.generated
-        return self.tokenizer.decode([*prompt.engine_token_ids, *generated.token_ids], skip_special_tokens=False)
+        """Return prompt and response as the model reads and writes them, with one placeholder per image."""
+        later = chain.from_iterable(segment.token_ids for segment in sample.segments[1:])
+        placeholders = self.codec.kit.placeholder_ids(self.codec.processor)
+        ids = [*prompt.engine_token_ids, *collapse_runs(list(later), placeholders=placeholders)]
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def generated_segment(response: Response, settings: GroupSettings) -> Segment:
+    """Return a whole response as a segment."""
+    log_probs = tuple(response.log_probs) if settings.logprobs else None
+    return Segment(kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs)
 
 
 def _placed(error: Exception, row: Row) -> str:
@@ -198,7 +248,7 @@ def _placed(error: Exception, row: Row) -> str:
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
-def _check_whole(request: Request, row: Row) -> None:
+def check_whole(request: Request, row: Row) -> None:
     """Raise UserError where a response of a group did not end as responses do."""
     if broken := request.broken:
         ends = ", ".join(

@@ -27,6 +27,8 @@ class Response:
     """Of every token, where the request asks for them."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None = None
     """How it has ended, in vLLM's words."""
+    ended_by_text: bool = False
+    """Whether a text that ends responses did it: the last token is then no end token."""
 
     def add(self, part: CompletionOutput) -> None:
         self.token_ids.extend(part.token_ids)
@@ -34,6 +36,7 @@ class Response:
             pairs = zip(part.token_ids, part.logprobs, strict=True)
             self.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
         self.finish_reason = part.finish_reason
+        self.ended_by_text = isinstance(part.stop_reason, str)
 
 
 class Request:
@@ -43,6 +46,8 @@ class Request:
         self.prompt = prompt
         self.parameters = parameters
         self.responses = [Response() for _ in range(parameters.n)]
+        self.read_token_ids: list[int] | None = None
+        """The prompt as the engine has read it, its placeholders expanded; None until it has said so."""
 
     async def sent_to(self, engine: TokenEngine) -> AsyncGenerator[Response, None]:
         """Yield each response whenever it has grown, for the last time when it has ended; leaving early aborts them all.
@@ -51,6 +56,7 @@ class Request:
         """
         async with aclosing(engine.generate(self.prompt, self.parameters, uuid.uuid4().hex)) as outputs:
             async for output in outputs:
+                self.read_token_ids = output.prompt_token_ids
                 for part in output.outputs:
                     response = self.responses[part.index]
                     response.add(part)

@@ -12,7 +12,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster.placement import Reservation, reserve
 from lmm_r1.config import PPOConfig
-from lmm_r1.generation.engine_actor import RolloutActor
+from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 from lmm_r1.lmm_kits import Checkpoint
@@ -98,4 +98,5 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
         "reward": config.reward if config.reward.remote_url else None,
+        "agent": None if config.train.agent is None else AgentSpec(name=config.train.agent, settings=config.agent),
     }

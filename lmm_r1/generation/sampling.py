@@ -21,6 +21,7 @@ def sampling_params(
     output_per: Literal["token", "response", "prompt"],
     logprobs: bool = False,
     ignore_eos: bool = False,
+    stops: Sequence[str] = (),
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
@@ -30,6 +31,7 @@ def sampling_params(
             or all responses when the last has ended.
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
+        stops: texts that end a response, which belong to it.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -42,7 +44,10 @@ def sampling_params(
         stop_token_ids=[] if ignore_eos else [end_token_id],
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
-        detokenize=False,
+        # Where the engine looks for texts it must know them.
+        detokenize=bool(stops),
+        stop=list(stops),
+        include_stop_str_in_output=bool(stops),
         # The sampled token's alone, and no top ones beside it.
         logprobs=0 if logprobs else None,
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),

@@ -39,6 +39,10 @@ class SampledResponse:
     """How many weight updates the engine had had; None in records of earlier versions."""
     held_out: bool = False
     """Whether it answers a row of the evaluation, and nothing was learnt from it."""
+    said: tuple[tuple[str, str], ...] = ()
+    """Of an episode, its turns behind the prompt as (role, text); empty for a single response."""
+    end: str | None = None
+    """How an episode has ended."""
 
     @classmethod
     def of(cls, sample: Sample, *, step: int, group: int, held_out: bool = False) -> SampledResponse:
@@ -54,6 +58,8 @@ class SampledResponse:
             truncated=sample.truncated,
             weight_version=sample.weight_version,
             held_out=held_out,
+            said=() if sample.played is None else sample.played.said,
+            end=None if sample.played is None else sample.played.end,
         )
 
 
@@ -178,7 +184,18 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
             None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
         ),
         held_out=record.get("held_out") is True,
+        said=_said(record.get("said", []), place=place),
+        end=None if record.get("end") is None else text_field(record, "end", place=place),
     )
+
+
+def _said(value: object, *, place: str) -> tuple[tuple[str, str], ...]:
+    """The turns of an episode; records of earlier versions have none."""
+    if isinstance(value, list) and all(
+        isinstance(turn, list) and len(turn) == 2 and all(isinstance(item, str) for item in turn) for turn in value
+    ):
+        return tuple((role, text) for role, text in value)
+    raise UserError(f"{place}: said must be a list of [role, text], found {value!r:.80}")
 
 
 def _messages(value: object, *, place: str) -> tuple[Message, ...]:

@@ -50,6 +50,9 @@ class RewardedRollout:
     gamma: float
     lambd: float
     """GAE's."""
+    counted: torch.Tensor | None = None
+    """(G, n), False for samples that nothing is learnt from: no other is compared with them, and their advantage is 0.
+    None counts all."""
     divide: bool
     """Whether advantages that are whitened are also divided by their standard deviation."""
 
@@ -76,7 +79,9 @@ def gae(rollout: RewardedRollout) -> Estimate:
     for part, reward in zip(rollout.passes, rewards, strict=True):
         assert part.values is not None, "gae has a critic"
         values = part.mask * part.values
-        estimated = generalized_advantages(part.mask * reward, values, gamma=rollout.gamma, lambd=rollout.lambd)
+        estimated = generalized_advantages(
+            part.mask * reward, values, mask=part.mask, gamma=rollout.gamma, lambd=rollout.lambd
+        )
         advantages.append(estimated)
         returns.append(estimated + values)
     return _whitened(Estimate(token_rewards=rewards, advantages=advantages, returns=returns), rollout)
@@ -89,31 +94,32 @@ def reinforce(rollout: RewardedRollout) -> Estimate:
 
 def reinforce_baseline(rollout: RewardedRollout) -> Estimate:
     """REINFORCE++-baseline (arXiv:2501.03262): A_i = whitened r_i - mean(r), by the rewards r of sample i's group."""
-    return _whitened(_returns(rollout, centred(rollout.rewards)), rollout)
+    return _whitened(_returns(rollout, centred(rollout.rewards, rollout.counted)), rollout)
 
 
 def rloo(rollout: RewardedRollout) -> Estimate:
     """RLOO (arXiv:2402.14740): A_i = r_i - the mean of the group's other rewards."""
-    samples = rollout.rewards.shape[-1]
+    samples = _counts(rollout.rewards, rollout.counted)
     # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1); a sample alone has nothing to be compared with.
-    return _returns(rollout, centred(rollout.rewards) * (samples / max(samples - 1, 1)))
+    return _returns(rollout, centred(rollout.rewards, rollout.counted) * (samples / (samples - 1).clamp(min=1)))
 
 
 def group_norm(rollout: RewardedRollout) -> Estimate:
     """GRPO (arXiv:2402.03300): A_i = (r_i - mean(r)) / std(r), by the rewards r of sample i's group."""
-    deviations = group_deviations(rollout.rewards)
-    return _returns(rollout, centred(rollout.rewards) / (deviations + DEVIATION_EPSILON))
+    deviations = group_deviations(rollout.rewards, rollout.counted)
+    return _returns(rollout, centred(rollout.rewards, rollout.counted) / (deviations + DEVIATION_EPSILON))
 
 
 def dr_grpo(rollout: RewardedRollout) -> Estimate:
     """Dr. GRPO (arXiv:2503.20783): A_i = r_i - mean(r), by the rewards r of sample i's group."""
-    return _returns(rollout, centred(rollout.rewards))
+    return _returns(rollout, centred(rollout.rewards, rollout.counted))
 
 
 def flash_reinforce(rollout: RewardedRollout) -> Estimate:
     """OpenRLHF's FlashREINFORCE: A_i = r_i - mean(r), by the rewards r of the whole rollout."""
-    rewards = rollout.rewards
-    return _returns(rollout, centred(rewards.reshape(1, -1)).reshape(rewards.shape))
+    rewards, counted = rollout.rewards, rollout.counted
+    everywhere = None if counted is None else counted.reshape(1, -1)
+    return _returns(rollout, centred(rewards.reshape(1, -1), everywhere).reshape(rewards.shape))
 
 
 ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(EstimatorName)}
@@ -137,41 +143,67 @@ def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch
     return found
 
 
-def discounted_returns(rewards: torch.Tensor, *, gamma: float) -> torch.Tensor:
-    """Return G_t = r_t + gamma G_{t+1} of the rewards of tokens, (B, A)."""
+def discounted_returns(rewards: torch.Tensor, *, mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return G_t = r_t + gamma G_{t+1} of the rewards of tokens, (B, A).
+
+    The next token is the next that was generated: what stands between two turns discounts nothing.
+
+    Args:
+        mask: (B, A), 1 for the generated tokens.
+    """
     returns = []
     later = rewards.new_zeros(len(rewards))
     for place in reversed(range(rewards.shape[1])):
-        later = rewards[:, place] + gamma * later
+        later = torch.where(mask[:, place].bool(), rewards[:, place] + gamma * later, later)
         returns.append(later)
     return torch.stack(returns[::-1], dim=1)
 
 
-def generalized_advantages(rewards: torch.Tensor, values: torch.Tensor, *, gamma: float, lambd: float) -> torch.Tensor:
-    """Return A_t = delta_t + gamma lambda A_{t+1}, (B, A); see `gae`.
+def generalized_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, *, mask: torch.Tensor, gamma: float, lambd: float
+) -> torch.Tensor:
+    """Return A_t = delta_t + gamma lambda A_{t+1}, (B, A), from one generated token to the next; see `gae`.
 
     Args:
         rewards, values: (B, A), 0 where no token was generated.
+        mask: (B, A), 1 for the generated tokens.
     """
     advantages = []
     later = next_value = rewards.new_zeros(len(rewards))
     for place in reversed(range(rewards.shape[1])):
+        generated = mask[:, place].bool()
         delta = rewards[:, place] + gamma * next_value - values[:, place]
-        later = delta + gamma * lambd * later
+        later = torch.where(generated, delta + gamma * lambd * later, later)
         advantages.append(later)
-        next_value = values[:, place]
+        next_value = torch.where(generated, values[:, place], next_value)
     return torch.stack(advantages[::-1], dim=1)
 
 
-def centred(rewards: torch.Tensor) -> torch.Tensor:
-    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 where those of a row are equal."""
+def centred(rewards: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 where those of a row are equal.
+
+    Args:
+        counted: (G, n), False for rewards that count for none of this; they become 0.
+    """
     rewards = rewards.double()
+    if counted is not None:
+        # A reward that is its row's mean moves neither the mean nor, by itself, the spread.
+        sums = torch.where(counted, rewards, 0.0).sum(-1, keepdim=True)
+        rewards = torch.where(counted, rewards, sums / _counts(rewards, counted).clamp(min=1))
     return torch.where(_are_equal(rewards), 0.0, rewards - rewards.mean(-1, keepdim=True))
 
 
-def group_deviations(rewards: torch.Tensor) -> torch.Tensor:
+def group_deviations(rewards: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
     """Return the standard deviation (n - 1 degrees of freedom) of each group's rewards (G, n), (G, 1); 0 for equal ones."""
-    return (centred(rewards).square().sum(-1, keepdim=True) / max(rewards.shape[-1] - 1, 1)).sqrt()
+    squares = centred(rewards, counted).square().sum(-1, keepdim=True)
+    return (squares / (_counts(rewards, counted) - 1).clamp(min=1)).sqrt()
+
+
+def _counts(rewards: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
+    """How many rewards of each row count, (G, 1)."""
+    if counted is None:
+        return torch.full((*rewards.shape[:-1], 1), float(rewards.shape[-1]), dtype=torch.double)
+    return counted.double().sum(-1, keepdim=True)
 
 
 def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], *, divide: bool) -> list[torch.Tensor]:
@@ -196,7 +228,7 @@ def _returns(rollout: RewardedRollout, rewards: torch.Tensor) -> Estimate:
     """Return the estimate whose advantages are the returns of these rewards of samples, (G, n)."""
     found = token_rewards(rollout, rewards)
     returns = [
-        discounted_returns(part.mask * reward, gamma=rollout.gamma)
+        discounted_returns(part.mask * reward, mask=part.mask, gamma=rollout.gamma)
         for part, reward in zip(rollout.passes, found, strict=True)
     ]
     return Estimate(token_rewards=found, advantages=[part.clone() for part in returns], returns=returns)

@@ -194,7 +194,9 @@ class KitExperienceMaker(RemoteExperienceMaker):
         apply_length_penalties(experiences, self.args)
         rollout = self._rewarded_rollout(experiences)
         if self.config.rollout.n_samples_per_prompt > 1:
-            deviations = group_deviations(rollout.rewards).expand_as(rollout.rewards).flatten().float()
+            deviations = (
+                group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
+            )
             for experience in experiences:
                 experience.info["group_reward_std"] = deviations[experience.index]
         estimate = ESTIMATORS[self.config.algo.advantage.estimator](rollout)
@@ -203,7 +205,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
             # One that is not finite makes all of a whitened batch so; returns still tell whose it is.
             counted = torch.where(experience.action_mask.bool(), returns, 0.0)
             self._check_finite(experience, counted.sum(dim=-1), what="advantage")
-            experience.advantages, experience.returns = advantages, returns
+            experience.advantages, experience.returns = _unlearnt(experience, advantages, returns)
             experience.info["return"] = rewards.sum(dim=-1)
             experience.kl = None
         return experiences
@@ -214,14 +216,19 @@ class KitExperienceMaker(RemoteExperienceMaker):
         check_groups(experiences, size=size)
         places = torch.tensor([place for experience in experiences for place in experience.index])
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
+        masked = torch.cat([_masked(experience) for experience in experiences])
         passes = [
             RewardedPass(
-                places=experience.index, mask=experience.action_mask, kl=experience.kl, values=experience.values
+                places=experience.index,
+                mask=experience.action_mask * ~_masked(experience)[:, None],
+                kl=experience.kl,
+                values=experience.values,
             )
             for experience in experiences
         ]
         return RewardedRollout(
             rewards=torch.empty_like(rewards).index_put((places,), rewards).view(-1, size),
+            counted=torch.empty_like(masked).index_put((places,), ~masked).view(-1, size) if masked.any() else None,
             passes=passes,
             kl_coef=self.kl_ctl.value,
             clip_range=self.config.reward.clip_range,
@@ -249,6 +256,21 @@ class KitExperienceMaker(RemoteExperienceMaker):
         """Return into how many shares the samples are cut, so that each group of workers can take equal numbers."""
         groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group, self.reward_model_group)
         return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
+
+
+def _masked(experience: Experience) -> torch.Tensor:
+    """Return which of the B samples of a pass nothing is learnt from, (B,)."""
+    noted = experience.info.get("masked")
+    return torch.zeros(len(experience.index), dtype=torch.bool) if noted is None else noted.bool()
+
+
+def _unlearnt(
+    experience: Experience, advantages: torch.Tensor, returns: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return advantages and returns (B, A) of which masked samples teach policy and critic nothing."""
+    masked = _masked(experience)[:, None]
+    kept = returns if experience.values is None else torch.where(masked, experience.values, returns)
+    return torch.where(masked, 0.0, advantages), kept
 
 
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:

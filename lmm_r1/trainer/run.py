@@ -16,6 +16,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
@@ -100,6 +101,9 @@ def train(config: PPOConfig) -> None:
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
+    if config.train.agent is not None:
+        load_environment(config.train.agent)
+        max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)
     # The critic may start from the reward model, which is then the one that was given.
@@ -253,11 +257,14 @@ def _prompts(config: PPOConfig) -> list[Row]:
 
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
-    file = read_row_file(path, split=split, reading=reading)
+    # An environment that gives the rewards alone may have its own ways to know what is right.
+    needs_answer = config.train.agent is None or config.reward.remote_url is not None
+    file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
     Console(highlight=False).print(file.told)
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
-    wanted = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
+    by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
+    wanted = by_columns or config.train.agent is not None
     return rows if wanted else [replace(row, columns={}) for row in rows]
 
 

@@ -172,6 +172,8 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
     if reward is not None:
         values = {"reward": reward.reward, "score": reward.score, **reward.parts}
         info |= {name: torch.tensor([value]) for name, value in values.items()}
+    if sample.played is not None:
+        info["masked"] = torch.tensor([sample.masked])
     return Experience(
         sequences=torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),

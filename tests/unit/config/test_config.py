@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -108,9 +109,28 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
     assert resolve(both).train.colocate_critic_reward is True
 
 
-def test_agents_are_refused_as_not_available():
-    with pytest.raises(UserError, match="--train.agent_func_path agent.py is not available in this version"):
-        resolve(ppo(train__agent_func_path="agent.py"))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__agent_func_path": "agent.py"}, "--train.agent_func_path agent.py is not available in this version"),
+        ({"agent__max_turns": 3}, "--agent.max_turns 3 is for episodes; give --train.agent, too"),
+        ({"train__agent": "a.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
+        ({"train__agent": "a.py", "agent__max_images": -1}, "--agent.max_images -1 must be at least 0"),
+        ({"train__agent": "a.py", "agent__answer_s": 0.0}, "--agent.answer_s 0 must be above 0"),
+        ({"train__agent": "a.py", "agent__overturn_penalty": 0.5}, "needs --agent.overturn penalise; it is mask"),
+        (
+            {"train__agent": "a.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
+            "a reward model scores single turns",
+        ),
+    ],
+)
+def test_settings_of_episodes_that_contradict_others_are_refused(changes, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        resolve(ppo(**changes))
+
+
+def test_an_environment_may_give_the_rewards_alone():
+    assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
 
 
 def test_engines_that_share_no_gpu_do_not_sleep(caplog):

@@ -42,7 +42,9 @@ PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 def delta(index: int, token_ids: Sequence[int], *, finish: str | None = None) -> SimpleNamespace:
     """A piece of one sample; the log-prob of a token is minus its id."""
     logprobs = [{token: SimpleNamespace(logprob=-float(token))} for token in token_ids]
-    return SimpleNamespace(index=index, token_ids=list(token_ids), logprobs=logprobs, finish_reason=finish)
+    return SimpleNamespace(
+        index=index, token_ids=list(token_ids), logprobs=logprobs, finish_reason=finish, stop_reason=None
+    )
 
 
 class StreamingEngine:
@@ -58,7 +60,7 @@ class StreamingEngine:
             if isinstance(piece, asyncio.Event):
                 await piece.wait()
             else:
-                yield SimpleNamespace(outputs=[piece])
+                yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
 
 
 class RecordingScorer:

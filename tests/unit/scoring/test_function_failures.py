@@ -33,7 +33,7 @@ class EndedEngine:
     async def generate(self, request, parameters, request_id):
         for index, text in enumerate(b"23"):
             piece = SimpleNamespace(index=index, token_ids=[text], logprobs=None, finish_reason="length")
-            yield SimpleNamespace(outputs=[piece])
+            yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
 
 
 def source(folder: Path, code: str, *, deadline_s: float = 60.0) -> GroupSource:

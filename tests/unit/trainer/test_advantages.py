@@ -166,12 +166,13 @@ def test_the_last_token_that_counts_gets_the_reward_and_each_pays_its_kl():
     )
     found = ESTIMATORS["reinforce"](rollout)
     assert found.token_rewards[0].tolist() == [[-0.5, 0.0, 2.0, 0.0], [0.0, -2.0, 0.0, 5.0]]
-    # -0.5 + 2 / 4; 5, 5 / 2, 5 / 4 - 2, -0.75 / 2.
-    assert found.returns[0].tolist() == [[0.0, 1.0, 2.0, 0.0], [-0.375, -0.75, 2.5, 5.0]]
-    # Over the six generated tokens: (0 + 2 - 0.375 - 0.75 + 2.5 + 5) / 6.
-    mean = 8.375 / 6
+    # -0.5 + 2 / 2, as what stands between turns discounts nothing; 5, 5 / 2, 5 / 4 - 2, -0.75 / 2.
+    counted = part.mask.bool()
+    assert found.returns[0][counted].tolist() == [0.5, 2.0, -0.375, -0.75, 2.5, 5.0]
+    # Over the six generated tokens: (0.5 + 2 - 0.375 - 0.75 + 2.5 + 5) / 6.
+    mean = 8.875 / 6
     assert found.advantages[0][part.mask.bool()].tolist() == pytest.approx(
-        [value - mean for value in (0.0, 2.0, -0.375, -0.75, 2.5, 5.0)], abs=1e-6
+        [value - mean for value in (0.5, 2.0, -0.375, -0.75, 2.5, 5.0)], abs=1e-6
     )
 
 
@@ -180,13 +181,51 @@ def test_the_last_token_that_counts_gets_the_reward_and_each_pays_its_kl():
 def test_returns_and_generalized_advantages_are_openrlhfs(gamma, lambd):
     generator = torch.Generator().manual_seed(2)
     rewards, values = (torch.randn(3, 7, generator=generator) for _ in range(2))
-    mask = (torch.rand(3, 7, generator=generator) < 0.7).long()
+    # Of one turn each; OpenRLHF discounts by what stands between two turns, and takes its value for 0.
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 0, 0]])
     theirs = RemoteExperienceMaker.get_cumulative_returns(None, rewards, mask, gamma)
-    assert discounted_returns(mask * rewards, gamma=gamma).equal(theirs)
+    counted = mask.bool()
+    assert discounted_returns(mask * rewards, mask=mask, gamma=gamma)[counted].equal(theirs[counted])
     advantages, returns = RemoteExperienceMaker.get_advantages_and_returns(None, values, rewards, mask, gamma, lambd)
-    found = generalized_advantages(mask * rewards, mask * values, gamma=gamma, lambd=lambd)
-    assert found.equal(advantages)
-    assert (found + mask * values).equal(returns)
+    found = generalized_advantages(mask * rewards, mask * values, mask=mask, gamma=gamma, lambd=lambd)
+    assert found[counted].equal(advantages[counted])
+    assert (found + mask * values)[counted].equal(returns[counted])
+
+
+def test_the_next_token_is_the_next_that_was_generated():
+    mask = torch.tensor([[1, 0, 0, 1]])
+    rewards, values = torch.tensor([[0.0, 0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.0, 0.0, 0.4]])
+    returns = discounted_returns(rewards, mask=mask, gamma=0.5)
+    assert returns[mask.bool()].tolist() == [0.5, 1.0]
+    # 1 - 0.4 = 0.6; 0.9 x 0.4 - 0.2 = 0.16, and 0.16 + 0.72 x 0.6 = 0.592.
+    found = generalized_advantages(rewards, values, mask=mask, gamma=0.9, lambd=0.8)
+    assert found[mask.bool()].tolist() == pytest.approx([0.592, 0.6])
+
+
+# Of the rewards 1, 0, 0.5 and a fourth that does not count: mean 0.5, deviation sqrt(0.5 / 2) = 0.5.
+UNCOUNTED = {
+    "rloo": [0.75, -0.75, 0.0],
+    "reinforce_baseline": [0.5, -0.5, 0.0],
+    "dr_grpo": [0.5, -0.5, 0.0],
+    "group_norm": [1.0, -1.0, 0.0],
+    "flash_reinforce": [0.5, -0.5, 0.0],
+}
+
+
+@pytest.mark.parametrize("estimator", UNCOUNTED)
+@pytest.mark.parametrize("fourth", [9.0, -1e6, 0.5])
+def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth):
+    counted = torch.tensor([[True, True, True, False]])
+    (found,) = estimate(single(1.0, 0.0, 0.5, fourth), estimator=estimator, counted=counted).token_rewards
+    assert found.flatten()[:3].tolist() == pytest.approx(UNCOUNTED[estimator], abs=1e-6)
+    assert found.flatten()[3] == 0.0
+
+
+def test_a_group_of_which_nothing_counts_has_no_advantage():
+    nothing = torch.zeros(1, 2, dtype=torch.bool)
+    for estimator in UNCOUNTED:
+        (found,) = estimate(single(1.0, 0.0), estimator=estimator, counted=nothing).token_rewards
+        assert not found.any()
 
 
 def test_a_batch_is_whitened_over_its_tokens():

@@ -1,0 +1,261 @@
+"""Groups whose samples are episodes: turns of the policy and answers of an environment, ids in and ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import Counter
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from PIL import Image
+
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.data.sample import EpisodeEnd, Played, Sample, Segment
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
+from lmm_r1.generation.request import Request, Response
+from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.turns import encode_turn, without_end
+from remote_rm.verifier import Score
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeLimits:
+    """How far an episode may go, and what becomes of one that would go further; `--agent.*`."""
+
+    max_turns: int
+    max_images: int
+    answer_s: float
+    overturn: Literal["mask", "penalise", "keep"]
+    overturn_penalty: float
+
+
+@dataclass(kw_only=True)
+class _Play:
+    """An episode so far."""
+
+    opening: Opening
+    engine_ids: list[int]
+    """All tokens as the engine takes them, one placeholder per image."""
+    images: list[Image.Image]
+    segments: list[Segment]
+    begun: str
+    """How the next turn is begun."""
+    said: list[tuple[str, str]] = field(default_factory=list)
+    rewards: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens training sees so far."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def shown_images(self) -> int:
+        return len(self.images) - len(self.opening.prompt.images)
+
+
+class EpisodeRollout(GroupRollout):
+    """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
+
+    def __init__(self, *, environment: Environment, limits: EpisodeLimits, **group: Any) -> None:
+        super().__init__(**group)
+        # A chat template that knows no turns stops the run here, and not each of its episodes.
+        encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
+        self.environment = environment
+        self.limits = limits
+
+    def shown_row(self, row: Row) -> Row:
+        """Return the row with what the policy is told of the environment; raises UserError for one that is no conversation."""
+        if row.plain:
+            raise UserError(
+                f"{row.location}: the prompt is plain text, and episodes are conversations; add --data.apply_chat_template"
+            )
+        return self.environment.shown_row(row)
+
+    async def sampled(
+        self, engine: TokenEngine, opening: Opening, settings: GroupSettings
+    ) -> AsyncGenerator[Sample, None]:
+        """Yield the group's episodes, without rewards, as they end; raises UserError where a turn does not come whole."""
+        tasks = [
+            asyncio.create_task(self._episode(engine, opening, settings, number=number))
+            for number in range(settings.sampling.n_samples)
+        ]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
+        step = None if settings.moment is None else settings.moment.step
+        seed = zlib.crc32(f"{opening.row.location} {number} {step}".encode())
+        episode = self.environment.begin(opening.row, seed=seed)
+        play = _Play(
+            opening=opening,
+            engine_ids=list(opening.prompt.engine_token_ids),
+            images=list(opening.prompt.images),
+            segments=[opening.segment],
+            begun=opening.begun,
+        )
+        try:
+            end: EpisodeEnd | None = None
+            while end is None:
+                response = await self._turn(engine, play, settings)
+                end = await self._answer(episode, play, response, settings)
+        finally:
+            await episode.close()
+        assert response.finish_reason is not None, "a turn that came whole has ended"
+        played = Played(
+            end=end,
+            images=play.shown_images,
+            rewards=dict(play.rewards),
+            counts=dict(play.counts),
+            said=tuple(play.said),
+        )
+        return Sample(
+            row=opening.row,
+            segments=tuple(play.segments),
+            response=next(text for role, text in reversed(play.said) if role == "assistant"),
+            finish_reason=response.finish_reason,
+            weight_version=opening.weight_version,
+            played=played,
+            masked=played.over_turn and self.limits.overturn == "mask",
+        )
+
+    async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> Response:
+        """Generate the policy's next turn, and add it."""
+        room = settings.max_len - play.tokens
+        prompt = EncodedPrompt(
+            token_ids=[],
+            engine_token_ids=play.engine_ids,
+            images=play.images,
+            media=None,
+            videos=play.opening.prompt.videos,
+        )
+        parameters = self._parameters(
+            settings,
+            max_tokens=min(settings.sampling.max_new_tokens or room, room),
+            n_samples=1,
+            stops=self.environment.stops,
+        )
+        request = Request(self.codec.engine_prompt(prompt), parameters)
+        async for _ in request.sent_to(engine):
+            pass
+        check_whole(request, play.opening.row)
+        read = [token for segment in play.segments for token in segment.token_ids]
+        assert (
+            request.read_token_ids == read
+        ), f"{self._place(play)}: the engine reads other tokens than are trained on"
+        (response,) = request.responses
+        play.segments.append(generated_segment(response, settings))
+        play.engine_ids = [*play.engine_ids, *response.token_ids]
+        return response
+
+    async def _answer(
+        self, episode: Episode, play: _Play, response: Response, settings: GroupSettings
+    ) -> EpisodeEnd | None:
+        """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
+        ended = response.finish_reason == "stop"
+        text = play.begun + self.codec.text(response.token_ids, ended=ended and not response.ended_by_text)
+        number = sum(role == "assistant" for role, _ in play.said)
+        play.said.append(("assistant", text))
+        answered = await self._asked(episode, play, Turn(text=text, number=number, ended=ended))
+        if answered is None:
+            return "failed"
+        self._note(play, answered)
+        if answered.is_over:
+            return "over"
+        if number + 1 == self.limits.max_turns:
+            return "turns"
+        try:
+            encoded = await self.in_thread(self._encoded, answered, play, response)
+        except UserError:
+            logger.exception("%s: what it shows cannot be taken", self._place(play))
+            return "failed"
+        if play.shown_images + len(encoded.images) > self.limits.max_images:
+            return "images"
+        if play.tokens + len(encoded.token_ids) >= settings.max_len:
+            return "tokens"
+        media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
+        play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
+        play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
+        play.images = [*play.images, *encoded.images]
+        begun = replace(play.opening.shown, prefill=answered.prefill)
+        play.begun = self.codec.begun_with(begun, play.engine_ids)
+        play.said.append((answered.role, _told(answered)))
+        return None
+
+    async def _asked(self, episode: Episode, play: _Play, turn: Turn) -> Answered | None:
+        """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
+        try:
+            return await asyncio.wait_for(episode.answer(turn), self.limits.answer_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed", self._place(play))
+        return None
+
+    def _encoded(self, answered: Answered, play: _Play, response: Response) -> EncodedPrompt:
+        images = [
+            load_image(part, location=self._place(play)) for part in answered.shown if isinstance(part, ImagePart)
+        ]
+        message = Message(role=answered.role, parts=tuple(answered.shown))
+        turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
+        return without_end(turn, response.token_ids)
+
+    def _note(self, play: _Play, answered: Answered) -> None:
+        """Add up what a turn has earned and counted; raises UserError for a name that the environment does not state."""
+        for given, known, what in (
+            (answered.rewards, self.environment.rewards, "rewards"),
+            (answered.counts, self.environment.counts, "counts"),
+        ):
+            if unknown := sorted(set(given) - set(known)):
+                raise UserError(
+                    f"the environment {self.environment.name} gives {', '.join(unknown)}, which its {what} do not name"
+                )
+        play.rewards.update(answered.rewards)
+        play.counts.update(answered.counts)
+
+    def _place(self, play: _Play) -> str:
+        return f"{play.opening.row.location}, environment {self.environment.name}"
+
+    async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
+        """Return an episode with its reward, to which its environment adds its own."""
+        return self._rewarded(await super()._scored(sample, prompt, settings))
+
+    async def _scored_at_once(self, samples: list[Sample], *arguments: Any) -> list[Sample]:
+        return [self._rewarded(sample) for sample in await super()._scored_at_once(samples, *arguments)]
+
+    def _rewarded(self, sample: Sample) -> Sample:
+        played, score = sample.played, sample.reward
+        assert played is not None, "an episode was played"
+        rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}
+        counts = {name: float(played.counts.get(name, 0)) for name in self.environment.counts}
+        noted = {
+            "turns": float(len(sample.generated)),
+            "shown_images": float(played.images),
+            "over_turn": float(played.over_turn),
+            "environment_failed": float(played.end == "failed"),
+        }
+        earned = sum(rewards.values())
+        if played.over_turn and self.limits.overturn == "penalise":
+            earned -= self.limits.overturn_penalty
+        if score is None:
+            score = Score(reward=0.0, score=earned, parts={})
+        parts = {**score.parts, **rewards, **counts, **noted}
+        return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
+
+
+def _told(answered: Answered) -> str:
+    """What an environment has shown, with marks in the place of pictures."""
+    return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)

@@ -1,0 +1,106 @@
+"""A turn that is added to what a model has generated: prompt, turns and observations are the conversation encoded whole."""
+
+from itertools import chain
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.tiny_models import encode
+from PIL import Image
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits.turns import encode_turn, without_end
+
+pytestmark = pytest.mark.contract
+
+# Those that an engine can run: the others take no part in RL.
+PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+IMAGE_KITS = [name for name in PLAYING if get_kit(name).takes_images]
+SMALL, WIDE, TALL = picture(56, 56), picture(140, 84), picture(84, 112)
+QUESTION = message("user", "Which digit is this?")
+PICTURED = message("user", WIDE, "Which digit is this?")
+SAID = ("<think>look</think> 4", "Then it is 46.")
+OBSERVED = (message("user", "Are you sure?"), message("user", "Add 12. "))
+CROPPED = (message("user", "Here it is: ", SMALL, "."), message("user", TALL, WIDE, "And these?"))
+
+
+def turn_of(kit: LmmKit, processor: object, said: Message, **settings: str) -> EncodedPrompt:
+    images = [part.source for part in images_of([said]) if isinstance(part.source, Image.Image)]
+    return encode_turn(kit, processor, said, images=images, **settings)
+
+
+def pieces(kit: LmmKit, processor: object, first: Message, observed: tuple[Message, ...]) -> list[list[int]]:
+    """The expanded ids of the prompt, and in turns of what the model says and what it is told."""
+    tokenizer = kit.tokenizer_of(processor)
+    ids = [list(encode(kit, processor, [first]).token_ids)]
+    for text, said in zip(SAID, observed, strict=True):
+        ids += [tokenizer(text, add_special_tokens=False)["input_ids"], turn_of(kit, processor, said).token_ids]
+    return ids
+
+
+def whole(first: Message, observed: tuple[Message, ...]) -> list[Message]:
+    turns = [(message("assistant", text), said) for text, said in zip(SAID, observed, strict=True)]
+    return [first, *chain.from_iterable(turns)]
+
+
+@pytest.mark.parametrize("name", PLAYING)
+def test_turns_of_text_are_the_conversation(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    expected = encode(kit, processor, whole(QUESTION, OBSERVED)).token_ids
+    assert list(chain.from_iterable(pieces(kit, processor, QUESTION, OBSERVED))) == list(expected)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_turns_with_images_are_the_conversation_with_its_media(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    expected = encode(kit, processor, whole(PICTURED, CROPPED))
+    assert list(chain.from_iterable(pieces(kit, processor, PICTURED, CROPPED))) == list(expected.token_ids)
+    parts = [encode(kit, processor, [PICTURED]), *(turn_of(kit, processor, said) for said in CROPPED)]
+    merged = kit.merge_media([part.media for part in parts])
+    assert merged.keys() == expected.media.keys()
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, expected.media[key], rtol=0, atol=0)
+    assert [image.size for part in parts for image in part.images] == [image.size for image in expected.images]
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_the_engine_gets_what_it_gets_of_the_whole_conversation(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    expected = encode(kit, processor, whole(PICTURED, CROPPED)).engine_token_ids
+    turn = turn_of(kit, processor, CROPPED[1])
+    assert turn.engine_token_ids == expected[-len(turn.engine_token_ids) :]
+    assert len(turn.engine_token_ids) < len(turn.token_ids)
+
+
+@pytest.mark.parametrize("name", PLAYING)
+def test_the_end_token_stands_once_whoever_writes_it(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    tokenizer, turn = kit.tokenizer_of(processor), turn_of(kit, processor, OBSERVED[0])
+    cut_off = tokenizer(SAID[0], add_special_tokens=False)["input_ids"]
+    assert without_end(turn, cut_off) == turn
+    ended = [*cut_off, turn.token_ids[0]]
+    assert [*ended, *without_end(turn, ended).token_ids] == [*cut_off, *turn.token_ids]
+    assert turn.token_ids[0] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("name", PLAYING)
+def test_the_next_turn_may_be_begun(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    begun = kit.tokenizer_of(processor)("<think>", add_special_tokens=False)["input_ids"]
+    plain = turn_of(kit, processor, OBSERVED[0])
+    assert turn_of(kit, processor, OBSERVED[0], prefill="<think>").token_ids == [*plain.token_ids, *begun]
+
+
+def test_a_template_that_forgets_turns_is_refused(tiny_checkpoint):
+    kit = get_kit("llm")
+    processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
+    processor.chat_template = "{{ messages[-1]['content'] }}"
+    with pytest.raises(UserError, match="does not write a conversation turn by turn"):
+        turn_of(kit, processor, OBSERVED[0])
