@@ -186,16 +186,14 @@ TOGETHER = "--train.colocate_all"
 NOT_SHARED = "--train.no_shared_prefix_enable"
 OTHERS = {
     "padded": ((TOGETHER, NOT_SHARED), {"steps": STEPS}),
-    "packed": ((TOGETHER, NOT_SHARED, "--ds.packing_samples"), {"steps": 6}),
+    "packed": ((TOGETHER, NOT_SHARED, "--ds.packing_samples"), {"steps": 4}),
     # So few tokens that groups are divided.
-    "by tokens": ((TOGETHER, "--train.dynamic_batch_enable"), {"steps": 6, "train__max_tokens_per_gpu": 150}),
-    "ZeRO-3": ((TOGETHER,), {"steps": 4, "ds__zero_stage": 3}),
-    "two workers": ((), {"steps": 6, "actor__num_gpus_per_node": 2}),
+    "by tokens": ((TOGETHER, "--train.dynamic_batch_enable"), {"steps": 4, "train__max_tokens_per_gpu": 150}),
     "two workers with a share of each sequence": (
         (),
-        {"steps": 6, "actor__num_gpus_per_node": 2, "ref__num_gpus_per_node": 2, "ds__ulysses_size": 2},
+        {"steps": 3, "actor__num_gpus_per_node": 2, "ref__num_gpus_per_node": 2, "ds__ulysses_size": 2},
     ),
-    "two workers, ZeRO-3": ((), {"steps": 6, "actor__num_gpus_per_node": 2, "ds__zero_stage": 3}),
+    "two workers, ZeRO-3": ((), {"steps": 4, "actor__num_gpus_per_node": 2, "ds__zero_stage": 3}),
 }
 
 

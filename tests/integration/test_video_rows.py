@@ -49,7 +49,8 @@ def run(command: str, folder: Path, *switches: str, **values: object) -> subproc
     )
 
 
-@pytest.mark.parametrize("name", VIDEO_KITS)
+# What each kit makes of videos is test_kit_videos' subject; this is about the commands.
+@pytest.mark.parametrize("name", VIDEO_KITS[-1:])
 def test_rows_with_videos_are_learnt_rolled_out_and_evaluated(name, tiny_checkpoint, tmp_path):
     write_media(tmp_path)
     (tmp_path / "reward.py").write_text(REWARD)

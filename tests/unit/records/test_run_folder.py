@@ -23,7 +23,7 @@ RESPONSE = SampledResponse(
     response_tokens=3,
     truncated=False,
 )
-RECORD = asdict(RESPONSE)
+RECORD = json.loads(json.dumps(asdict(RESPONSE)))
 
 
 def opened(path: Path) -> RunFolder:
