@@ -1,7 +1,7 @@
 """`lmm-r1 make_task digits --modality image --rows 1000 --output data/digits`: row files of a procedural task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -10,16 +10,65 @@ from lmm_r1.cli import arguments
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.task import Modality, Split, Task, get_task
+from lmm_r1.tasks.visual_search import Asked
 
 PROG = "lmm-r1 make_task"
-# Flags that replace a setting of the task, which has the default.
-SETTINGS = ("min_digits", "max_digits", "max_image_digits", "image_share")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MakeTaskConfig:
+class TaskSettings:
+    """Flags that replace a setting of the task, which has the default; one that the task does not have is refused."""
+
+    image_share: float | None = None
+    """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
+    min_digits: int | None = None
+    """digits: fewest digits in a row; None is the task's 3."""
+    max_digits: int | None = None
+    """digits: most digits in a row; None is the task's 3."""
+    max_image_digits: int | None = None
+    """digits: most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
+    cells: int | None = None
+    """digits_table: cells on each side of the table; None is the task's 3."""
+    height: int | None = None
+    """sokoban: rows of the board, the outer walls included; None is the task's 6."""
+    width: int | None = None
+    """sokoban: columns of the board, the outer walls included; None is the task's 6."""
+    boxes: int | None = None
+    """sokoban: how many boxes; None is the task's 1."""
+    min_pushes: int | None = None
+    """sokoban: fewest pushes of a level's best solution; None is the task's 1."""
+    max_pushes: int | None = None
+    """sokoban: most pushes of a level's best solution; None is the task's 8."""
+    wall_share: float | None = None
+    """sokoban: share of the inside that is wall; None is the task's 0.15."""
+    tile_px: int | None = None
+    """sokoban: pixels on a square's side; None is the task's 28."""
+    letters: int | None = None
+    """message_decoding: how many of the alphabet; below 26 messages are random strings. None is the task's 26."""
+    min_words: int | None = None
+    """message_decoding: fewest words in a message; None is the task's 1."""
+    max_words: int | None = None
+    """message_decoding: most words in a message; None is the task's 1."""
+    longest_string: int | None = None
+    """message_decoding: most letters of a random string; None is the task's 5."""
+    tiny_entries: int | None = None
+    """message_decoding: entries that only a crop shows, of which each message needs one; None is the task's 0."""
+    zoom: int | None = None
+    """message_decoding: how many times larger than its first view the picture is; None is the task's 1."""
+    view_px: int | None = None
+    """message_decoding, visual_search: pixels on the side of the first view; None is the task's 280, or 112."""
+    block_px: int | None = None
+    """visual_search: pixels of the picture for one of the first view, a multiple of 9; None is the task's 9."""
+    asked: Asked | None = None
+    """visual_search: what is asked about a tile; None is the task's digit."""
+    distractors: int | None = None
+    """visual_search: tiles of other colours; None is the task's 40."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeTaskConfig(TaskSettings):
     task: Positional[str]
-    """Name of the task: digits."""
+    """Name of the task: digits, digits_table, message_decoding, sokoban or visual_search."""
     output: Path
     """Folder to write: rows.jsonl, and images/ where rows have images."""
     modality: Modality = "text"
@@ -32,14 +81,6 @@ class MakeTaskConfig:
     """The same seed gives the same files, byte for byte."""
     solutions: bool = False
     """Append a worked solution to each row as assistant turn: the files that train_sft reads for the cold start."""
-    min_digits: int | None = None
-    """Fewest digits in a row; None is the task's 3."""
-    max_digits: int | None = None
-    """Most digits in a row; None is the task's 3."""
-    max_image_digits: int | None = None
-    """Most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
-    image_share: float | None = None
-    """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
 
@@ -67,8 +108,13 @@ def run(config: MakeTaskConfig) -> None:
 
 
 def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
-    asked = {name: getattr(config, name) for name in SETTINGS}
+    asked = {setting.name: getattr(config, setting.name) for setting in fields(TaskSettings)}
     given = {name: value for name, value in asked.items() if value is not None}
+    own = [setting.name for setting in fields(task) if setting.name in asked]
+    for name, value in given.items():
+        if name not in own:
+            flags = ", ".join(f"--{setting}" for setting in own)
+            raise UserError(f"--{name} {value}: no setting of {config.task}, which takes {flags}; leave it out")
     try:
         return replace(task, **given)
     except ValueError as error:

@@ -4,14 +4,13 @@ import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from lmm_r1.tasks.task import Modality, Split, TaskRow, split_of
+from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 # Chalk on a grey board: the board is close to the mean that image processors subtract, so that an empty cell gives
 # features near zero and does not drown the digits. The gain over black on white was not measured on its own.
@@ -152,13 +151,12 @@ class DigitsTask:
                 f"at most {self.max_image_digits} digits in an image: it must be at least one and no more than the "
                 f"{self.max_digits} that a row may have"
             )
-        if not 0 <= self.image_share <= 1:
-            raise ValueError(f"image_share {self.image_share} is a share: it must be from 0 to 1")
+        check_image_share(self.image_share)
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from a random stream of its own; `mixed` spreads image rows by `image_share`."""
         for index in range(rows):
-            kind = self._kind(index) if modality == "mixed" else modality
+            kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"digits {split} {kind} {seed} {index}")
             most = self.max_digits if kind == "text" else self.max_image_digits or self.max_digits
             question, digits = self._draw(min(self.min_digits, most), most, split=split, rng=rng)
@@ -169,12 +167,6 @@ class DigitsTask:
                 datasource=f"digits_{kind}_{question}",
                 solution=solution_of(question, digits),
             )
-
-    def _kind(self, index: int) -> Literal["text", "image"]:
-        """`image` where the share of the rows up to and with this one reaches another whole image row."""
-        # Exact: in floats 100 * 0.29 is below 29. The limit brings back the fraction that was meant, as 1/3.
-        share = Fraction(self.image_share).limit_denominator(1_000_000)
-        return "image" if (index + 1) * share // 1 > index * share // 1 else "text"
 
     def _draw(self, fewest: int, most: int, *, split: Split, rng: random.Random) -> tuple[Question, tuple[int, ...]]:
         """A question and `fewest` to `most` digits in order that belong to `split`."""

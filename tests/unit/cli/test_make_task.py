@@ -1,13 +1,16 @@
 import filecmp
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from helpers.row_files import load_rows
 
-from lmm_r1.cli.make_task import main
+from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import TextPart, images_of
+from lmm_r1.tasks.sokoban.notation import read_state
+from lmm_r1.tasks.task import TASKS, get_task
 
 pytestmark = pytest.mark.unit
 
@@ -110,3 +113,68 @@ def test_the_samples_in_the_repository_are_what_the_command_writes(folder, flags
         pairs = zip(images_of(old.messages), images_of(new.messages), strict=True)
         assert all(load_image(a, location="") == load_image(b, location="") for a, b in pairs)
     assert all(json.loads(line) for line in (SAMPLES / folder / "rows.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("modality", ["text", "image", "mixed"])
+def test_every_task_writes_rows_that_are_read_back(task, modality, tmp_path):
+    flags = ["--rows", "4", "--modality", modality]
+    main([task, "--output", str(tmp_path / "rows"), *flags])
+    rows = load_rows(str(tmp_path / "rows"), answer_required=task != "sokoban")
+    images = [load_image(part, location="") for row in rows for part in images_of(row.messages)]
+    assert len(rows) == 4
+    assert len(images) == {"text": 0, "image": 4, "mixed": 2}[modality]
+    assert [row.datasource.split("_")[-1 if task == "sokoban" else -2] for row in rows] == (
+        ["text", "image"] * 2 if modality == "mixed" else [modality] * 4
+    )
+
+
+def test_rows_of_sokoban_carry_their_state_through_the_file(tmp_path):
+    main(["sokoban", "--output", str(tmp_path / "rows"), "--rows", "3", "--boxes", "2", "--max_pushes", "5"])
+    rows = load_rows(str(tmp_path / "rows"), answer_required=False)
+    assert [row.answer for row in rows] == ["", "", ""]
+    for row in rows:
+        state = read_state(row.columns["state"])
+        assert len(state.boxes) == 2
+        assert 1 <= row.columns["optimal_pushes"] <= 5
+
+
+def test_the_pixel_bound_and_the_box_of_a_search_go_through_the_file(tmp_path):
+    flags = ["--modality", "image", "--view_px", "28", "--distractors", "4", "--block_px", "18"]
+    main(["visual_search", "--output", str(tmp_path / "rows"), "--rows", "2", *flags])
+    for row in load_rows(str(tmp_path / "rows")):
+        (part,) = images_of(row.messages)
+        assert part.max_pixels == 28 * 28
+        assert load_image(part, location="").size == (504, 504)
+        left, top, right, bottom = row.columns["box"]
+        assert right - left == bottom - top == 90
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["digits", "--boxes", "2"], "--boxes 2: no setting of digits, which takes "),
+        (["sokoban", "--min_digits", "2"], "--min_digits 2: no setting of sokoban, which takes "),
+        (["sokoban", "--boxes", "0"], "--boxes 0: 0 boxes: a level has at least one"),
+        (["visual_search", "--block_px", "10"], "--block_px 10: block_px 10: a multiple of 9"),
+        (["message_decoding", "--letters", "2"], "--letters 2: 2 letters: 3 to 26"),
+        (["digits_table", "--cells", "1"], "--cells 1: a table of 1 x 1 cells"),
+    ],
+)
+def test_a_flag_of_another_task_and_a_wrong_value_are_refused_by_name(flags, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        main([*flags, "--output", str(tmp_path / "out")])
+    assert exit_code.value.code == 1
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
+    flags = {flag.name for flag in fields(TaskSettings)}
+    owners = {}
+    for name in TASKS:
+        for setting in fields(get_task(name)):
+            if isinstance(getattr(get_task(name), setting.name), int | float | str):
+                assert setting.name in flags | {"spelled_share", "cell_px", "dot_px"}, f"{name}.{setting.name}"
+                owners.setdefault(setting.name, []).append(name)
+    assert flags - set(owners) == {"max_image_digits"}

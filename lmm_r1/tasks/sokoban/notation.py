@@ -1,0 +1,174 @@
+"""States as text and as coordinates, both ways; whoever reads one gets a level or is told why it is none.
+
+The text is XSB, in which levels are published: `#` wall, ` ` (also `-` and `_`) floor, `.` goal, `$` box, `*` box on a
+goal, `@` player, `+` player on a goal. Coordinates count rows and columns from 1 at the top left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lmm_r1.tasks.sokoban.state import Room, Square, State
+
+SYMBOLS = {"#": "wall", " ": "floor", "-": "floor", "_": "floor", ".": "goal"} | {
+    "$": "box",
+    "*": "box on a goal",
+    "@": "player",
+    "+": "player on a goal",
+}
+LARGEST_SIDE = 64
+_LISTS = ("walls", "goals", "boxes")
+_RECORD = 'an object with "height", "width", "walls", "goals", "boxes" and "player"'
+
+
+class LevelError(ValueError):
+    """What was given is no level; the message says why, without where it stands."""
+
+
+def read_state(value: Any) -> State:
+    """Return the state that a row holds: XSB text, the list of its lines, or a record as `state_record` writes it.
+
+    Raises:
+        LevelError: it is none of these, or no level: one player, one box or more, and as many goals as boxes.
+    """
+    if isinstance(value, Mapping):
+        return _from_record(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(isinstance(x, str) for x in value):
+        value = "\n".join(value)
+    if not isinstance(value, str):
+        raise LevelError(f"a level is XSB text, a list of its lines, or {_RECORD}, not {type(value).__name__}")
+    return _from_text(value)
+
+
+def board_text(state: State, *, floor: str = " ") -> str:
+    """The state in XSB, one line for each row; `floor="-"` survives whatever strips spaces."""
+    return "\n".join(
+        "".join(symbol_at(state, (row, column), floor=floor) for column in range(state.room.width))
+        for row in range(state.room.height)
+    )
+
+
+def symbol_at(state: State, square: Square, *, floor: str = " ") -> str:
+    """The XSB symbol of one square."""
+    if square in state.room.walls:
+        return "#"
+    on_goal = square in state.room.goals
+    if square == state.player:
+        return "+" if on_goal else "@"
+    if square in state.boxes:
+        return "*" if on_goal else "$"
+    return "." if on_goal else floor
+
+
+def state_record(state: State) -> dict[str, Any]:
+    """The state in coordinates, for JSON: `{"height": 3, "width": 5, "walls": [[1, 1], ...], ..., "player": [2, 2]}`."""
+    return {
+        "height": state.room.height,
+        "width": state.room.width,
+        "walls": _counted_from_1(state.room.walls),
+        "goals": _counted_from_1(state.room.goals),
+        "boxes": _counted_from_1(state.boxes),
+        "player": [state.player[0] + 1, state.player[1] + 1],
+    }
+
+
+def coordinates_text(state: State) -> str:
+    """The state in coordinates, for a policy to read: one line for each kind of thing."""
+
+    def listed(squares: Iterable[Square]) -> str:
+        return ", ".join(f"({row}, {column})" for row, column in _counted_from_1(squares))
+
+    return (
+        f"{state.room.height} rows, {state.room.width} columns; (row, column), (1, 1) at the top left.\n"
+        f"Player: {listed([state.player])}\nBoxes: {listed(state.boxes)}\nGoals: {listed(state.room.goals)}\n"
+        f"Walls: {listed(state.room.walls)}"
+    )
+
+
+def _counted_from_1(squares: Iterable[Square]) -> list[list[int]]:
+    return [[row + 1, column + 1] for row, column in sorted(squares)]
+
+
+def _from_text(text: str) -> State:
+    lines = text.splitlines()
+    while lines and not lines[0].strip():
+        del lines[0]
+    while lines and not lines[-1].strip():
+        del lines[-1]
+    found: dict[str, list[Square]] = {}
+    for row, line in enumerate(lines):
+        for column, symbol in enumerate(line):
+            if symbol not in SYMBOLS:
+                known = ", ".join(f"{known!r} {meaning}" for known, meaning in SYMBOLS.items())
+                raise LevelError(
+                    f"line {row + 1}, column {column + 1} is {symbol!r}, no symbol of a board; they are {known}"
+                )
+            found.setdefault(symbol, []).append((row, column))
+
+    def squares(symbols: str) -> list[Square]:
+        return [square for symbol in symbols for square in found.get(symbol, [])]
+
+    return _checked(
+        height=len(lines),
+        width=max(map(len, lines), default=0),
+        walls=squares("#"),
+        goals=squares(".*+"),
+        boxes=squares("$*"),
+        players=squares("@+"),
+    )
+
+
+def _from_record(record: Mapping[str, Any]) -> State:
+    missing = [name for name in ("height", "width", *_LISTS, "player") if name not in record]
+    if missing:
+        raise LevelError(f'"{missing[0]}" is missing; a level in coordinates is {_RECORD}')
+    for name in ("height", "width"):
+        if not _is_whole(record[name]):
+            raise LevelError(f'"{name}" is {record[name]!r}; a whole number is needed')
+    listed = {name: _squares(record[name], name=name) for name in _LISTS}
+    return _checked(
+        height=record["height"], width=record["width"], players=_squares([record["player"]], name="player"), **listed
+    )
+
+
+def _squares(value: Any, *, name: str) -> list[Square]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise LevelError(f'"{name}" is {value!r}; a list of [row, column] is needed')
+    for pair in value:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_whole, pair))):
+            raise LevelError(f'"{name}" holds {pair!r}; [row, column] in whole numbers from 1 is needed')
+    return [(row - 1, column - 1) for row, column in value]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked(
+    *,
+    height: int,
+    width: int,
+    walls: list[Square],
+    goals: list[Square],
+    boxes: list[Square],
+    players: list[Square],
+) -> State:
+    if not (1 <= height <= LARGEST_SIDE and 1 <= width <= LARGEST_SIDE):
+        raise LevelError(f"the board has {height} rows and {width} columns; 1 to {LARGEST_SIDE} of each are needed")
+    for row, column in (*walls, *goals, *boxes, *players):
+        if not (0 <= row < height and 0 <= column < width):
+            raise LevelError(f"({row + 1}, {column + 1}) lies outside of {height} rows and {width} columns")
+    if len(players) != 1:
+        raise LevelError(f"there are {len(players)} players (@ or +); a level has one")
+    if not boxes:
+        raise LevelError("there is no box ($ or *)")
+    solid = [*walls, *boxes, *players]
+    if len(set(solid)) < len(solid) or len(set(goals)) < len(goals) or set(goals) & set(walls):
+        raise LevelError("one square holds two things that cannot share it")
+    if len(boxes) != len(goals):
+        raise LevelError(
+            f"there are {len(boxes)} boxes and {len(goals)} goals; a level has as many of one as the other"
+        )
+    room = Room(height=height, width=width, walls=frozenset(walls), goals=frozenset(goals))
+    return State(room=room, boxes=frozenset(boxes), player=players[0])
