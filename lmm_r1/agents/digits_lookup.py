@@ -51,6 +51,8 @@ class DigitsLookup(Environment):
     """
 
     name: ClassVar[str] = "digits-lookup"
+    rewards: ClassVar[tuple[str, ...]] = ("accuracy", "tool_execution")
+    counts: ClassVar[tuple[str, ...]] = ("tool_calls", "malformed_calls")
     stops: ClassVar[tuple[str, ...]] = ("</lookup>", "</answer>")
 
     def shown_row(self, row: Row) -> Row:

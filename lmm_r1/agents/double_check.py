@@ -16,10 +16,12 @@ class DoubleCheck(Environment):
     """Two turns over any row with a label.
 
     Parts of the reward: `accuracy` of the last answer (0 or 1), `spoiled` (-1 where the first answer was right and the last
-    is not, else 0). Counted: `first_right`, `changed`, `mended`, `spoiled`.
+    is not, else 0). Counted: `first_right`, `changed`, `mended`.
     """
 
     name: ClassVar[str] = "double-check"
+    rewards: ClassVar[tuple[str, ...]] = ("accuracy", "spoiled")
+    counts: ClassVar[tuple[str, ...]] = ("first_right", "changed", "mended")
 
     question: str = "Are you sure? Please check your work once more, and answer again."
 
@@ -45,6 +47,5 @@ class _Asked(Episode):
         counts = {
             "changed": int(final_answer(self.first) != final_answer(turn.text)),
             "mended": int(right and not was_right),
-            "spoiled": int(spoiled),
         }
         return Answered(rewards={"accuracy": float(right), "spoiled": -float(spoiled)}, counts=counts)

@@ -32,6 +32,11 @@ _STEP_BY_STEP = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Sokoban(Environment):
+    rewards: ClassVar[tuple[str, ...]] = ("solved", "boxes_on_goals", "valid_moves", "optimality")
+    counts: ClassVar[tuple[str, ...]] = (
+        *("moves", "invalid_moves", "pushes", "unread_words", "malformed"),
+        *("unknown_optimum", "deadlocked", "given_up"),
+    )
     stops: ClassVar[tuple[str, ...]] = ("</answer>",)
 
     state_key: str = "state"

@@ -227,7 +227,10 @@ class EpisodeRollout(GroupRollout):
         play.counts.update(answered.counts)
 
     def _place(self, play: _Play) -> str:
-        return f"{play.opening.row.location}, environment {self.environment.name}"
+        return self._place_of(play.opening.row)
+
+    def _place_of(self, row: Row) -> str:
+        return f"{row.location}, environment {self.environment.name}"
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
         """Return an episode with its reward, to which its environment adds its own."""
@@ -252,6 +255,11 @@ class EpisodeRollout(GroupRollout):
             earned -= self.limits.overturn_penalty
         if score is None:
             score = Score(reward=0.0, score=earned, parts={})
+        if twice := sorted((set(rewards) | set(counts)) & set(score.parts)):
+            raise UserError(
+                f"{self._place_of(sample.row)}: it and --reward.remote_url both give {', '.join(twice)}; leave the "
+                "environment to reward alone, without --reward.remote_url, or take another of the two"
+            )
         parts = {**score.parts, **rewards, **counts, **noted}
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
 

@@ -13,11 +13,11 @@ RIGHT, WRONG = "<think>3+4</think><answer>7</answer>", "<think>3+4</think><answe
 @pytest.mark.parametrize(
     ("first", "second", "rewards", "counts"),
     [
-        (RIGHT, RIGHT, {"accuracy": 1.0, "spoiled": 0.0}, (1, 0, 0, 0)),
-        (WRONG, RIGHT, {"accuracy": 1.0, "spoiled": 0.0}, (0, 1, 1, 0)),
-        (RIGHT, WRONG, {"accuracy": 0.0, "spoiled": -1.0}, (1, 1, 0, 1)),
-        (WRONG, WRONG, {"accuracy": 0.0, "spoiled": 0.0}, (0, 0, 0, 0)),
-        ("no idea", "", {"accuracy": 0.0, "spoiled": 0.0}, (0, 1, 0, 0)),
+        (RIGHT, RIGHT, {"accuracy": 1.0, "spoiled": 0.0}, (1, 0, 0)),
+        (WRONG, RIGHT, {"accuracy": 1.0, "spoiled": 0.0}, (0, 1, 1)),
+        (RIGHT, WRONG, {"accuracy": 0.0, "spoiled": -1.0}, (1, 1, 0)),
+        (WRONG, WRONG, {"accuracy": 0.0, "spoiled": 0.0}, (0, 0, 0)),
+        ("no idea", "", {"accuracy": 0.0, "spoiled": 0.0}, (0, 1, 0)),
     ],
 )
 def test_the_last_answer_counts_and_giving_up_a_right_one_costs(first, second, rewards, counts):
@@ -26,7 +26,7 @@ def test_the_last_answer_counts_and_giving_up_a_right_one_costs(first, second, r
     assert "Are you sure?" in texts_of(played.answers[0].shown)
     assert played.answers[0].rewards == {}
     assert played.rewards == rewards
-    names = ("first_right", "changed", "mended", "spoiled")
+    names = ("first_right", "changed", "mended")
     assert tuple(played.counts[name] for name in names) == counts
 
 
