@@ -44,7 +44,7 @@ class Parameter:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
-        said = harmless(first["msg"].removeprefix("Input "), most=_MOST_SAID)
+        said = harmless(first["msg"].removeprefix("Input ").replace(" after validation", ""), most=_MOST_SAID)
         raise BadCall(f"{self.name}{place} is wrong: {said}; it is {quoted(first['input'])}")
 
 

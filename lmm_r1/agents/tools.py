@@ -72,7 +72,7 @@ class Tool:
             descriptions: of its parameters, in the place of the docstring's.
             deadline_s: seconds that a call may take.
         """
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
         if not _NAME.fullmatch(self.name):
             raise UserError(f"tool {self.name!r}: a name has letters, digits, _ and - only; give name=...")
         if not 0 < deadline_s < float("inf"):

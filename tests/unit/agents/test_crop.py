@@ -131,7 +131,7 @@ def test_transparency_is_laid_on_white():
         ),
         (
             {"bbox_2d": [0.1, 0.2, 0.5]},
-            "bbox_2d is wrong: List should have at least 4 items after validation, not 3; it is [0.1, 0.2, 0.5]",
+            "bbox_2d is wrong: List should have at least 4 items, not 3; it is [0.1, 0.2, 0.5]",
         ),
         ({"bbox_2d": [0.1, float("nan"), 0.5, 1]}, "bbox_2d[1] is wrong: should be a finite number; it is NaN"),
         ({"source": 1}, "bbox_2d is missing; crop takes bbox_2d, source"),

@@ -1,12 +1,18 @@
 """The environments `crop` and `tool`: what a policy is shown first, what each turn is answered, when an episode is over."""
 
+import asyncio
+import threading
+import time
+
 import pytest
 from helpers.conversations import message, row
-from helpers.episodes import coordinates_image, image_row, images_in, play, text_of
+from helpers.episodes import answers_of, coordinates_image, image_row, images_in, play, text_of
 
 from lmm_r1.agents.crop import zoom_tool
 from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.environment import Answered
 from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.agents.tools import Tool
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.errors import UserError
 
@@ -231,3 +237,38 @@ def test_a_subclass_may_take_several_calls_of_a_turn():
 def test_settings_that_cannot_be_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         CropEnvironment(**options)
+
+
+def test_a_tool_that_hangs_costs_its_own_episode_the_deadline():
+    go_on = threading.Event()
+
+    def wait(hang: bool) -> str:
+        """Wait, maybe."""
+        return str(go_on.wait(60)) if hang else "done"
+
+    environment = ToolEnvironment([Tool(wait, deadline_s=0.3)])
+    hang, done = (
+        f'<tool_call>{{"name": "wait", "arguments": {{"hang": {word}}}}}</tool_call>' for word in ("true", "false")
+    )
+    finished: list[tuple[str, float]] = []
+
+    async def one(texts: list[str]) -> list[Answered]:
+        answers = await answers_of(environment, ROW, texts)
+        finished.append((texts[0], time.monotonic() - started))
+        return answers
+
+    async def all_of_them() -> list[list[Answered]]:
+        return await asyncio.gather(one([hang, done]), *(one([done] * 5) for _ in range(8)))
+
+    started = time.monotonic()
+    (hung, after), *others = asyncio.run(all_of_them())
+    go_on.set()
+    assert "Error: the tool failed: it has not answered within 0.3 seconds." in text_of(hung)
+    assert hung.counts == {"tool_calls": 1, "malformed_calls": 0, "failed_calls": 1}
+    assert text_of(after) == "<tool_response>\ndone\n</tool_response>"
+    assert all(
+        text_of(answered) == "<tool_response>\ndone\n</tool_response>" for answers in others for answered in answers
+    )
+    # Nobody waited for it.
+    assert [first for first, _ in finished] == [done] * 8 + [hang]
+    assert finished[-1][1] >= 0.3
