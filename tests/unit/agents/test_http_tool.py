@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
+from lmm_r1.agents import http_tool
 from lmm_r1.agents.bad_call import BadCall
 from lmm_r1.agents.http_tool import HttpTool
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
@@ -92,6 +93,12 @@ def test_an_error_of_the_service_is_one():
 def test_a_service_can_say_what_was_wrong_with_a_call():
     with pytest.raises(BadCall, match=r"^there is no \?\?label\?\?$"):
         call(answering('{"error": "there is no <|label|>"}'))
+
+
+def test_an_endless_reply_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(http_tool, "_MOST_BYTES", 1000)
+    with pytest.raises(ToolFailed, match="^its service answered with more than 1000 bytes$"):
+        call(answering(json.dumps({"text": "x" * 2000})))
 
 
 def test_a_service_that_hangs_costs_its_deadline():

@@ -202,6 +202,8 @@ def test_images_of_tools_are_named_and_can_be_used():
         "<image>\n</tool_response>"
     )
     assert images_in(second)[0].size == (25, 50)
+    (part,) = (part for part in first.shown if isinstance(part, ImagePart))
+    assert (part.min_pixels, part.max_pixels) == (40_000, 2_000_000)
 
 
 def test_of_several_calls_the_first_is_carried_out_and_the_policy_told():
