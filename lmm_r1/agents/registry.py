@@ -1,30 +1,149 @@
-"""Environments by name, and those of a user's own file."""
+"""The environments by name, and those of a user's file."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from lmm_r1 import dotted
 from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.tool_environment import ToolEnvironment
 from lmm_r1.errors import UserError
 
+# Module and class; imported when it is asked for.
+ENVIRONMENTS: dict[str, str] = {
+    "crop": "lmm_r1.agents.crop_environment:CropEnvironment",
+    "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
+    "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
+    "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
+    "double-check": "lmm_r1.agents.double_check:DoubleCheck",
+    "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
+}
+TOOLS = "TOOLS"
+"""What a file calls its tools that has no environment: they make one."""
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?")
+_registered: dict[str, type[Environment]] = {}
 
 
-def load_environment(name: str) -> Environment:
-    """Return an environment by its name, or of `FILE.py` or `FILE.py:CLASS`; raises UserError where there is none."""
-    match = _FILE.fullmatch(name)
-    if match is None:
-        raise UserError(f"--train.agent {name}: no such environment; give FILE.py:CLASS")
-    path = Path(match["path"])
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"--train.agent {name}: no such file; check the path")
+def register(environment: type[Environment]) -> type[Environment]:
+    """Make a class of another package known by its name; a decorator. Raises UserError where the name is taken."""
+    known = _registered.get(environment.name)
+    if environment.name in ENVIRONMENTS or known not in (None, environment):
+        raise UserError(
+            f"an environment {environment.name!r} is there already; give {environment.__name__} another name"
+        )
+    _registered[environment.name] = environment
+    return environment
+
+
+def environment_names() -> tuple[str, ...]:
+    """Return the names that `load_environment` knows."""
+    return (*ENVIRONMENTS, *_registered)
+
+
+def load_environment(source: str, *, options: Mapping[str, Any] | None = None) -> Environment:
+    """Return an environment by its name, or from a user's file.
+
+    Args:
+        source: a name; `FILE.py`, which defines one subclass of `Environment`, one environment, or a list `TOOLS` of functions;
+            or `FILE.py:NAME`, a class or an environment in it.
+        options: for the class, by the names of its constructor's parameters.
+
+    Raises:
+        UserError: there is none, or it cannot be made with these options.
+    """
+    options = options or {}
+    file = _FILE.fullmatch(source)
+    if file:
+        return _from_file(file["path"], name=file["name"], options=options, source=source)
+    if source in _registered:
+        return _made(_registered[source], options=options, source=source)
+    if source not in ENVIRONMENTS:
+        near = dotted.nearest(source, known=environment_names())
+        hint = f"did you mean {near}? " if near else ""
+        raise UserError(
+            f"no environment {source!r}; {hint}Known are {', '.join(environment_names())}, and FILE.py with one of your own"
+        )
+    module, _, name = ENVIRONMENTS[source].partition(":")
+    return _made(getattr(importlib.import_module(module), name), options=options, source=source)
+
+
+def _made(made: Callable[..., Environment], *, options: Mapping[str, Any], source: str) -> Environment:
+    known = list(inspect.signature(made).parameters)
+    if unknown := [name for name in options if name not in known]:
+        raise UserError(f"environment {source}: no option {unknown[0]!r}; known are {', '.join(known) or 'none'}")
+    try:
+        return made(**options)
+    except UserError as error:
+        raise UserError(f"environment {source}: {error}") from error
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"environment {source}: it cannot be made with the options {dict(options)} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], source: str) -> Environment:
+    module = _loaded(path)
+    if name is None:
+        found = _candidates(module)
+        if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
+            return _made(partial(ToolEnvironment, getattr(module, TOOLS)), options=options, source=source)
+        if len(found) != 1:
+            raise UserError(
+                f"{path}: the file defines {', '.join(found) or 'no Environment, and no list TOOLS of functions'}; "
+                + (
+                    f"say which: {path}:{next(iter(found))}"
+                    if found
+                    else "subclass lmm_r1.agents.environment.Environment"
+                )
+            )
+        name = next(iter(found))
+    chosen = getattr(module, name, None)
+    if isinstance(chosen, Environment):
+        if options:
+            raise UserError(f"{path}: {name} is made already and takes no options; name a class instead")
+        return chosen
+    if not isinstance(chosen, type) or not issubclass(chosen, Environment):
+        raise UserError(f"{path}: {name} is no Environment; subclass lmm_r1.agents.environment.Environment")
+    return _made(chosen, options=options, source=source)
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Return the names of a file's own environments: those that are made, else the classes."""
+    values = vars(module).items()
+    if made := [name for name, value in values if isinstance(value, Environment)]:
+        return made
+    return [
+        name
+        for name, value in values
+        if isinstance(value, type)
+        and issubclass(value, Environment)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    ]
+
+
+def _loaded(path: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise UserError(f"environment {path}: no such file; check the path")
+    spec = importlib.util.spec_from_file_location(f"agent_file_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Environment)]
-    own = [value for value in found if value.__module__ == module.__name__ and match["name"] in (None, value.__name__)]
-    if len(own) != 1:
-        raise UserError(f"--train.agent {name}: the file has {len(own)} such environments; name one as FILE.py:CLASS")
-    return own[0]()
+    # Dataclasses and pickles of the file's own look their module up by its name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"environment {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
+        ) from error
+    return module

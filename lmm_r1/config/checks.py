@@ -1,8 +1,10 @@
 """Which values of flags contradict each other, or are not available: told in one sentence before anything starts."""
 
+import json
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
@@ -95,6 +97,17 @@ def check_mismatch_limit(config: PPOConfig) -> None:
         raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
 
 
+def agent_options(agent: AgentConfig) -> dict[str, Any]:
+    """Return the arguments of `--agent.options`; raises UserError where it is no JSON object."""
+    try:
+        options = json.loads(agent.options or "{}")
+    except json.JSONDecodeError as error:
+        raise UserError(f"--agent.options {agent.options} is no JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise UserError(f'--agent.options {agent.options} must be a JSON object, such as \'{{"prefill": "<think>"}}\'')
+    return options
+
+
 def _check_agent(config: PPOConfig) -> None:
     agent, settings = config.train.agent, config.agent
     if config.train.agent_func_path:
@@ -112,6 +125,7 @@ def _check_agent(config: PPOConfig) -> None:
             f"--train.agent {agent} with --reward.model_name_or_path {config.reward.model_name_or_path}: a reward model "
             "scores single turns; give --reward.remote_url, or leave the rewards to the environment"
         )
+    agent_options(settings)
     for name, least in (("max_turns", 1), ("max_images", 0)):
         if getattr(settings, name) < least:
             raise UserError(f"--agent.{name} {getattr(settings, name)} must be at least {least}")

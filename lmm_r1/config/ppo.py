@@ -235,6 +235,8 @@ class PPOTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
+    options: str | None = None
+    """Arguments of the environment's class, as a JSON object."""
     max_turns: int = 6
     """Turns of the policy in an episode; each is of rollout.max_new_tokens at most, and all with the prompt of data.max_len."""
     max_images: int = 12

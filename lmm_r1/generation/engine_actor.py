@@ -14,6 +14,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
@@ -65,8 +66,11 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         if agent is None:
             self.groups = GroupRollout(**room)
         else:
-            limits = EpisodeLimits(**vars(agent.settings))
-            self.groups = EpisodeRollout(environment=load_environment(agent.name), limits=limits, **room)
+            self.groups = EpisodeRollout(
+                environment=load_environment(agent.name, options=agent_options(agent.settings)),
+                limits=EpisodeLimits.of(agent.settings),
+                **room,
+            )
         # How many updates its weights have had in this run.
         self.weight_version = 0
 

@@ -7,12 +7,13 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, Played, Sample, Segment
@@ -36,6 +37,11 @@ class EpisodeLimits:
     answer_s: float
     overturn: Literal["mask", "penalise", "keep"]
     overturn_penalty: float
+
+    @classmethod
+    def of(cls, config: AgentConfig) -> EpisodeLimits:
+        """Return what the flags say."""
+        return cls(**{own.name: getattr(config, own.name) for own in fields(cls)})
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
+from lmm_r1.config.checks import agent_options
 from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
@@ -102,7 +103,7 @@ def train(config: PPOConfig) -> None:
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
     if config.train.agent is not None:
-        load_environment(config.train.agent)
+        load_environment(config.train.agent, options=agent_options(config.agent))
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)

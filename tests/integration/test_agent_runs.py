@@ -29,16 +29,19 @@ class Looks(Environment):
     rewards = ("odd",)
     counts = ("looks",)
 
+    def __init__(self, *, looks=1):
+        self.looks = looks
+
     def begin(self, row, *, seed):
-        return Look(row, seed)
+        return Look(row, seed, self.looks)
 
 
 class Look(Episode):
-    def __init__(self, row, seed):
-        self.row, self.seed = row, seed
+    def __init__(self, row, seed, looks):
+        self.row, self.seed, self.looks = row, seed, looks
 
     async def answer(self, turn):
-        if turn.number == 2:
+        if turn.number == self.looks:
             return Answered(rewards={"odd": float(len(turn.text) % 2)})
         image = load_image(images_of(self.row.messages)[0], location=self.row.location)
         side = 28 * (1 + turn.number)

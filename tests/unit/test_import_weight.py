@@ -22,7 +22,9 @@ def heavy_modules_after(statements: str) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("module", ["lmm_r1", "lmm_r1.config", "lmm_r1.data", "lmm_r1.tasks", "remote_rm"])
+@pytest.mark.parametrize(
+    "module", ["lmm_r1", "lmm_r1.agents", "lmm_r1.config", "lmm_r1.data", "lmm_r1.tasks", "remote_rm"]
+)
 def test_a_light_package_and_all_its_modules_load_none_of_the_training_stack(module):
     walk = (
         f"import importlib, pkgutil, {module} as package\n"

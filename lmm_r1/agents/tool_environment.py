@@ -1,0 +1,195 @@
+"""The environment `tool`: a policy calls functions, and is shown what they return, until a turn holds no call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lmm_r1.agents.bad_call import BadCall, quoted
+from lmm_r1.agents.calls import TOOL_CALL, CallFormat, WrittenCall, written_calls
+from lmm_r1.agents.crop import crop_tool, zoom_tool
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.agents.images import EpisodeImages, PixelBounds
+from lmm_r1.agents.tools import Tool, ToolFailed, ToolResult, as_tools
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, images_of
+from lmm_r1.errors import UserError
+
+MIN_PIXELS, MAX_PIXELS = 40_000, 2_000_000
+SIDE_MULTIPLE = 28
+TOOL_CALLS, MALFORMED_CALLS, FAILED_CALLS = COUNTS = ("tool_calls", "malformed_calls", "failed_calls")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOutcome:
+    """What has come of one call."""
+
+    result: ToolResult = ToolResult()
+    names: tuple[str, ...] = ()
+    """Those that the result's images were given."""
+    problem: str = ""
+    """What went wrong, as a clause; empty where nothing did."""
+    count: str = TOOL_CALLS
+    """The count that it adds to, beside the calls."""
+
+
+class ToolEnvironment(Environment):
+    """Offers tools, each call answered in the next message; an episode ends with a turn without a call.
+
+    A turn is stopped behind its first call. A subclass may take several calls of a turn, then `stops` must be empty; what
+    is written beyond them is not carried out, and the policy told so.
+    """
+
+    name = "tool"
+    counts: ClassVar[tuple[str, ...]] = COUNTS
+    stops: ClassVar[tuple[str, ...]] = (TOOL_CALL.closing,)
+    formats: ClassVar[tuple[CallFormat, ...]] = (TOOL_CALL,)
+    calls_per_turn: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        tools: Sequence[Tool | Callable[..., object]] | None = None,
+        *,
+        min_pixels: int = MIN_PIXELS,
+        max_pixels: int = MAX_PIXELS,
+        side_multiple: int = SIDE_MULTIPLE,
+        prefill: str = "",
+    ) -> None:
+        """Make the tools; raises UserError where one cannot be used, or the bounds on pixels cross.
+
+        Args:
+            tools: tools, or functions; None takes `crop` and `zoom`.
+            min_pixels: of images that are shown and have no bounds of their own, those of the row included.
+            max_pixels: of the same.
+            side_multiple: what the image processor rounds the sides of an image to; for absolute coordinates.
+            prefill: how each turn behind an observation begins.
+        """
+        if not 0 < min_pixels <= max_pixels:
+            raise UserError(f"{self.name}: min_pixels {min_pixels} must lie between 1 and max_pixels {max_pixels}")
+        if side_multiple < 1:
+            raise UserError(f"{self.name}: side_multiple {side_multiple} must be at least 1")
+        self.bounds = PixelBounds(min_pixels=min_pixels, max_pixels=max_pixels, side_multiple=side_multiple)
+        self.tools = as_tools([crop_tool(), zoom_tool()] if tools is None else tools)
+        self.prefill = prefill
+
+    def shown_row(self, row: Row) -> Row:
+        """Return the row with the tools explained behind its system turn, or in one, and its images bounded.
+
+        Raises:
+            UserError: the row is plain text, which has no turns.
+        """
+        if row.plain:
+            raise UserError(
+                f"{row.location}: the environment {self.name} explains itself in a system turn, and this prompt is plain "
+                "text; add --data.apply_chat_template"
+            )
+        messages = [
+            replace(
+                one, parts=tuple(self.bounds.of(part) if isinstance(part, ImagePart) else part for part in one.parts)
+            )
+            for one in row.messages
+        ]
+        explained = TextPart(self.explained(row))
+        if messages and messages[0].role == "system":
+            parts = (*messages[0].parts, TextPart("\n\n"), explained)
+            messages[0] = replace(messages[0], parts=merged_texts(parts))
+        else:
+            messages.insert(0, Message(role="system", parts=(explained,)))
+        return replace(row, messages=tuple(messages))
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        """Return an episode; the seed decides nothing, as nothing is drawn."""
+        return ToolEpisode(self, row)
+
+    def explained(self, row: Row) -> str:
+        """Return what a policy is told of the tools and of how they are called."""
+        return explained_tools(tuple(self.tools.values()), has_images=bool(images_of(row.messages)))
+
+    def answered(self, outcome: ToolOutcome) -> list[Part]:
+        """Return how a policy is told of what has come of a call."""
+        said = f"Error: {outcome.problem}. The call was not carried out." if outcome.problem else outcome.result.text
+        parts: list[Part] = [TextPart(f"<tool_response>\n{said or 'Done.'}")]
+        for name, image in zip(outcome.names, outcome.result.images, strict=True):
+            parts += [TextPart(f"\n{name}:\n"), self.bounds.of(image)]
+        return [*parts, TextPart("\n</tool_response>")]
+
+    def ignored(self, calls: int) -> str:
+        """Return how a policy is told that calls of its turn were not carried out."""
+        most = self.calls_per_turn
+        first, limit = ("the first", "one call") if most == 1 else (f"the first {most}", f"at most {most} calls")
+        left = "1 more was" if calls == 1 else f"{calls} more were"
+        return f"\nOnly {first} of your calls counted; {left} not carried out. Write {limit} in a turn."
+
+    def tool(self, name: str) -> Tool:
+        """Return a tool by its name; raises BadCall where there is none."""
+        if name not in self.tools:
+            raise BadCall(f"there is no tool {quoted(name)}; the tools are: {', '.join(self.tools)}")
+        return self.tools[name]
+
+
+class ToolEpisode(Episode):
+    """The images that one sample has been shown."""
+
+    def __init__(self, environment: ToolEnvironment, row: Row) -> None:
+        self._environment = environment
+        self._row = row
+        self._images = EpisodeImages(row, bounds=environment.bounds)
+
+    async def answer(self, turn: Turn) -> Answered:
+        """Carry out the turn's calls, one after the other, and return what they show; end the episode where it has none."""
+        counts = dict.fromkeys(COUNTS, 0)
+        written = written_calls(turn.text, self._environment.formats)
+        taken = written[: self._environment.calls_per_turn]
+        parts: list[Part] = []
+        for call in taken:
+            outcome = await self._outcome(call)
+            counts[TOOL_CALLS] += 1
+            if outcome.problem:
+                counts[outcome.count] += 1
+            parts += self._environment.answered(outcome)
+        if len(written) > len(taken):
+            parts.append(TextPart(self._environment.ignored(len(written) - len(taken))))
+        if not parts:
+            return Answered(counts=counts)
+        return Answered(shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts)
+
+    async def _outcome(self, written: WrittenCall) -> ToolOutcome:
+        try:
+            call = written.read()
+            tool = self._environment.tool(call.name)
+            result = await tool.call(call.arguments, images=self._images, row=self._row)
+        except BadCall as error:
+            return ToolOutcome(problem=str(error), count=MALFORMED_CALLS)
+        except ToolFailed as error:
+            return ToolOutcome(problem=f"the tool failed: {error}", count=FAILED_CALLS)
+        return ToolOutcome(result=result, names=tuple(self._images.add(image) for image in result.images))
+
+
+def explained_tools(tools: Sequence[Tool], *, has_images: bool) -> str:
+    """Return tools as the chat templates that follow Hermes write them, in the form that policies were trained on."""
+    schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
+    images = (
+        "\nThe images of the question are called original_image, or original_image_1, original_image_2 and so on where there "
+        "are several; those that tools show you carry their names."
+        if has_images
+        else ""
+    )
+    return (
+        "# Tools\n\nYou may call one of these tools in a turn, and see what it returns in the next message.\n"
+        f"<tools>\n{schemas}\n</tools>\n\n"
+        "A call is a JSON object with the tool's name and its arguments inside <tool_call></tool_call>, at the end of the "
+        'turn:\n<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>\n'
+        f"A turn without a call is your answer.{images}"
+    )
+
+
+def merged_texts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return parts with neighbouring texts as one."""
+    merged: list[Part] = []
+    for part in parts:
+        if isinstance(part, TextPart) and merged and isinstance(merged[-1], TextPart):
+            merged[-1] = TextPart(merged[-1].text + part.text)
+        else:
+            merged.append(part)
+    return tuple(merged)

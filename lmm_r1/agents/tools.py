@@ -1,0 +1,219 @@
+"""A tool: a Python function that a policy may call, with the schema that describes it and a deadline for each call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from PIL import Image
+
+from lmm_r1.agents.bad_call import BadCall, harmless
+from lmm_r1.agents.deadlines import DeadlinePassed, Outcome, passable, start_thread, within
+from lmm_r1.agents.images import EpisodeImages, is_too_thin
+from lmm_r1.agents.parameters import Parameters
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.errors import UserError
+
+DEADLINE_S = 30.0
+_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+_MOST_CHARACTERS = 8_000
+_MOST_SAID = 200
+_MOST_LEFT_BEHIND = 64
+
+logger = logging.getLogger(__name__)
+
+
+class ToolFailed(Exception):
+    """A tool has not done what it should; the message is a clause for the policy, whose fault it is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a tool shows."""
+
+    text: str = ""
+    images: tuple[ImagePart, ...] = ()
+    """An image without pixel bounds gets those of the environment."""
+
+
+class Tool:
+    """A function as a tool. Its name, signature and docstring describe it to the policy.
+
+    Its parameters are str, int, float, bool, list, dict, Literal or Optional; a `PIL.Image.Image` is one of the episode's
+    images, which the call names. One annotated `EpisodeImages` or `Row` is filled in, and the policy not told of it. It
+    returns text, a number, a dict, an image, a list of texts and images, or a `ToolResult`, and raises `BadCall` with a
+    clause that tells the policy what was wrong with its call.
+
+    A plain function runs in a thread of its own, an `async` one in the run's event loop, which it must never hold up.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        descriptions: Mapping[str, str] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """Read the function's signature; raises UserError where it cannot be a tool.
+
+        Args:
+            description: of the tool, in the place of the docstring's.
+            descriptions: of its parameters, in the place of the docstring's.
+            deadline_s: seconds that a call may take.
+        """
+        self.name = str(getattr(function, "__name__", type(function).__name__)) if name is None else name
+        if not _NAME.fullmatch(self.name):
+            raise UserError(f"tool {self.name!r}: a name has letters, digits, _ and - only; give name=...")
+        if not 0 < deadline_s < float("inf"):
+            raise UserError(f"tool {self.name}: deadline_s must be a number of seconds above 0, not {deadline_s}")
+        self.deadline_s = deadline_s
+        self.parameters = Parameters(function, tool=self.name, descriptions=descriptions or {})
+        self.description = description or self.parameters.description
+        if not self.description:
+            raise UserError(f"tool {self.name}: it has no docstring; say in one what it does, for the policy")
+        self._function = function
+        self._left_behind: list[threading.Thread] = []
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The description that chat templates take: `{"type": "function", "function": {"name": ...}}`."""
+        described = {"name": self.name, "description": self.description, "parameters": self.parameters.schema}
+        return {"type": "function", "function": described}
+
+    async def call(self, arguments: Mapping[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
+        """Return what the tool shows for a call's arguments.
+
+        Raises:
+            BadCall: the arguments are wrong.
+            ToolFailed: it raised something else, did not return in time, or returned what cannot be shown. A thread that
+                hangs goes on until its function returns; while 64 of a tool's do, its calls fail at once.
+            UserError: an image of the row cannot be read.
+        """
+        values = self.parameters.checked(arguments)
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        if len(self._left_behind) >= _MOST_LEFT_BEHIND:
+            raise self._failed(f"{len(self._left_behind)} of its earlier calls have not ended yet", row=row)
+        try:
+            return await within(self.deadline_s, self.invoked(values, images=images, row=row))
+        except (BadCall, ToolFailed, UserError):
+            raise
+        except DeadlinePassed as error:
+            raise self._failed(f"it has not answered within {self.deadline_s:g} seconds", row=row) from error
+        except Exception as error:  # a tool is the user's own code, which may raise anything
+            logger.warning("%s: the tool %s raised", row.location, self.name, exc_info=error)
+            raise ToolFailed(f"it broke off ({told(error)})") from error
+
+    async def invoked(self, values: dict[str, object], *, images: EpisodeImages, row: Row) -> ToolResult:
+        """Run the function on arguments that were checked, without a deadline; a subclass may do something else."""
+        if not self._is_async:
+            return await self.in_thread(lambda: shown(self._function(**self.filled(values, images=images, row=row))))
+        filled = await self.in_thread(partial(self.filled, values, images=images, row=row))
+        try:
+            returned = await self._function(**filled)  # type: ignore[misc]
+        except SystemExit as error:
+            # It would end the event loop.
+            raise passable(error) from error
+        return await self.in_thread(lambda: shown(returned))
+
+    def filled(self, values: Mapping[str, object], *, images: EpisodeImages, row: Row) -> dict[str, object]:
+        """Return the function's arguments: with the images that a call names, and what the environment gives.
+
+        Raises as `EpisodeImages.load` does, and may take as long.
+        """
+        complete = dict(values)
+        for name, parameter in self.parameters.own.items():
+            if parameter.is_image:
+                named = str(values.get(name, parameter.schema.get("default")))
+                complete[name] = images.load(named).copy()
+        for name, kind in self.parameters.given.items():
+            complete[name] = images if kind is EpisodeImages else row
+        return complete
+
+    async def in_thread(self, function: Callable[[], Outcome]) -> Outcome:
+        """Return what a function returns in a thread of its own, which stays behind where nobody waits any more."""
+        answer, thread = start_thread(function, name=f"tool {self.name}")
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._left_behind.append(thread)
+            raise
+
+    @property
+    def _is_async(self) -> bool:
+        called = getattr(self._function, "__call__", None)  # noqa: B004
+        return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)
+
+    def _failed(self, reason: str, *, row: Row) -> ToolFailed:
+        logger.warning("%s: the tool %s failed: %s", row.location, self.name, reason)
+        return ToolFailed(reason)
+
+
+def as_tools(tools: Sequence[Tool | Callable[..., object]]) -> dict[str, Tool]:
+    """Return tools by their names, functions made into tools; raises UserError where two have the same name."""
+    made: dict[str, Tool] = {}
+    for one in tools:
+        tool = one if isinstance(one, Tool) else Tool(one)
+        if tool.name in made:
+            raise UserError(
+                f"two tools are called {tool.name}; give one of them another name: Tool(function, name=...)"
+            )
+        made[tool.name] = tool
+    return made
+
+
+def told(error: BaseException) -> str:
+    """Return an error as it may stand in a sentence for the policy."""
+    return harmless(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, most=_MOST_SAID)
+
+
+def shown(returned: object) -> ToolResult:
+    """Return what a function has returned as it is shown: images in RGB and upright, text of bounded length.
+
+    Raises:
+        ToolFailed: it can't be shown.
+    """
+    if isinstance(returned, ToolResult):
+        return ToolResult(text=_text(returned.text), images=tuple(map(_image, returned.images)))
+    if isinstance(returned, (Image.Image, ImagePart)):
+        return ToolResult(images=(_image(returned),))
+    if isinstance(returned, (list, tuple)) and any(isinstance(one, (Image.Image, ImagePart)) for one in returned):
+        images = tuple(_image(one) for one in returned if isinstance(one, (Image.Image, ImagePart)))
+        texts = [_text(one) for one in returned if not isinstance(one, (Image.Image, ImagePart))]
+        return ToolResult(text=_text("\n".join(texts)), images=images)
+    return ToolResult(text=_text(returned))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        raise ToolFailed("it returned nothing")
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolFailed(f"it returned neither text nor an image, but a {type(value).__name__}") from error
+    # Half of a surrogate pair can be written to no file.
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}… (cut here; {len(text)} characters in all)"
+
+
+def _image(value: Image.Image | ImagePart) -> ImagePart:
+    part = ImagePart(value) if isinstance(value, Image.Image) else value
+    try:
+        image = load_image(part, location="a tool's result")
+    except UserError as error:
+        raise ToolFailed("it returned an image that cannot be read") from error
+    if min(image.size) < 1 or is_too_thin(image.size):
+        raise ToolFailed(f"it returned an image of {image.width} x {image.height} pixels, which cannot be shown")
+    return ImagePart(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels)

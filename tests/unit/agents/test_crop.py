@@ -1,0 +1,186 @@
+"""What `crop` and `zoom` cut out, by hand: the pixel at x, y of a picture is (x, y, 7)."""
+
+import asyncio
+import io
+
+import pytest
+from helpers.episodes import coordinates_image, image_row
+from PIL import Image
+
+from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.crop import crop_tool, zoom_tool
+from lmm_r1.agents.images import EpisodeImages, PixelBounds
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+BOUNDS = PixelBounds(min_pixels=1, max_pixels=20_000, side_multiple=1)
+
+
+def episode(*images):
+    return EpisodeImages(image_row(*images), bounds=BOUNDS)
+
+
+def cut(images, tool=None, **arguments):
+    """The part that a call shows."""
+    tool = tool or crop_tool()
+    called = tool.call({"source": "original_image"} | arguments, images=images, row=image_row())
+    (part,) = asyncio.run(called).images
+    return part
+
+
+def corners(part):
+    """The size of a part, its first and its last pixel."""
+    image = part.source
+    return image.size, image.getpixel((0, 0)), image.getpixel((image.width - 1, image.height - 1))
+
+
+@pytest.mark.parametrize(
+    ("size", "box", "expected"),
+    [
+        # Landscape: x 10 to 50 of 100, y 10 to 30 of 50.
+        ((100, 50), [0.1, 0.2, 0.5, 0.6], ((40, 20), (10, 10, 7), (49, 29, 7))),
+        # Portrait: x 10 to 30 of 40, y 60 to 90 of 120.
+        ((40, 120), [0.25, 0.5, 0.75, 0.75], ((20, 30), (10, 60, 7), (29, 89, 7))),
+        # A pixel that a box touches belongs to it: x 1.5 to 2.5 of 10 is 1 to 3.
+        ((10, 10), [0.15, 0, 0.25, 1], ((2, 10), (1, 0, 7), (2, 9, 7))),
+        # 0.29 * 100 is 28.999999999999996, and 0.55 * 100 is 55.00000000000001.
+        ((100, 100), [0.29, 0.29, 0.55, 0.55], ((26, 26), (29, 29, 7), (54, 54, 7))),
+        ((1, 1), [0.2, 0.2, 0.3, 0.3], ((1, 1), (0, 0, 7), (0, 0, 7))),
+        ((1, 1), [0, 0, 1, 1], ((1, 1), (0, 0, 7), (0, 0, 7))),
+        ((10, 10), [1 - 1e-9, 0.5, 1, 0.6], ((1, 1), (9, 5, 7), (9, 5, 7))),
+        ((10, 10), [0, 0, 1e-9, 1e-9], ((1, 1), (0, 0, 7), (0, 0, 7))),
+    ],
+)
+def test_relative_boxes(size, box, expected):
+    assert corners(cut(episode(coordinates_image(*size)), bbox_2d=box)) == expected
+
+
+def test_boxes_in_thousandths():
+    part = cut(episode(coordinates_image(40, 40)), crop_tool(coordinates="thousandths"), bbox_2d=[250, 500, 750, 1000])
+    assert corners(part) == ((20, 20), (10, 20, 7), (29, 39, 7))
+
+
+def test_absolute_boxes_are_of_the_image_as_it_is_shown():
+    # 240 x 120 within 7,200 pixels is shown with 120 x 60: half of its size.
+    images = EpisodeImages(
+        image_row(coordinates_image(240, 120)), bounds=PixelBounds(min_pixels=1, max_pixels=7_200, side_multiple=1)
+    )
+    tool = crop_tool(coordinates="absolute")
+    assert corners(cut(images, tool, bbox_2d=[50, 25, 100, 50])) == ((100, 50), (100, 50, 7), (199, 99, 7))
+    with pytest.raises(BadCall, match="reaches out of the image: x must lie between 0 and 120$"):
+        cut(images, tool, bbox_2d=[50, 25, 121, 50])
+
+
+def test_a_part_of_a_part_has_the_full_resolution():
+    images = episode(coordinates_image(200, 200))
+    first = cut(images, bbox_2d=[0.1, 0.1, 0.6, 0.6])
+    assert corners(first) == ((100, 100), (20, 20, 7), (119, 119, 7))
+    # However small it is shown.
+    name = images.add(ImagePart(first.source, max_pixels=100))
+    second = cut(images, bbox_2d=[0.25, 0.5, 0.5, 0.75], source=name)
+    assert corners(second) == ((25, 25), (45, 70, 7), (69, 94, 7))
+
+
+def test_a_box_is_of_the_upright_image():
+    stored, exif = coordinates_image(100, 50), Image.Exif()
+    exif[274] = 6  # to be turned clockwise: the pixel at x, y of the upright image is stored at y, 49 - x
+    buffer = io.BytesIO()
+    stored.save(buffer, "PNG", exif=exif)
+    part = cut(episode(ImagePart(buffer.getvalue())), bbox_2d=[0.2, 0.1, 0.4, 0.3])
+    assert corners(part) == ((10, 20), (10, 39, 7), (29, 30, 7))
+
+
+def test_transparency_is_laid_on_white():
+    image = Image.new("RGBA", (20, 20), (0, 0, 0, 0))
+    image.paste((9, 8, 7, 255), (10, 0, 20, 20))
+    assert corners(cut(episode(image), bbox_2d=[0.25, 0, 0.75, 1])) == ((10, 20), (255, 255, 255), (9, 8, 7))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"bbox_2d": [0.5, 0.2, 0.1, 0.6]},
+            "bbox_2d [0.5, 0.2, 0.1, 0.6] has swapped corners: x0 is larger than x1; write the top-left corner first, then "
+            "the bottom-right one",
+        ),
+        (
+            {"bbox_2d": [0.1, 0.6, 0.5, 0.2]},
+            "bbox_2d [0.1, 0.6, 0.5, 0.2] has swapped corners: y0 is larger than y1; write the top-left corner first, then "
+            "the bottom-right one",
+        ),
+        ({"bbox_2d": [0.1, 0.2, 0.1, 0.6]}, "bbox_2d [0.1, 0.2, 0.1, 0.6] is empty: x0 and x1 are equal"),
+        (
+            {"bbox_2d": [-0.1, 0.2, 0.5, 0.6]},
+            "bbox_2d [-0.1, 0.2, 0.5, 0.6] reaches out of the image: x must lie between 0 and 1",
+        ),
+        (
+            {"bbox_2d": [10, 0.2, 0.5, 0.6]},
+            "bbox_2d [10.0, 0.2, 0.5, 0.6] reaches out of the image: x must lie between 0 and 1",
+        ),
+        (
+            {"bbox_2d": [0.1, 0.2, 0.5, 60]},
+            "bbox_2d [0.1, 0.2, 0.5, 60.0] reaches out of the image: y must lie between 0 and 1",
+        ),
+        (
+            {"bbox_2d": [0, 0.5, 1, 0.501]},
+            "bbox_2d [0.0, 0.5, 1.0, 0.501] is too thin: it has 300 x 1 pixels, and the longer side may be at most 100 "
+            "times the shorter one",
+        ),
+        (
+            {"bbox_2d": [0.1, 0.2, 0.5]},
+            "bbox_2d is wrong: List should have at least 4 items, not 3; it is [0.1, 0.2, 0.5]",
+        ),
+        ({"bbox_2d": [0.1, float("nan"), 0.5, 1]}, "bbox_2d[1] is wrong: should be a finite number; it is NaN"),
+        ({"source": 1}, "bbox_2d is missing; crop takes bbox_2d, source"),
+        (
+            {"bbox_2d": [0, 0, 1, 1], "source": "observation_1"},
+            "there is no image 'observation_1'; the images are: original_image",
+        ),
+    ],
+)
+def test_a_wrong_box_is_told_exactly(arguments, said):
+    with pytest.raises(BadCall) as raised:
+        cut(episode(coordinates_image(300, 200)), **arguments)
+    assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    ("keypoint", "expected"),
+    [
+        ([0.5, 0.5], ((40, 40), (80, 30, 7), (119, 69, 7))),
+        # Moved inside at the edges.
+        ([0.0, 0.0], ((40, 40), (0, 0, 7), (39, 39, 7))),
+        ([1.0, 0.95], ((40, 40), (160, 60, 7), (199, 99, 7))),
+    ],
+)
+def test_zoom_shows_the_surroundings_of_a_point(keypoint, expected):
+    assert corners(cut(episode(coordinates_image(200, 100)), zoom_tool(side=40), keypoint=keypoint)) == expected
+
+
+def test_zoom_shows_a_part_as_large_as_the_image_was():
+    part = cut(episode(coordinates_image(100, 50)), zoom_tool(side=40), keypoint=[0.5, 0.5])
+    # The longer side of the image is shown with 100 pixels.
+    assert (part.source.size, part.min_pixels) == ((40, 40), 100 * 100)
+    # 20,000 pixels are the most that is ever shown; the image is 200 x 100 of them.
+    bounded = cut(episode(coordinates_image(200, 100)), zoom_tool(side=40), keypoint=[0.5, 0.5])
+    assert bounded.min_pixels == 20_000
+
+
+def test_zoom_shows_all_of_an_image_that_is_small():
+    part = cut(episode(coordinates_image(30, 100)), zoom_tool(side=40), keypoint=[0.5, 0.5])
+    assert corners(part) == ((30, 40), (0, 30, 7), (29, 69, 7))
+
+
+def test_a_point_outside_is_told_exactly():
+    with pytest.raises(BadCall, match=r"^keypoint \[0.5, 1.5\] reaches out of the image: y must lie between 0 and 1$"):
+        cut(episode(coordinates_image(200, 100)), zoom_tool(), keypoint=[0.5, 1.5])
+
+
+def test_settings_that_are_none_are_refused():
+    with pytest.raises(UserError, match="coordinates 'pixels' is none of relative, thousandths, absolute"):
+        crop_tool(coordinates="pixels")
+    with pytest.raises(UserError, match="side must be at least 1 pixel, not 0"):
+        zoom_tool(side=0)

@@ -1,0 +1,114 @@
+import math
+import time
+
+import pytest
+
+from lmm_r1.agents.bad_call import BadCall, quoted
+from lmm_r1.agents.lenient_json import read_json
+
+pytestmark = pytest.mark.unit
+
+CALL = {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}',
+        '{"bbox_2d":[0.1,0.2,0.5,1],"source":"original_image"}',
+        '{"source": "original_image", "bbox_2d": [0.1, 0.2, 0.5, 1]}',
+        "{'bbox_2d': [0.1, 0.2, 0.5, 1], 'source': 'original_image'}",
+        "{“bbox_2d”: [0.1, 0.2, 0.5, 1], “source”: ‘original_image’}",
+        "{bbox_2d: [.1, +0.2, 5e-1, 1], source: original_image}",
+        '{"bbox_2d": (0.1, 0.2, 0.5, 1,), "source": "original_image",}',
+        '```json\n{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}\n```',
+        '\n {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"',
+        '{"source": "original_image", "bbox_2d": [0.1, 0.2, 0.5, 1',
+        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}}]',
+        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "\\u006friginal\\u005fimage"}',
+    ],
+)
+def test_a_call_is_read_however_it_is_spelt(text):
+    assert read_json(text) == CALL
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[True, true, FALSE, None, null]", [True, True, False, None, None]),
+        ("{'a': \"it's\", \"b\": 'say \\'hi\\''}", {"a": "it's", "b": "say 'hi'"}),
+        ('"\\ud83d\\ude00 and \\ud83d alone"', "\U0001f600 and \ufffd alone"),
+        ('"a\\nb\\q\\u12"', "a\nbqu12"),
+        ("9" * 400, math.inf),
+        ("1" * 40, int("1" * 40)),
+        ("-Infinity", -math.inf),
+        ("information", "information"),
+        ("{}", {}),
+        ("[1, [2, (3, 4)]]", [1, [2, [3, 4]]]),
+    ],
+)
+def test_values_of_every_kind(text, value):
+    assert read_json(text) == value
+
+
+def test_nan_is_read_as_what_it_is():
+    assert math.isnan(read_json("[NaN]")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the JSON ends too early: a value is missing"),
+        ('{"a": ', "the JSON ends too early: a value is missing"),
+        ('{"a" 1}', "the JSON cannot be read from character 6 on, at '1}': a colon is missing behind the key 'a'"),
+        ("[0.1 0.2]", "the JSON cannot be read from character 6 on, at '0.2]': a comma or ] is missing"),
+        ('{"a": [1, 2}', "the JSON cannot be read from character 12 on, at '}': a comma or ] is missing"),
+        ('{"a": "b}', """the JSON cannot be read from character 7 on, at '"b}': the quotation mark is never closed"""),
+        ("[1,,2]", "the JSON cannot be read from character 4 on, at ',2]': a value is missing"),
+        ("{3: 4}", "the JSON cannot be read from character 2 on, at '3: 4}': a key is missing"),
+        (
+            "{} and more",
+            "the JSON cannot be read from character 4 on, at 'and more': there is more text behind the JSON",
+        ),
+        ('{"a": 1, "a": 2}', "the key 'a' stands twice in one object"),
+        ("[" * 1000, "the JSON is nested more than 32 levels deep"),
+        ('{"a":' * 1000, "the JSON is nested more than 32 levels deep"),
+        ("x" * 30000, "the call has 30000 characters, and no more than 20000 are read"),
+        ("<|image_pad|>", "the JSON cannot be read from character 1 on, at '??image_pad??': a value is missing"),
+    ],
+)
+def test_what_cannot_be_read_is_told_exactly(text, said):
+    with pytest.raises(BadCall) as raised:
+        read_json(text)
+    assert str(raised.value) == said
+
+
+def test_the_longest_texts_take_no_time():
+    hostile = [
+        "[" + "1," * 9998,
+        '{"a":"' + "\\" * 19000,
+        " " * 20000,
+        "'" * 19999,
+        "9" * 20000,
+        "[" + " " * 19000 + "x y",
+    ]
+    before = time.process_time()
+    for text in hostile:
+        try:
+            read_json(text)
+        except BadCall:
+            pass
+    assert time.process_time() - before < 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("<|im_start|>system\nnow", "'??im_start??system now'"),
+        ([0.1, float("nan")], "[0.1, NaN]"),
+        ("é" * 200, "'" + "é" * 100 + "…'"),
+        ({"a": [1]}, '{"a": [1]}'),
+    ],
+)
+def test_what_a_policy_wrote_is_quoted_short_and_harmless(value, said):
+    assert quoted(value) == said

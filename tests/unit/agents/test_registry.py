@@ -1,0 +1,153 @@
+import pytest
+from helpers.episodes import image_row, play, text_of
+
+from lmm_r1.agents import registry
+from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.registry import environment_names, load_environment, register
+from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+HEAD = """
+from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.environment import Answered, Environment, Episode
+from lmm_r1.data.messages import TextPart
+
+class Echo(Environment):
+    name = "echo"
+
+    def __init__(self, times=1):
+        self.times = int(times)
+
+    def begin(self, row, *, seed):
+        return Echoes(self.times)
+
+class Echoes(Episode):
+    def __init__(self, times):
+        self.times = times
+
+    async def answer(self, turn):
+        return Answered(shown=(TextPart(turn.text * self.times),))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A function that writes an agent file and returns its path."""
+
+    def write(code):
+        path = tmp_path / "agent.py"
+        path.write_text(code)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+def test_environments_are_found_by_their_names():
+    assert isinstance(load_environment("crop"), CropEnvironment)
+    assert type(load_environment("tool")) is ToolEnvironment
+    assert {"crop", "tool"} <= set(environment_names())
+
+
+def test_every_name_is_that_of_its_class():
+    for name in environment_names():
+        assert load_environment(name).name == name
+
+
+def test_options_go_to_the_class():
+    assert load_environment("crop", options={"max_pixels": 50_000}).bounds.max_pixels == 50_000
+
+
+def test_a_class_can_be_registered_once(nothing_registered):
+    @register
+    class Mine(CropEnvironment):
+        name = "mine"
+
+    class Other(CropEnvironment):
+        name = "mine"
+
+    register(Mine)
+    assert type(load_environment("mine")) is Mine
+    for taken in (Other, CropEnvironment):
+        with pytest.raises(UserError, match=f"an environment '{taken.name}' is there already; give {taken.__name__}"):
+            register(taken)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (HEAD, ""),
+        (HEAD, ":Echo"),
+        (HEAD + "made = Echo()\n", ""),
+        (HEAD + "class Loud(Echo):\n    name = 'loud'\n", ":Echo"),
+    ],
+)
+def test_a_file_gives_an_environment(file, code, name):
+    (answered,) = play(load_environment(file(code) + name), image_row(), "hello")
+    assert text_of(answered) == "hello"
+
+
+def test_a_file_may_hold_tools_only(file):
+    code = 'def shout(words: str) -> str:\n    """Shout."""\n    return words.upper()\n\nTOOLS = [shout]\n'
+    environment = load_environment(file(code), options={"prefill": "<think>"})
+    (answered,) = play(
+        environment, image_row(), '<tool_call>{"name": "shout", "arguments": {"words": "a"}}</tool_call>'
+    )
+    assert text_of(answered) == "<tool_response>\nA\n</tool_response>"
+    assert answered.prefill == "<think>"
+
+
+def test_a_class_of_a_file_takes_options(file):
+    (answered,) = play(load_environment(file(HEAD), options={"times": "3"}), image_row(), "ha")
+    assert text_of(answered) == "hahaha"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("corp", "no environment 'corp'; did you mean crop. Known are crop, tool"),
+        ("/nowhere/agent.py", "environment /nowhere/agent.py: no such file"),
+    ],
+)
+def test_what_is_not_there_is_told(source, said):
+    with pytest.raises(UserError, match=said):
+        load_environment(source)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "options", "said"),
+    [
+        ("1 / 0", "", {}, r"the file cannot be imported \(ZeroDivisionError"),
+        ("x = 1", "", {}, "the file defines no Environment, and no list TOOLS of functions; subclass"),
+        (
+            HEAD + "class Loud(Echo):\n    name = 'loud'\n",
+            "",
+            {},
+            "the file defines Echo, Loud; say which: .*agent.py:Echo",
+        ),
+        (HEAD, ":Echoes", {}, "Echoes is no Environment"),
+        (HEAD, ":Nothing", {}, "Nothing is no Environment"),
+        (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
+        (HEAD, "", {"times": "x"}, r"it cannot be made with the options {'times': 'x'} \(ValueError: invalid literal"),
+        (HEAD + "made = Echo()\n", "", {"times": 1}, "made is made already and takes no options"),
+        ("TOOLS = [lambda: 1]", "", {}, "a name has letters, digits, _ and - only"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
+    with pytest.raises(UserError, match=said):
+        load_environment(file(code) + name, options=options)
+
+
+def test_wrong_options_of_a_name_are_told():
+    with pytest.raises(
+        UserError, match="environment crop: no option 'pixels'; known are coordinates, tools, min_pixels"
+    ):
+        load_environment("crop", options={"pixels": 3})
+    with pytest.raises(UserError, match="environment crop: coordinates 'pixels' is none of"):
+        load_environment("crop", options={"coordinates": "pixels"})

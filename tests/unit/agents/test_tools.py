@@ -1,0 +1,431 @@
+"""Functions as tools: their schema, the check of arguments, what they return, and what becomes of those that misbehave."""
+
+import asyncio
+import functools
+import threading
+import time
+from typing import Annotated, Literal, Optional
+
+import pytest
+from helpers.episodes import coordinates_image, image_row
+from PIL import Image
+from pydantic import Field
+
+from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.images import EpisodeImages, PixelBounds
+from lmm_r1.agents.tools import Tool, ToolFailed, ToolResult, as_tools
+from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+ROW = image_row(coordinates_image(8, 4))
+BOUNDS = PixelBounds(min_pixels=1, max_pixels=10**6, side_multiple=1)
+
+
+def search(
+    words: str,
+    most: int = 3,
+    near: Optional[float] = None,  # noqa: UP045  (a user's file may say it so)
+    boxes: list[list[float]] | None = None,
+    order: Literal["best", "newest"] = "best",
+    exact: bool = False,
+) -> str:
+    """Search the web.
+
+    Only the titles are shown.
+
+    Args:
+        words: What to look for.
+        most: How many
+            results to show.
+    """
+    return f"{words} {most!r} {near!r} {boxes!r} {order} {exact!r}"
+
+
+def flip(image: Image.Image, upside_down: bool = False) -> Image.Image:
+    """Mirror an image."""
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM if upside_down else Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def call(tool, row=ROW, images=None, **arguments):
+    images = images or EpisodeImages(row, bounds=BOUNDS)
+    return asyncio.run(tool.call(arguments, images=images, row=row))
+
+
+def test_the_schema_is_read_off_the_signature_and_the_docstring():
+    assert Tool(search).schema == {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the web.\n\nOnly the titles are shown.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "words": {"type": "string", "description": "What to look for."},
+                    "most": {"type": "integer", "description": "How many results to show.", "default": 3},
+                    "near": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+                    "boxes": {
+                        "anyOf": [
+                            {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+                            {"type": "null"},
+                        ],
+                        "default": None,
+                    },
+                    "order": {"type": "string", "enum": ["best", "newest"], "default": "best"},
+                    "exact": {"type": "boolean", "default": False},
+                },
+                "required": ["words"],
+            },
+        },
+    }
+
+
+def test_images_are_named_by_the_call_and_what_the_environment_gives_is_not_told():
+    def describe(image: Image.Image, images: EpisodeImages, row: Row, detail: int = 1) -> str:
+        """Describe an image.
+
+        Args:
+            image: What to describe.
+        """
+        return f"{image.size} {images.names} {row.answer} {detail}"
+
+    parameters = Tool(describe).schema["function"]["parameters"]
+    assert parameters == {
+        "type": "object",
+        "properties": {
+            "image": {"type": "string", "description": "What to describe. Name of an image."},
+            "detail": {"type": "integer", "default": 1},
+        },
+        "required": ["image"],
+    }
+    assert call(Tool(describe), image="original_image").text == "(8, 4) ('original_image',) 46 1"
+    with pytest.raises(BadCall, match="^there is no image 'observation_1'; the images are: original_image$"):
+        call(Tool(describe), image="observation_1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"words": "a"}, "a 3 None None best False"),
+        ({"words": "a", "most": "5", "near": "0.5", "exact": "true"}, "a 5 0.5 None best True"),
+        ({"words": "a", "most": 5.0, "boxes": [[1, "2"]], "order": "newest"}, "a 5 None [[1.0, 2.0]] newest False"),
+        ({"words": "a", "near": None}, "a 3 None None best False"),
+    ],
+)
+def test_arguments_are_converted_where_that_loses_nothing(arguments, text):
+    assert call(Tool(search), **arguments) == ToolResult(text=text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "words is missing; search takes words, most, near, boxes, order, exact"),
+        (
+            {"words": "a", "word": "a"},
+            "there is no argument 'word'; search takes words, most, near, boxes, order, exact",
+        ),
+        ({"words": 3}, "words is wrong: should be a valid string; it is 3"),
+        (
+            {"words": "a", "most": "many"},
+            "most is wrong: should be a valid integer, unable to parse string as an integer; it is 'many'",
+        ),
+        (
+            {"words": "a", "most": 2.5},
+            "most is wrong: should be a valid integer, got a number with a fractional part; it is 2.5",
+        ),
+        ({"words": "a", "near": float("nan")}, "near is wrong: should be a finite number; it is NaN"),
+        (
+            {"words": "a", "boxes": [[1.0], [float("inf")]]},
+            "boxes[1][0] is wrong: should be a finite number; it is Infinity",
+        ),
+        ({"words": "a", "boxes": 1}, "boxes is wrong: should be a valid list; it is 1"),
+        ({"words": "a", "order": "<|x|>"}, "order is wrong: should be 'best' or 'newest'; it is '??x??'"),
+    ],
+)
+def test_wrong_arguments_are_told_exactly(arguments, said):
+    with pytest.raises(BadCall) as raised:
+        call(Tool(search), **arguments)
+    assert str(raised.value) == said
+
+
+def test_a_range_is_part_of_the_schema_and_of_the_check():
+    def wait(seconds: Annotated[float, Field(ge=0, le=10)]) -> str:
+        """Wait."""
+        return "done"
+
+    tool = Tool(wait)
+    assert tool.schema["function"]["parameters"]["properties"]["seconds"] == {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 10,
+    }
+    with pytest.raises(BadCall, match="^seconds is wrong: should be less than or equal to 10; it is 11$"):
+        call(tool, seconds=11)
+
+
+def test_an_image_comes_back_in_rgb_and_upright():
+    result = call(Tool(flip), image="original_image")
+    (part,) = result.images
+    assert (part.source.mode, part.source.size) == ("RGB", (8, 4))
+    assert part.source.getpixel((0, 1)) == (7, 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("returned", "text", "sizes"),
+    [
+        (4, "4", []),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}', []),
+        (["x", 2], '["x", 2]', []),
+        (["seen:", Image.new("L", (2, 3)), 5], "seen:\n5", [(2, 3)]),
+        (Image.new("RGBA", (2, 3)), "", [(2, 3)]),
+        (
+            ToolResult(text="two", images=(ImagePart(Image.new("1", (2, 3))), Image.new("P", (3, 2)))),
+            "two",
+            [(2, 3), (3, 2)],
+        ),
+        ("x" * 9000, "x" * 8000 + "… (cut here; 9000 characters in all)", []),
+        ("half \ud83d", "half ?", []),
+        ("", "", []),
+    ],
+)
+def test_what_can_be_returned(returned, text, sizes):
+    def show() -> object:
+        """Show something."""
+        return returned
+
+    result = call(Tool(show))
+    assert result.text == text
+    assert [(part.source.mode, part.source.size) for part in result.images] == [("RGB", size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it returned nothing"),
+        (object(), "it returned neither text nor an image, but a object"),
+        (b"bytes", "it returned neither text nor an image, but a bytes"),
+        (Image.new("RGB", (300, 2)), "it returned an image of 300 x 2 pixels, which cannot be shown"),
+        (ImagePart("/nowhere/a.png"), "it returned an image that cannot be read"),
+        ([Image.new("RGB", (2, 2)), object()], "it returned neither text nor an image, but a object"),
+    ],
+)
+def test_rubbish_is_told_to_the_policy(returned, said):
+    def show() -> object:
+        """Show something."""
+        return returned
+
+    with pytest.raises(ToolFailed) as raised:
+        call(Tool(show))
+    assert str(raised.value) == said
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no <|such|> thing"), r"it broke off \(ValueError: no \?\?such\?\? thing\)"),
+        (KeyError(), r"it broke off \(KeyError\)"),
+        (SystemExit(3), r"it broke off \(RuntimeError: SystemExit: 3\)"),
+        (StopIteration(), "it broke off .*"),
+        (TimeoutError("a server"), r"it broke off \(TimeoutError: a server\)"),
+        (asyncio.CancelledError(), "it broke off .*"),
+        (RecursionError("deep"), r"it broke off \(RecursionError: deep\)"),
+    ],
+)
+def test_a_tool_that_raises_has_failed_and_nothing_else_has(kind, error, said):
+    def plain() -> str:
+        """Raise."""
+        raise error
+
+    async def waiting() -> str:
+        """Raise."""
+        raise error
+
+    with pytest.raises(ToolFailed, match=f"^{said}$"):
+        call(Tool(plain if kind == "plain" else waiting))
+
+
+def test_what_a_tool_says_of_its_call_reaches_the_policy():
+    def halve(number: int) -> int:
+        """Halve an even number."""
+        if number % 2:
+            raise BadCall(f"{number} is odd")
+        return number // 2
+
+    assert call(Tool(halve), number=8).text == "4"
+    with pytest.raises(BadCall, match="^7 is odd$"):
+        call(Tool(halve), number=7)
+
+
+def test_a_tool_that_hangs_costs_its_own_deadline_only():
+    go_on = threading.Event()
+
+    def hang() -> str:
+        """Hang in a thread."""
+        go_on.wait(60)
+        return "late"
+
+    async def sleep() -> str:
+        """Hang, and go on when cancelled."""
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(3)
+        return "late"
+
+    async def quick() -> str:
+        """Be quick."""
+        return "quick"
+
+    async def all_of_them() -> tuple[list[object], float]:
+        images = EpisodeImages(ROW, bounds=BOUNDS)
+        tools = [Tool(hang, deadline_s=0.2), Tool(sleep, deadline_s=0.2), Tool(quick)]
+        before = time.monotonic()
+        outcomes = await asyncio.gather(
+            *(one.call({}, images=images, row=ROW) for one in tools), return_exceptions=True
+        )
+        return outcomes, time.monotonic() - before
+
+    (hung, slept, was_quick), seconds = asyncio.run(all_of_them())
+    assert 0.2 <= seconds < 2
+    go_on.set()
+    assert was_quick == ToolResult(text="quick")
+    assert [str(hung), str(slept)] == ["it has not answered within 0.2 seconds"] * 2
+    assert isinstance(hung, ToolFailed)
+
+
+def test_threads_that_hang_do_not_pile_up_without_end():
+    go_on = threading.Event()
+
+    def hang() -> str:
+        """Hang in a thread."""
+        go_on.wait(60)
+        return "late"
+
+    tool = Tool(hang, deadline_s=0.05)
+
+    async def rounds(number: int) -> list[str]:
+        images = EpisodeImages(ROW, bounds=BOUNDS)
+        calls = (tool.call({}, images=images, row=ROW) for _ in range(number))
+        return [str(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
+
+    assert set(asyncio.run(rounds(64))) == {"it has not answered within 0.05 seconds"}
+    assert asyncio.run(rounds(1)) == ["64 of its earlier calls have not ended yet"]
+    go_on.set()
+    while any(thread.name == "tool hang" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert call(tool).text == "late"
+
+
+def test_a_call_that_is_given_up_ends_its_tool():
+    cancelled = []
+
+    async def sleep() -> str:
+        """Sleep."""
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return "late"
+
+    async def give_up() -> None:
+        task = asyncio.ensure_future(Tool(sleep).call({}, images=EpisodeImages(ROW, bounds=BOUNDS), row=ROW))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+        assert cancelled == [True]
+
+    asyncio.run(give_up())
+
+
+def test_a_tool_may_draw_on_its_image():
+    def paint(image: Image.Image) -> str:
+        """Paint an image white, and say which colour it had."""
+        before = image.getpixel((3, 2))
+        image.paste((255, 255, 255), (0, 0, *image.size))
+        return str(before)
+
+    images = EpisodeImages(ROW, bounds=BOUNDS)
+    assert [call(Tool(paint), images=images, image="original_image").text for _ in range(2)] == ["(3, 2, 7)"] * 2
+
+
+def test_an_image_of_the_row_that_cannot_be_read_is_no_fault_of_the_tool(tmp_path):
+    missing = image_row(ImagePart(str(tmp_path / "none.png")))
+    with pytest.raises(UserError, match="rows.jsonl, line 1: no image file"):
+        call(Tool(flip), row=missing, image="original_image")
+
+
+def test_other_callables_are_tools():
+    class Adder:
+        """Add to a number."""
+
+        async def __call__(self, number: int) -> int:
+            return number + 1
+
+    def times(number: int, by: int) -> int:
+        """Multiply."""
+        return number * by
+
+    assert call(Tool(Adder(), name="add"), number=1).text == "2"
+    assert call(Tool(functools.partial(times, by=3), name="triple"), number=2).text == "6"
+
+
+def without_type(number) -> str:
+    """Show."""
+    return ""
+
+
+def without_docstring(number: int) -> str:
+    return ""
+
+
+def with_many(*numbers: int) -> str:
+    """Show."""
+    return ""
+
+
+def with_bytes(data: threading.Event) -> str:
+    """Show."""
+    return ""
+
+
+def with_default(number: float = float("inf")) -> str:
+    """Show."""
+    return ""
+
+
+def unresolved(number: "Nothing") -> str:  # noqa: F821
+    """Show."""
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (without_type, "tool without_type: parameter number has no type; annotate it"),
+        (without_docstring, "tool without_docstring: it has no docstring"),
+        (with_many, "tool with_many: parameter numbers has no name in a call"),
+        (with_bytes, "tool with_bytes: parameter data: a call cannot bring <class 'threading.Event'>; take str, int"),
+        (with_default, "tool with_default: parameter number: its default inf is none that a call could bring"),
+        (unresolved, "tool unresolved: its annotations cannot be read .*Nothing"),
+        (lambda: "x", "tool '<lambda>': a name has letters, digits, _ and - only"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused(function, said):
+    with pytest.raises(UserError, match=said):
+        Tool(function)
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1, float("inf"), float("nan")])
+def test_every_tool_has_a_deadline(deadline_s):
+    with pytest.raises(UserError, match="tool flip: deadline_s must be a number of seconds above 0"):
+        Tool(flip, deadline_s=deadline_s)
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(UserError, match="two tools are called flip"):
+        as_tools([flip, Tool(search), Tool(search, name="flip")])
