@@ -14,6 +14,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.trainer.run_files import shared_paths
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -261,3 +262,31 @@ def test_arguments_that_are_no_json_object_are_refused(text):
 def test_every_node_must_see_the_file_and_not_the_name_behind_it():
     paths = shared_paths(PPOConfig(reward=RewardConfig(remote_url="a/rewards.py:main")), rows=[], eval_rows=[])
     assert [item.path for item in paths if item.flag == "--reward.remote_url"] == ["a/rewards.py"]
+
+
+WAITING = """
+import threading
+
+CALLS_AT_ONCE = 40
+ALL_HERE = threading.Barrier(40, timeout=20)
+
+def reward_func(queries, prompts, labels):
+    ALL_HERE.wait()
+    return [1.0 for _ in queries]
+"""
+
+
+def test_a_file_says_how_many_groups_its_function_may_wait_for_at_a_time(tmp_path):
+    source = scorer(tmp_path, WAITING)
+
+    async def all_at_once() -> list[list[Score]]:
+        return await asyncio.gather(*(source.rewards(batch("a")) for _ in range(40)))
+
+    assert [score.reward for scores in asyncio.run(all_at_once()) for score in scores] == [1.0] * 40
+
+
+@pytest.mark.parametrize("stated", ["0", "'many'", "2.5"])
+def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
+    code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"
+    with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number from 1 up"):
+        scorer(tmp_path, code)
