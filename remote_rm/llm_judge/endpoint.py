@@ -1,12 +1,14 @@
 """One request to an OpenAI-compatible chat endpoint (vLLM's, a hosted one, any other), and what its failure means."""
 
 import asyncio
+import atexit
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ RETRIED_STATUSES = frozenset((408, 429))
 """Besides 5xx: another attempt may not fail so."""
 KEY_STATUSES = frozenset((401, 403))
 LONGEST_REASON = 300
+EXIT_SECONDS = 1.0
 
 
 class TryAgain(Exception):
@@ -65,6 +68,7 @@ class ChatEndpoint:
         self._settings = settings
         self._base = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._at_exit: Callable[[], None] | None = None
 
     async def check(self) -> None:
         """Raise Refused where nothing answers at the address within the time of a request, or the key is refused."""
@@ -99,6 +103,8 @@ class ChatEndpoint:
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
         session, self._session = self._session, None
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
         if session is not None:
             await session.close()
 
@@ -112,6 +118,8 @@ class ChatEndpoint:
                 # The proxies that the environment names; what runs on this machine needs none.
                 trust_env=urlsplit(self._base).hostname not in ("localhost", "127.0.0.1", "::1"),
             )
+            self._at_exit = partial(_close_at_exit, self._session, asyncio.get_running_loop())
+            atexit.register(self._at_exit)
         return self._session
 
     def _read(self, text: str) -> Reply:
@@ -144,6 +152,12 @@ class ChatEndpoint:
             text = text.replace(self._settings.api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
+
+
+def _close_at_exit(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    """Close what a `BlockingPool` that is never stopped has open: aiohttp would complain of it on stderr."""
+    if loop.is_running() and not session.closed:
+        asyncio.run_coroutine_threadsafe(session.close(), loop).result(timeout=EXIT_SECONDS)
 
 
 def _total(usage: Any) -> int | None:

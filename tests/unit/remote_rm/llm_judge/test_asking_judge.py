@@ -17,7 +17,7 @@ from remote_rm.llm_judge import asker as asker_module
 from remote_rm.llm_judge.asking_judge import AskingJudge
 from remote_rm.llm_judge.ledger import DISAGREEMENTS, Budget, Ledger, Spending
 from remote_rm.llm_judge_verifier import LlmJudge
-from remote_rm.service.app import create_app
+from remote_rm.service.app import create_service, items_of
 from remote_rm.service.judge import NotReady, PoolUnavailable, ServiceLimits
 from remote_rm.service.pool import judge_of
 from remote_rm.verifier import Item, Score
@@ -59,6 +59,12 @@ async def judging(asks: LlmJudge, *, max_queued_items: int = 10_000) -> AsyncIte
         yield judge
     finally:
         await judge.stop()
+
+
+def client_of(judge: AskingJudge) -> httpx.AsyncClient:
+    """A client of the service around a judge."""
+    app = create_service(judge, items_of_request=items_of, limits=ServiceLimits(), token=None, log_sample_share=0.0)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t")
 
 
 def run(answer: Answer, scenario: Callable[[JudgeServer], Awaitable[object]]) -> object:
@@ -302,8 +308,7 @@ def test_over_http_a_request_that_waits_for_the_judge_holds_up_no_other(tmp_path
 
     async def scenario(server: JudgeServer):
         asks = verifier(server.url, tmp_path, judge_deadline_seconds=1.0)
-        app = create_app(asks, workers=1, item_timeout_seconds=5.0)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        async with judging(asks) as judge, client_of(judge) as client:
             slow = [asyncio.create_task(client.post("/get_reward", json=body(f"PARIS{n}", "slow"))) for n in range(20)]
             await asyncio.sleep(0.3)
             began = time.monotonic()
