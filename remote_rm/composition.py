@@ -15,7 +15,7 @@ from remote_rm import verifier_command
 from remote_rm.answer_verifier import finite_number
 from remote_rm.registry import get_verifier
 from remote_rm.reward_function import reward_func_of
-from remote_rm.verifier import Item, Score, Verifier
+from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
 
 LABEL_SEPARATOR = ":"
 RESERVED_NAMES = ("accuracy", "ungradable", "timed_out")
@@ -41,7 +41,12 @@ def part_from(text: str) -> Part:
     if name == Composition.name:
         raise ValueError("a composition cannot be a part of itself; name its parts instead")
     try:
-        return Part(verifier=get_verifier(name), weight=finite_number(weight) if equals else 1.0)
+        verifier = get_verifier(name)
+        if isinstance(verifier, AskingVerifier):
+            raise ValueError(
+                f"{name} asks others, which no part can; serve it by itself, with weights and a rule of its own"
+            )
+        return Part(verifier=verifier, weight=finite_number(weight) if equals else 1.0)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise ValueError(f"{text!r}: {error}") from error
 

@@ -26,6 +26,9 @@ VERIFIERS = {
     "exact": Registration(module="remote_rm.exact_verifier", purpose="the same text, character by character"),
     "list": Registration(module="remote_rm.list_verifier", purpose="several values, in order or in any order"),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
+    "llm_judge": Registration(
+        module="remote_rm.llm_judge_verifier", purpose="a language model behind a chat endpoint, and a rule beside it"
+    ),
     "composition": Registration(
         module="remote_rm.composition", purpose="a weighted sum of verifiers, or a verifier chosen by each label"
     ),

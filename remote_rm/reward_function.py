@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_rm.answers.response import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
+from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs_of
 
 if TYPE_CHECKING:
     from remote_rm.service.blocking_pool import BlockingPool
@@ -90,7 +90,9 @@ class _Judge:
                 verifier.check_label(item.label)
             except ValueError as error:
                 raise ValueError(f"labels[{index}]: {error}") from error
-        quick = [self._quick_score(verifier, item) for item in items]
+        # Of a verifier that asks others, that is the rule's score alone.
+        asks = isinstance(verifier, AskingVerifier)
+        quick = [None if asks else self._quick_score(verifier, item) for item in items]
         open_items = [item for item, score in zip(items, quick, strict=True) if score is None]
         slow = iter(self._running_pool(verifier).judge(open_items) if open_items else ())
         return [next(slow) if score is None else score for score in quick]

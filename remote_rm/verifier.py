@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from remote_rm.service.judge import PooledJudge, ServiceLimits
+    from remote_rm.service.pool import VerifierPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,3 +63,17 @@ class Verifier(Protocol):
 
     def failed_score(self, item: Item) -> Score:
         """The score of an item whose `score` was killed or raised; must be quick and must not raise."""
+
+
+@runtime_checkable
+class AskingVerifier(Verifier, Protocol):
+    """A verifier that waits for others over a network: no worker process and no `score` may wait so long.
+
+    Its `quick_score` and `score` are a rule's, and what asks stands around the pool that judges by them.
+    """
+
+    def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "PooledJudge":
+        """Return the judge that asks, in the event loop, where the pool's verdict is not the last word."""
+
+    async def check_ready(self) -> None:
+        """Raise NotReady where nobody could be asked, before anything is started."""

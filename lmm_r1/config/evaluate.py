@@ -72,7 +72,8 @@ class EvaluateConfig(RowsConfig):
     """The checkpoint that the others are compared with; None takes the first."""
     verifiers: tuple[str, ...] = ()
     """Verifiers as `serve_verifier` names them, the accuracy being the first one's: `math`, `choice`, `list:unordered`,
-    `composition:math=1.0,format=0.5`; by default math for files, and each suite's own."""
+    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`; by default math for files, and each
+    suite's own."""
     k: tuple[int, ...] = ()
     """The k of pass@k and majority@k; by default the powers of two up to n_samples."""
     temperature: float | None = None

@@ -32,6 +32,13 @@ class PanelSpec:
 PANELS = (
     PanelSpec(title="Reward", unit="mean per response", metrics=("reward",)),
     PanelSpec(title="Accuracy and format", unit="share of responses", metrics=("accuracy", "format"), is_share=True),
+    PanelSpec(
+        title="Judge",
+        unit="share of responses",
+        metrics=("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule"),
+        is_share=True,
+        hidden_at_zero=True,
+    ),
     PanelSpec(title="Loss", unit="nats per token", metrics=("loss", "eval_loss")),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),

@@ -10,6 +10,9 @@ from lmm_r1.records.evaluation import Checkpoint, FileScores
 from lmm_r1.records.run import Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
 
+JUDGED_BY_RULE = "judged_by_rule"
+"""The part of `remote_rm.llm_judge_verifier` that says that there was no judge to ask."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
@@ -156,6 +159,26 @@ def _stage_notes(stage: Stage, *, name: str) -> list[str]:
     missing = sum(value is None for row in stage.metrics.rows for value in row.values.values())
     if missing:
         found.append(f"{name}: values that are not finite, gaps in the curves: {missing}.")
+    found += [f"{name}: {note}" for note in _judge_notes(stage)]
     if stage.running:
         found.append(f"{name} has no stage.json yet: it is still running, or was stopped before its end.")
+    return found
+
+
+def _judge_notes(stage: Stage) -> list[str]:
+    """Return from which step on a rule judged in place of a language model, and how often it did before."""
+    shares = [(step, share) for step, share in stage.metrics.series(JUDGED_BY_RULE) if share is not None]
+    judged = [place for place, (_, share) in enumerate(shares, start=1) if share < 0.5]
+    last = judged[-1] if judged else 0
+    found = []
+    if before := [share for _, share in shares[:last] if share > 0]:
+        found.append(
+            f"the judge gave no verdict on {100 * sum(before) / last:.1f} % of the responses of steps {shares[0][0]} to "
+            f"{shares[last - 1][0]}, and the rule judged them ({JUDGED_BY_RULE})."
+        )
+    if shares[last:]:
+        found.append(
+            f"from step {shares[last][0]} on the rule judged in place of the judge, which had no budget left or failed "
+            f"({JUDGED_BY_RULE})."
+        )
     return found

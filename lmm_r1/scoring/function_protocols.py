@@ -40,12 +40,15 @@ class FunctionProtocol(Protocol):
 class OpenRLHFFunction:
     """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for."""
 
-    calls_at_once: int | None = None
+    calls_at_once: int | None
 
-    def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
+    ) -> None:
         self._function = function
         self._name = name
         self._settings = settings
+        self.calls_at_once = calls_at_once
         parameters = list(inspect.signature(function).parameters.values())
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         more = [parameter for parameter in parameters[3:] if parameter.kind not in _VARIADIC]

@@ -28,6 +28,8 @@ from lmm_r1.scoring.scored_response import ScoredResponse
 from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"
+CALLS_AT_ONCE = "CALLS_AT_ONCE"
+"""What a file says of `reward_func`: how many groups it may be given at a time, where it waits more than it computes."""
 MODULE_NAME = "reward_function"
 """What the module of a user's file is called in every process."""
 
@@ -127,8 +129,16 @@ def _protocol(function: RewardFunction) -> FunctionProtocol:
     called = getattr(module, name)
     first = tuple(inspect.signature(called).parameters)[: len(OPENRLHF_PARAMETERS)]
     if name == OPENRLHF_NAME or first == OPENRLHF_PARAMETERS:
-        return OpenRLHFFunction(called, name=name, settings=function)
+        at_once = _calls_at_once(module, path=function.path)
+        return OpenRLHFFunction(called, name=name, settings=function, calls_at_once=at_once)
     return EasyR1Function(called, name=name, settings=function, kind=getattr(module, "REWARD_TYPE", BATCH))
+
+
+def _calls_at_once(module: ModuleType, *, path: str) -> int | None:
+    stated = getattr(module, CALLS_AT_ONCE, None)
+    if stated is not None and (not isinstance(stated, int) or stated < 1):
+        raise UserError(f"--reward.remote_url {path}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number from 1 up")
+    return stated
 
 
 def _loaded(path: str) -> ModuleType:

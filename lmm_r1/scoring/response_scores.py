@@ -14,7 +14,7 @@ from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
 from remote_rm.service.blocking_pool import BlockingPool
-from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.judge import NotReady, ServiceLimits
 from remote_rm.verifier import Item, Score
 
 JUDGE_SECONDS = 5.0
@@ -60,8 +60,11 @@ class Judge:
         )
 
     def __enter__(self) -> Self:
-        """Start the workers; raises RuntimeError where one does not come up."""
-        self._pool.start()
+        """Start the workers; raises RuntimeError where one does not come up, UserError where a judge cannot be asked."""
+        try:
+            self._pool.start()
+        except NotReady as error:
+            raise UserError(str(error)) from error
         return self
 
     def __exit__(

@@ -18,7 +18,7 @@ from remote_rm.service.access_log import Sampler, log_request
 from remote_rm.service.cutoff import refusal
 from remote_rm.service.judge import DEFAULT_LIMITS, Judge, PoolUnavailable, ServiceLimits, UnusableItem
 from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, OpenBodies, RequestRecord, TokenGate
-from remote_rm.service.pool import VerifierPool
+from remote_rm.service.pool import judge_of
 from remote_rm.service.request_reader import RequestReader, TooManyItems
 from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
 
@@ -134,7 +134,7 @@ def create_app(
         return items_of(request)
 
     return create_service(
-        VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits),
+        judge_of(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits),
         items_of_request=items_of_request,
         limits=limits,
         token=token,

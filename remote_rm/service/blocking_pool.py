@@ -1,4 +1,4 @@
-"""A `VerifierPool` for callers without an event loop: it runs on one in a thread of its own."""
+"""The judge of a verifier for callers without an event loop: it runs on one in a thread of its own."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from remote_rm.service.judge import ServiceLimits
-from remote_rm.service.pool import VerifierPool
+from remote_rm.service.pool import judge_of
 from remote_rm.verifier import Item, Score, Verifier
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class BlockingPool:
         item_timeout_seconds: float,
         limits: ServiceLimits = UNLIMITED_QUEUE,
     ) -> None:
-        self._pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
+        self._pool = judge_of(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -40,7 +40,7 @@ class BlockingPool:
         return self._pool.worker_pids
 
     def start(self) -> None:
-        """Start the workers; raises RuntimeError where one does not come up."""
+        """Start the workers; raises RuntimeError where one does not come up, NotReady where nobody can be asked."""
         assert self._loop is None, "a pool is started once at a time"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"judge {self._pool.name}", daemon=True)

@@ -90,6 +90,10 @@ def check_room(
         )
 
 
+class NotReady(RuntimeError):
+    """A judge cannot start for a reason that whoever started it can mend; the message says what to do."""
+
+
 class UnusableItem(ValueError):
     """An item that cannot be judged, by the fault of whoever sent it; the message names its place in the request."""
 
@@ -132,3 +136,11 @@ class Judge(Protocol):
 
         Cancelled, it frees what the items hold: those that wait, and the workers of those that are being judged.
         """
+
+
+class PooledJudge(Judge, Protocol):
+    """A judge with worker processes."""
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""

@@ -11,12 +11,13 @@ from remote_rm.service.judge import (
     DEFAULT_LIMITS,
     STOPPING,
     JudgeCounts,
+    PooledJudge,
     PoolUnavailable,
     ServiceLimits,
     check_room,
 )
 from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
-from remote_rm.verifier import Item, Score, Verifier
+from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -345,3 +346,9 @@ class VerifierPool:
 
 def _excerpt(item: Item) -> str:
     return f"label {item.label[:100]!r}, response ending in {item.response[-200:]!r}"
+
+
+def judge_of(verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits) -> PooledJudge:
+    """Return what judges by a verifier: a pool, or where it asks others, what does so around a pool of its rule."""
+    pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
+    return verifier.judge_around(pool, limits=limits) if isinstance(verifier, AskingVerifier) else pool

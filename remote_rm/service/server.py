@@ -20,9 +20,9 @@ from fastapi import FastAPI
 from remote_rm.service.access_log import open_access_log
 from remote_rm.service.app import create_app
 from remote_rm.service.connection_guard import MAX_HEAD_BYTES, connections_within, guarded_protocol
-from remote_rm.service.judge import DEFAULT_LIMITS, ServiceLimits
+from remote_rm.service.judge import DEFAULT_LIMITS, NotReady, ServiceLimits
 from remote_rm.service.serving_arguments import MIB
-from remote_rm.verifier import Verifier
+from remote_rm.verifier import AskingVerifier, Verifier
 
 REFUSING_SECONDS = 1
 """How long before the end of its grace period a stopping server refuses what it has not answered."""
@@ -132,6 +132,11 @@ class AnnouncingServer(uvicorn.Server):
 
 def serve(verifier: Verifier, *, options: ServingOptions) -> None:
     """Serve a verifier until SIGINT or SIGTERM; exits with code 1 and one sentence if it cannot listen or start."""
+    if isinstance(verifier, AskingVerifier):
+        try:
+            asyncio.run(verifier.check_ready())
+        except NotReady as error:
+            sys.exit(f"reward server: error: {error}")
 
     def make_app(token: str | None) -> FastAPI:
         return create_app(

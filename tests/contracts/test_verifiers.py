@@ -3,18 +3,21 @@
 import importlib.util
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from helpers.chat_server import chat_server, completion
 from helpers.hostile_texts import label as any_label
 from helpers.hostile_texts import response as any_response
+from helpers.judge_server import asked_of
 from hypothesis import given, settings
 
 import remote_rm
 from remote_rm.composition import Composition, part_from
+from remote_rm.llm_judge_verifier import PARTS, LlmJudge
 from remote_rm.registry import VERIFIERS, get_verifier
 from remote_rm.service.app import create_app
 from remote_rm.service.pool import QUICK_CHARS
@@ -23,6 +26,8 @@ from remote_rm.verifier import Item, Verifier
 pytestmark = pytest.mark.contract
 
 SELECTING = Composition(select=(part_from("choice"), part_from("math=2")), parts=(part_from("format=0.25"),))
+# Nobody listens there: what the rule does not take for right, it judges alone.
+UNREACHABLE = LlmJudge(judge_url="http://127.0.0.1:9/v1", judge_model="m", judge_folder=None, judge_attempts=1)
 
 # name -> (a verifier, a label, the answer it wants, a wrong answer, the full reward, the parts of a score)
 CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
@@ -32,6 +37,7 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
     "exact": (get_verifier("exact"), "Rye, NY", "Rye, NY", "rye, NY", 1.5, {"accuracy", "format"}),
     "list": (get_verifier("list"), "1, 3, 5", "1, 3, 5", "5, 3, 1", 1.5, {"accuracy", "format", "ungradable"}),
     "format": (get_verifier("format"), "any", "any", "", 1.0, {"format"}),
+    "llm_judge": (UNREACHABLE, r"\frac{1}{2}", "0.5", "0.6", 1.5, {"accuracy", "format", *PARTS}),
     "composition": (
         get_verifier("composition"),
         "42",
@@ -215,14 +221,24 @@ def test_the_application_serves_it(case):
     assert "labels[1]" in refused.text
 
 
+@pytest.fixture
+def function_settings(name: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What the function of a module must be given: the one that asks, whom."""
+    if name != "llm_judge":
+        yield {}
+        return
+    with chat_server(lambda body, _number: completion(asked_of(body).verdict("wrong"))) as server:
+        yield {"judge_url": server.url, "judge_model": "m", "judge_folder": str(tmp_path)}
+
+
 @REGISTERED
-def test_its_module_is_a_reward_func_file(name):
+def test_its_module_is_a_reward_func_file(name, function_settings):
     _, label, right, _, full, parts = CASES[name]
     module = VERIFIERS[name].module.rpartition(".")[2]
     reward_func = reward_func_in(Path(remote_rm.__file__).parent / f"{module}.py")
     query = f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{formatted(right)}<|im_end|>"
-    reply = reward_func([query, f"p{wrong_response(name)}"], ["p", "p"], [label, label])
+    reply = reward_func([query, f"p{wrong_response(name)}"], ["p", "p"], [label, label], **function_settings)
     assert (reply["rewards"], reply["scores"]) == ([full, 0.0], [1.0, 0.0])
     assert set(reply["extra_logs"]) == parts | {"timed_out"}
     with pytest.raises(ValueError, match=re.escape("labels[0]")):
-        reward_func([query], ["p"], [""])
+        reward_func([query], ["p"], [""], **function_settings)

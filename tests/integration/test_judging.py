@@ -4,6 +4,8 @@ import threading
 
 import psutil
 import pytest
+from helpers.chat_server import chat_server, completion
+from helpers.judge_server import asked_of
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
@@ -64,3 +66,27 @@ def test_a_label_that_the_verifier_refuses_is_told_with_its_row():
         UserError, match=r"^rows.jsonl line 3: math cannot judge by this row's answer: the gold answer"
     ):
         judge.check_labels([row("2"), row("$$")])
+
+
+def test_a_language_model_is_asked_about_what_the_rule_does_not_take_for_right(tmp_path):
+    """The batches of `evaluate` and `batch_inference`, the rule's workers included, and a second run that asks nothing."""
+    items = [
+        Item(prompt="q", response="<answer>2</answer>", label="2"),
+        Item(prompt="q", response=r"<answer>\sin^2 x</answer>", label=r"1-\cos^2 x"),
+        Item(prompt="q", response="<answer>the larger of both</answer>", label=r"\max(a, b)"),
+        ENDLESS,
+    ]
+
+    def reply(body, _number):
+        asked = asked_of(body)
+        return completion(asked.verdict("right" if asked.answer == "the larger of both" else "wrong"))
+
+    with chat_server(reply) as server:
+        spec = f"llm_judge:judge_url={server.url},judge_model=m,judge_folder={tmp_path}"
+        for _ in range(2):
+            with Judge(spec, workers=1, item_timeout_seconds=1.0) as judge:
+                scores = judge.judge(items)
+            assert [score.score for score in scores] == [1.0, 1.0, 1.0, 0.0]
+            assert [score.parts["judge_asked"] for score in scores] == [0.0, 0.0, 1.0, 1.0]
+            assert [score.timed_out for score in scores] == [False] * 4
+    assert len(server.requests) == 2

@@ -6,6 +6,7 @@ import pytest
 from lmm_r1.cli.serve_verifier import main
 from remote_rm.composition import Composition, part_from
 from remote_rm.exact_verifier import ExactVerifier
+from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.math_verifier import MathVerifier, Weights
 from remote_rm.registry import VERIFIERS
 
@@ -36,6 +37,19 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
             ExactVerifier(ignore_case=True, weights=Weights(format=0)),
             5000,
         ),
+        (
+            [
+                "llm_judge",
+                "--judge_url",
+                "http://h/v1",
+                "--judge-model=m",
+                "--judge-rule",
+                "choice",
+                "--judge-max-tokens=9",
+            ],
+            LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_max_tokens=9),
+            5000,
+        ),
         (["composition"], Composition(parts=(part_from("math=1.0"), part_from("format=0.5"))), 5000),
         (
             ["composition", "--part", "math=1.0", "--part", "format=0.5"],
@@ -63,6 +77,11 @@ def test_the_flags_make_the_verifier_that_is_served(argv, verifier, port, served
         (["math", "--accuracy-weight", "inf"], "'inf' is no number"),
         (["math", "5000"], "unknown argument 5000; --help lists the flags"),
         (["choice", "--port", "70000"], "70000 is no port"),
+        (["llm_judge", "--judge-model", "m"], "the following arguments are required: --judge-url"),
+        (
+            ["llm_judge", "--judge-url", "http://h", "--judge-model", "m", "--judge-rule", "format"],
+            "compares no answer",
+        ),
         (["composition", "--part", "maths=1"], "did you mean math?"),
         (["composition", "--part", "math", "--part", "math"], "--part math is given more than once"),
     ],
@@ -102,3 +121,20 @@ def test_help_and_refusals_load_neither_sympy_nor_the_http_stack(arguments):
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, timeout=30)
+
+
+def test_a_judge_that_cannot_be_asked_is_told_before_anything_is_served(tmp_path):
+    flags = [
+        "--judge-url",
+        "http://127.0.0.1:9/v1",
+        "--judge-model",
+        "m",
+        "--judge-folder",
+        str(tmp_path),
+        "--port",
+        "0",
+    ]
+    with pytest.raises(
+        SystemExit, match=r"^reward server: error: --judge-url http://127.0.0.1:9/v1: .* cannot be asked"
+    ):
+        main(["llm_judge", *flags])

@@ -2,6 +2,7 @@ import pytest
 
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
+from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.unit
@@ -34,12 +35,43 @@ def test_a_selected_part_judges_the_labels_that_name_it():
     assert judged(spec, "<answer>7</answer>", "number: 7") == 1.0
 
 
+def test_flags_with_values_follow_a_colon_too():
+    item = Item(prompt="", response="<think>x</think><answer>4</answer>", label="4")
+    assert verifier_from("math:accuracy_weight=2, format_weight=0.25").score(item).reward == 2.25
+    assert verifier_from("list:unordered,format_weight=0").score(item).reward == 1.0
+
+
+def test_a_judge_is_described_by_its_flags():
+    spec = (
+        'llm_judge:judge_url=http://127.0.0.1:8000/v1,judge_model=org/m,judge_always,judge_body={"a": 1, "b": [2,true]},'
+        "judge_rule=choice,judge_max_requests=7"
+    )
+    assert verifier_from(spec) == LlmJudge(
+        judge_url="http://127.0.0.1:8000/v1",
+        judge_model="org/m",
+        judge_always=True,
+        judge_body='{"a": 1, "b": [2,true]}',
+        judge_rule="choice",
+        judge_max_requests=7,
+    )
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
         ("maths", "--verifiers maths: unknown verifier 'maths'; did you mean math? Known are "),
         ("list:any_order", "--verifiers list:any_order: list has no setting 'any_order'; its settings are unordered"),
         ("choice:x", "--verifiers choice:x: choice has no setting 'x'; it has no settings"),
+        ("llm_judge", "--verifiers llm_judge: the following arguments are required: --judge-url, --judge-model"),
+        (
+            "math:weight=1",
+            "--verifiers math:weight=1: math has no setting 'weight'; its settings are accuracy_weight, ",
+        ),
+        (
+            "math:format_weight=much",
+            "--verifiers math:format_weight=much: argument --format-weight: 'much' is no number",
+        ),
+        ("list:unordered=1", "--verifiers list:unordered=1: argument --unordered: ignored explicit argument '1'"),
         ("composition:math=much", "--verifiers composition:math=much: 'math=much': 'much' is no number"),
         ("composition:mth=1", "--verifiers composition:mth=1: 'mth=1': unknown verifier 'mth'"),
     ],

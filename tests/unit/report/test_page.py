@@ -159,3 +159,32 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
 
     write_summary(run, path=tmp_path / "summary.json", seconds=44.0)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"seconds": 44.0, "stages": expected}
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ([0.0, 0.0], []),
+        ([None, None], []),
+        (
+            [1.0, 0.97],
+            ["fre: from step 1 on the rule judged in place of the judge, which had no budget left or failed"],
+        ),
+        ([0.0, 0.25, 0.0], ["fre: the judge gave no verdict on 8.3 % of the responses of steps 1 to 3, and the rule"]),
+        (
+            [0.5, 0.1, 0.0, 0.9, 1.0],
+            [
+                "fre: the judge gave no verdict on 20.0 % of the responses of steps 1 to 3, and the rule",
+                "fre: from step 4 on the rule judged in place of the judge",
+            ],
+        ),
+    ],
+)
+def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, shares, told):
+    lines = [{"step": step, "judged_by_rule": share} for step, share in enumerate(shares, start=1)]
+    write_lines(tmp_path / "fre" / "metrics.jsonl", lines)
+
+    text = PageText(build_report(read_run(tmp_path))).text
+
+    assert all(sentence in text for sentence in told)
+    assert text.count("the rule judged in place of the judge") + text.count("the judge gave no verdict") == len(told)

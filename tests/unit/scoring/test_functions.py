@@ -1,11 +1,15 @@
 """A user's reward function gets the whole group: all responses, the images, and every other column of the row."""
 
 import asyncio
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.chat_server import chat_server, completion
 from helpers.conversations import message, picture, row
+from helpers.judge_server import asked_of
 from helpers.row_files import load_rows
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
@@ -14,6 +18,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.trainer.run_files import shared_paths
+from remote_rm import llm_judge_verifier
+from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
@@ -261,3 +267,60 @@ def test_arguments_that_are_no_json_object_are_refused(text):
 def test_every_node_must_see_the_file_and_not_the_name_behind_it():
     paths = shared_paths(PPOConfig(reward=RewardConfig(remote_url="a/rewards.py:main")), rows=[], eval_rows=[])
     assert [item.path for item in paths if item.flag == "--reward.remote_url"] == ["a/rewards.py"]
+
+
+WAITING = """
+import threading
+
+CALLS_AT_ONCE = 40
+ALL_HERE = threading.Barrier(40, timeout=20)
+
+def reward_func(queries, prompts, labels):
+    ALL_HERE.wait()
+    return [1.0 for _ in queries]
+"""
+
+
+def test_a_file_says_how_many_groups_its_function_may_wait_for_at_a_time(tmp_path):
+    source = scorer(tmp_path, WAITING)
+
+    async def all_at_once() -> list[list[Score]]:
+        return await asyncio.gather(*(source.rewards(batch("a")) for _ in range(40)))
+
+    assert [score.reward for scores in asyncio.run(all_at_once()) for score in scores] == [1.0] * 40
+
+
+@pytest.mark.parametrize("stated", ["0", "'many'", "2.5"])
+def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
+    code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"
+    with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number from 1 up"):
+        scorer(tmp_path, code)
+
+
+def test_groups_that_wait_for_a_judge_hold_up_no_other(tmp_path):
+    """The judge as a run in process has it: more groups wait than there are threads for functions that compute."""
+    file = Path(llm_judge_verifier.__file__)
+    answer = "<think>so</think><answer>{}</answer>"
+
+    async def scenario(source: FunctionScorer) -> tuple[float, bool, list[float], list[float]]:
+        await source.rewards(batch(answer.format(2)))
+        waiting = [asyncio.ensure_future(source.rewards(batch(answer.format(f"two {n}")))) for n in range(60)]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        (quick,) = await source.rewards(batch(answer.format(2)))
+        seconds, all_wait = time.monotonic() - began, not any(task.done() for task in waiting)
+        late = [scores[0] for scores in await asyncio.gather(*waiting)]
+        return seconds, all_wait, [quick.reward], [score.parts["judge_asked"] for score in late]
+
+    with chat_server(lambda body, _: completion(asked_of(body).verdict("wrong")), seconds=2.0) as server:
+        settings = {
+            "judge_url": server.url,
+            "judge_model": "m",
+            "judge_folder": str(tmp_path),
+            "judge_concurrency": 64,
+        }
+        function = reward_function(RewardConfig(remote_url=str(file), function_kwargs=json.dumps(settings)))
+        assert function is not None
+        seconds, all_wait, quick, late = asyncio.run(scenario(FunctionScorer(function)))
+    assert (all_wait, quick, late) == (True, [1.5], [1.0] * 60)
+    assert seconds < 1.0

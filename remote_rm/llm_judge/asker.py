@@ -1,0 +1,260 @@
+"""Verdicts of a judge: from the folder where there is one, else asked for within limits of time, attempts and money."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from remote_rm.llm_judge.endpoint import ChatEndpoint, Refused, TryAgain
+from remote_rm.llm_judge.ledger import Ledger
+from remote_rm.llm_judge.prompt import MalformedVerdict, Question, read_verdict
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_PAUSE_SECONDS = 0.5
+"""Before the second attempt; doubled with each further one, with jitter."""
+MAX_PAUSE_SECONDS = 30.0
+REST_AFTER_FAILURES = 8
+"""So many questions in a row for which the endpoint failed, and it is left alone."""
+REST_SECONDS = 30.0
+"""For how long, but for one question that finds out whether it is back."""
+
+
+class NoVerdict(Exception):
+    """The judge has not judged; the rule is to."""
+
+    def __init__(self, reason: str, *, is_used_up: bool = False) -> None:
+        super().__init__(reason)
+        self.is_used_up = is_used_up
+        """For want of budget; the judge has not failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the judge says of one question."""
+
+    is_right: bool
+    is_new: bool
+    """Asked for by this caller, not found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How often and how long one question is asked."""
+
+    attempts: int
+    """Requests for one question, the first included."""
+    deadline_seconds: float
+    """From when a question is put to its verdict: waiting for a free connection, attempts and pauses."""
+    concurrency: int
+    """Requests under way at a time."""
+
+
+class Asker:
+    """Asks each question once, whoever wants to know; belongs to the event loop that it is first used in.
+
+    Its records are written by a thread of its own, so that no disk holds up the loop.
+    """
+
+    def __init__(self, *, model: str, endpoint: ChatEndpoint, ledger: Ledger, patience: Patience, limits: str) -> None:
+        """Args:
+        limits: the flags of the budget, for the message that says that it is used up.
+        """
+        self._model = model
+        self._endpoint = endpoint
+        self._ledger = ledger
+        self._patience = patience
+        self._limits = limits
+        self._slots = asyncio.Semaphore(patience.concurrency)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge records")
+        self._flights: dict[str, _Flight] = {}
+        self._rest = Rest()
+        self._resumes_at = 0.0
+        self._used_up = False
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the budget was found to be used up; what is in the folder is answered all the same."""
+        return self._used_up
+
+    async def start(self) -> None:
+        """Open the records and try the endpoint; raises OSError, sqlite3.Error or Refused."""
+        await self._recorded(self._ledger.open)
+        await self._endpoint.check()
+        if not await self._recorded(self._ledger.has_room):
+            await self._note_used_up()
+
+    async def stop(self) -> None:
+        """Give up what is asked, and close connections and records."""
+        for flight in list(self._flights.values()):
+            flight.task.cancel()
+        await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
+        await self._endpoint.close()
+        await self._recorded(self._ledger.close)
+        self._thread.shutdown()
+
+    async def verdict(self, question: Question) -> Verdict:
+        """Return the verdict; raises NoVerdict where none can be had, and sqlite3.Error.
+
+        The same question is under way once: those who want to know wait for one answer, and it is given up with the last
+        of them.
+        """
+        key = question.key(model=self._model)
+        flight = self._flights.get(key)
+        is_first = flight is None
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.ensure_future(self._found(key, question)))
+        flight.waiting += 1
+        try:
+            verdict = await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting:
+                flight.task.cancel()
+                self._flights.pop(key, None)
+        return verdict if is_first else replace(verdict, is_new=False)
+
+    async def disagree(self, record: dict[str, object]) -> None:
+        """Keep a record of a verdict that is not the rule's."""
+        try:
+            await self._recorded(partial(self._ledger.disagree, record))
+        except OSError as error:
+            logger.warning("a disagreement of the judge and the rule was not written: %s", error)
+
+    async def _found(self, key: str, question: Question) -> Verdict:
+        kept = await self._recorded(partial(self._ledger.verdict, key))
+        if kept is not None:
+            return Verdict(is_right=kept, is_new=False)
+        if self._used_up:
+            raise NoVerdict("the budget is used up", is_used_up=True)
+        if not self._rest.admits():
+            raise NoVerdict("the judge is left alone after failures")
+        is_right = await self._asked(question)
+        await self._recorded(partial(self._ledger.keep, key, is_right))
+        return Verdict(is_right=is_right, is_new=True)
+
+    async def _asked(self, question: Question) -> bool:
+        """Ask until there is a verdict; raises NoVerdict, and says why in the log."""
+        try:
+            is_right = await asyncio.wait_for(self._attempts(question), timeout=self._patience.deadline_seconds)
+        except (asyncio.TimeoutError, TryAgain, Refused) as error:
+            late = f"no verdict within {self._patience.deadline_seconds:g} s"
+            reason = late if isinstance(error, asyncio.TimeoutError) else str(error)
+            self._rest.failed()
+            logger.warning("the judge gave no verdict, the rule judges: %s", reason)
+            raise NoVerdict(reason) from error
+        except MalformedVerdict as error:
+            # The endpoint is well; an answer that confuses the judge must not keep others from it.
+            self._rest.succeeded()
+            logger.info("the judge gave no verdict, the rule judges: %s", error)
+            raise NoVerdict(str(error)) from error
+        self._rest.succeeded()
+        return is_right
+
+    async def _attempts(self, question: Question) -> bool:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._slots:
+                    await asyncio.sleep(max(0.0, self._resumes_at - time.monotonic()))
+                    return await self._attempt(question)
+            except TryAgain as failure:
+                # It holds for all that it asks for patience.
+                self._resumes_at = max(self._resumes_at, time.monotonic() + failure.wait_seconds)
+                if attempt == self._patience.attempts:
+                    raise
+            except MalformedVerdict:
+                if attempt == self._patience.attempts:
+                    raise
+            longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1))
+            await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+
+    async def _attempt(self, question: Question) -> bool:
+        if not await self._recorded(self._ledger.reserve):
+            await self._note_used_up()
+            raise NoVerdict("the budget is used up", is_used_up=True)
+        code = question.new_code()
+        try:
+            reply = await self._endpoint.reply(question.messages(code=code))
+        except (TryAgain, Refused) as failure:
+            if isinstance(failure, Refused) or not failure.is_paid:
+                await self._recorded(self._ledger.give_back)
+            raise
+        await self._charge(reply.tokens)
+        return read_verdict(reply.text, code=code)
+
+    async def _charge(self, tokens: int | None) -> None:
+        if tokens is not None:
+            await self._recorded(partial(self._ledger.charge, tokens))
+        elif self._ledger.budget.max_tokens is not None and not self._used_up:
+            self._used_up = True
+            logger.warning(
+                "the judge's endpoint reports no usage, so that a budget of tokens (%s) cannot be kept: from now on the "
+                "rule judges; limit the requests instead",
+                self._limits,
+            )
+
+    async def _note_used_up(self) -> None:
+        if self._used_up:
+            return
+        self._used_up = True
+        spent = await self._recorded(self._ledger.spending)
+        logger.warning(
+            "the judge's budget is used up (%s; spent: %d requests, %d tokens): from now on the rule judges",
+            self._limits,
+            spent.requests,
+            spent.tokens,
+        )
+
+    async def _recorded(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+class Rest:
+    """Tells whether a judge may be asked: after failures in a row, one question at a time finds out if it is back."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    def admits(self) -> bool:
+        """Return whether a question may be asked now; of a judge that rests, one in REST_SECONDS."""
+        if self._failures < REST_AFTER_FAILURES:
+            return True
+        if time.monotonic() < self._until:
+            return False
+        self._until = time.monotonic() + REST_SECONDS
+        return True
+
+    def failed(self) -> None:
+        """Note a question for which the endpoint failed."""
+        self._failures += 1
+        if self._failures == REST_AFTER_FAILURES:
+            self._until = time.monotonic() + REST_SECONDS
+            logger.warning(
+                "the judge failed %d times in a row: the rule judges, and one question every %g s is tried",
+                self._failures,
+                REST_SECONDS,
+            )
+
+    def succeeded(self) -> None:
+        """Note a reply."""
+        if self._failures >= REST_AFTER_FAILURES:
+            logger.warning("the judge is back, and judges again")
+        self._failures = 0
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A question under way, and how many wait for its verdict."""
+
+    task: "asyncio.Task[Verdict]"
+    waiting: int = 0

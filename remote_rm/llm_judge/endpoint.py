@@ -1,0 +1,182 @@
+"""One request to an OpenAI-compatible chat endpoint (vLLM's, a hosted one, any other), and what its failure means."""
+
+import asyncio
+import atexit
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+RETRIED_STATUSES = frozenset((408, 429))
+"""Besides 5xx: another attempt may not fail so."""
+KEY_STATUSES = frozenset((401, 403))
+LONGEST_REASON = 300
+EXIT_SECONDS = 1.0
+
+
+class TryAgain(Exception):
+    """An attempt failed in a way that another may not."""
+
+    def __init__(self, reason: str, *, wait_seconds: float = 0.0, is_paid: bool) -> None:
+        super().__init__(reason)
+        self.wait_seconds = wait_seconds
+        """How long the server asks to be left alone."""
+        self.is_paid = is_paid
+        """Whether the model may have computed for it."""
+
+
+class Refused(Exception):
+    """The endpoint will not answer such a request, however often it is asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """Where requests go and how they are made."""
+
+    url: str
+    """The base of the API, `http://127.0.0.1:8000/v1`; `/chat/completions` is put behind it."""
+    model: str
+    api_key: str | None = field(repr=False)
+    """Sent as a bearer token, and never written or shown."""
+    connections: int
+    timeout_seconds: float
+    """Of one request."""
+    body: Mapping[str, Any]
+    """Fields put into every request; None takes one out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the model said."""
+
+    text: str
+    tokens: int | None
+    """Of the prompt and the reply together; None where the server does not say."""
+
+
+class ChatEndpoint:
+    """Asks for one reply at a time over pooled connections; belongs to the event loop that it is first used in."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self._settings = settings
+        self._base = settings.url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+        self._at_exit: Callable[[], None] | None = None
+
+    async def check(self) -> None:
+        """Raise Refused where nothing answers at the address within the time of a request, or the key is refused."""
+        try:
+            async with self._connected().get(f"{self._base}/models", allow_redirects=False) as reply:
+                # Not every server lists its models; only what it says of the key counts.
+                if reply.status in KEY_STATUSES:
+                    raise Refused(f"{self._base} answers with {self._said(reply.status, await reply.text())}")
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise Refused(f"{self._base} cannot be asked: {self._named(error)}") from error
+
+    async def reply(self, messages: Sequence[Mapping[str, str]]) -> Reply:
+        """Return the model's reply; raises TryAgain or Refused."""
+        body = {"model": self._settings.model, "messages": messages, "temperature": 0.0, **self._settings.body}
+        sent = {name: value for name, value in body.items() if value is not None}
+        url = f"{self._base}/chat/completions"
+        try:
+            # A redirect could send the key elsewhere.
+            async with self._connected().post(url, json=sent, allow_redirects=False) as answer:
+                text = await answer.text(errors="replace")
+        except aiohttp.ClientConnectorError as error:
+            raise TryAgain(self._named(error), is_paid=False) from error
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise TryAgain(self._named(error), is_paid=True) from error
+        if answer.status in RETRIED_STATUSES or answer.status >= 500:
+            wait_seconds = seconds_to_wait(answer.headers.get("Retry-After", ""))
+            raise TryAgain(self._said(answer.status, text), wait_seconds=wait_seconds, is_paid=False)
+        if answer.status != 200:
+            raise Refused(f"{self._base} answers with {self._said(answer.status, text)}")
+        return self._read(text)
+
+    async def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        session, self._session = self._session, None
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        if session is not None:
+            await session.close()
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            key = self._settings.api_key
+            self._session = aiohttp.ClientSession(
+                headers={} if key is None else {"Authorization": f"Bearer {key}"},
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
+                connector=aiohttp.TCPConnector(limit=self._settings.connections),
+                # The proxies that the environment names; what runs on this machine needs none.
+                trust_env=urlsplit(self._base).hostname not in ("localhost", "127.0.0.1", "::1"),
+            )
+            self._at_exit = partial(_close_at_exit, self._session, asyncio.get_running_loop())
+            atexit.register(self._at_exit)
+        return self._session
+
+    def _read(self, text: str) -> Reply:
+        try:
+            answer = json.loads(text)
+            said = answer["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise TryAgain(f"the reply is no chat completion: {self._clean(text)}", is_paid=True) from error
+        usage = answer.get("usage")
+        return Reply(text=said if isinstance(said, str) else "", tokens=_total(usage))
+
+    def _said(self, status: int, text: str) -> str:
+        """The status, and the server's own words where there are any."""
+        try:
+            error = json.loads(text).get("error", text)
+            words = str(error.get("message", text) if isinstance(error, dict) else error)
+        except (ValueError, AttributeError):
+            words = text
+        words = self._clean(words)
+        return f"status {status} ({words})" if words else f"status {status}"
+
+    def _named(self, error: BaseException) -> str:
+        if isinstance(error, asyncio.TimeoutError):
+            return f"no answer within {self._settings.timeout_seconds:g} s"
+        return self._clean(str(error)) or type(error).__name__
+
+    def _clean(self, text: str) -> str:
+        """On one line, short, and without the key, which some servers repeat."""
+        if self._settings.api_key:
+            text = text.replace(self._settings.api_key, "***")
+        text = " ".join(text.split())
+        return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
+
+
+def _close_at_exit(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    """Close what a `BlockingPool` that is never stopped has open: aiohttp would complain of it on stderr."""
+    if loop.is_running() and not session.closed:
+        asyncio.run_coroutine_threadsafe(session.close(), loop).result(timeout=EXIT_SECONDS)
+
+
+def _total(usage: Any) -> int | None:
+    """The tokens that a reply's `usage` reports, by their sum or by their parts."""
+    if not isinstance(usage, dict):
+        return None
+    counts = [usage.get(name) for name in ("total_tokens", "prompt_tokens", "completion_tokens")]
+    total, *parts = [count if isinstance(count, int) and count >= 0 else None for count in counts]
+    given = [part for part in parts if part is not None]
+    return sum(given) if total is None and given else total
+
+
+def seconds_to_wait(value: str) -> float:
+    """Return what a `Retry-After` header asks for, in seconds or as a date; 0.0 where it cannot be read."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        until = parsedate_to_datetime(value)
+    except (TypeError, ValueError):
+        return 0.0
+    until = until if until.tzinfo is not None else until.replace(tzinfo=timezone.utc)
+    return max(0.0, until.timestamp() - time.time())

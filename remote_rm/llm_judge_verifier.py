@@ -1,0 +1,273 @@
+"""Judges answers by a language model behind an OpenAI-compatible chat endpoint, and by a rule where it is not asked.
+
+python -m remote_rm.llm_judge_verifier --judge-url http://127.0.0.1:8000/v1 --judge-model Qwen/Qwen3-8B --port 5000
+"""
+
+import argparse
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from typing_extensions import Self
+
+from remote_rm import verifier_command
+from remote_rm.answer_verifier import AnswerVerifier, Weights
+from remote_rm.registry import get_verifier
+from remote_rm.reward_function import RewardFunction, reward_func_of
+from remote_rm.service.serving_arguments import positive
+from remote_rm.verifier import Item, Score
+from remote_rm.verifier_settings import verifier_with
+
+if TYPE_CHECKING:
+    from remote_rm.llm_judge.asking_judge import AskingJudge
+    from remote_rm.service.judge import ServiceLimits
+    from remote_rm.service.pool import VerifierPool
+
+PARTS = ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")
+PREFIX, WEIGHTS = "judge_", ("accuracy_weight", "format_weight")
+"""Of the settings among the arguments of `reward_func`, which holds whatever a row has, too."""
+CALLS_AT_ONCE = 256
+"""How many groups `reward_func` may be given at a time: its calls wait, and compute next to nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmJudge(AnswerVerifier):
+    """The rule's verdict, and a language model's on what the rule does not take for right.
+
+    Its settings are those of its flags.
+
+    `quick_score`, `score` and `failed_score` are the rule's alone, as workers need them; `judge_around` is what asks.
+    Beside `accuracy` and `format` the parts of its scores are, each 0.0 or 1.0:
+
+    - judge_asked: the judge's verdict counts, asked for now or earlier;
+    - judge_disagrees: it is not the rule's;
+    - judge_failed: it was to be asked, and gave no verdict;
+    - judged_by_rule: there was no judge to ask, for it failed or its budget is used up; the rule judged.
+    """
+
+    name: ClassVar[str] = "llm_judge"
+
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_rule: str = "math"
+    judge_always: bool = False
+    judge_folder: str | None = "llm_judge"
+    judge_key_env: str | None = None
+    judge_max_requests: int | None = None
+    judge_max_tokens: int | None = None
+    judge_concurrency: int = 16
+    judge_timeout_seconds: float = 20.0
+    judge_deadline_seconds: float = 45.0
+    judge_attempts: int = 3
+    judge_max_answer_chars: int = 500
+    judge_max_question_chars: int = 4000
+    judge_body: str = "{}"
+    rule: AnswerVerifier = field(init=False, repr=False, compare=False)
+    """The verifier that judges where the judge does not; made from `judge_rule`."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that compares no answers, an address that is none, or a body that is no object."""
+        rule = get_verifier(self.judge_rule)
+        if not isinstance(rule, AnswerVerifier) or isinstance(rule, LlmJudge):
+            raise ValueError(
+                f"--judge-rule {self.judge_rule} compares no answer with the label; take math, choice, number, exact or list"
+            )
+        object.__setattr__(self, "rule", rule)
+        address = urlsplit(self.judge_url)
+        if self.judge_url and (address.scheme not in ("http", "https") or not address.netloc):
+            raise ValueError(
+                f"--judge-url {self.judge_url} is no address of an API: give its base, such as http://127.0.0.1:8000/v1"
+            )
+        try:
+            body = json.loads(self.judge_body)
+        except ValueError as error:
+            raise ValueError(f"--judge-body {self.judge_body} is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise ValueError(
+                f"--judge-body {self.judge_body} is no JSON object: give one such as '{{\"max_tokens\": 64}}'"
+            )
+
+    def matches(self, answer: str, label: str) -> bool:
+        """Return whether they are equal by the rule."""
+        return self.rule.matches(answer, label)
+
+    def quick_match(self, answer: str, label: str) -> bool | None:
+        """Return whether they are equal by the rule, where it can tell quickly, else None."""
+        return self.rule.quick_match(answer, label)
+
+    def check_label(self, label: str) -> None:
+        """Raise a ValueError for a label that the rule refuses."""
+        self.rule.check_label(label)
+
+    def weighted(self, item: Item, *, is_right: bool) -> Score:
+        """Return the score of an item that the rule has judged, and that nobody is asked about."""
+        return self.marked(super().weighted(item, is_right=is_right), judged_by_rule=1.0)
+
+    def marked(self, score: Score, **parts: float) -> Score:
+        """Return a score with the given of PARTS, the others 0.0."""
+        assert parts.keys() <= set(PARTS), parts
+        return replace(score, parts={**score.parts, **dict.fromkeys(PARTS, 0.0), **parts})
+
+    def decided(self, by_rule: Score, *, is_right: bool, disagrees: bool) -> Score:
+        """Return the rule's score with the judge's verdict in its place."""
+        told = self.marked(by_rule, judge_asked=1.0, judge_disagrees=float(disagrees))
+        parts = {**told.parts, "accuracy": float(is_right)}
+        reward = self.weights.accuracy * parts["accuracy"] + self.weights.format * parts["format"]
+        return replace(told, reward=reward, score=parts["accuracy"], parts=parts, timed_out=False)
+
+    def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "AskingJudge":
+        """Return what judges by the pool of the rule and asks the judge beside it."""
+        from remote_rm.llm_judge.asking_judge import AskingJudge
+
+        return AskingJudge(self, rules=rules, max_queued_items=limits.max_queued_items)
+
+    async def check_ready(self) -> None:
+        """Raise NotReady where the judge cannot be asked, or its records cannot be kept."""
+        from remote_rm.llm_judge import connection
+
+        await connection.check_ready(self)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the weights and of the judge."""
+        super().add_arguments(parser)
+        _add_judge(parser)
+        _add_limits(parser)
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Return the verifier that the flags of `add_arguments` describe."""
+        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
+        own = [setting.name for setting in fields(cls) if setting.name.startswith(PREFIX)]
+        return cls(weights=weights, **{name: getattr(args, name) for name in own})
+
+
+def _add_judge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--judge-url",
+        required=True,
+        help="base of an OpenAI-compatible API: vLLM's http://127.0.0.1:8000/v1, a hosted one",
+    )
+    parser.add_argument("--judge-model", required=True, help="name of the model there")
+    parser.add_argument(
+        "--judge-key-env",
+        metavar="NAME",
+        default=LlmJudge.judge_key_env,
+        help="environment variable with the API key; without the flag LLM_JUDGE_API_KEY is sent where it is set",
+    )
+    parser.add_argument(
+        "--judge-rule",
+        metavar="VERIFIER",
+        default=LlmJudge.judge_rule,
+        help="the verifier that judges first, and alone where the judge fails or its budget is used up",
+    )
+    parser.add_argument(
+        "--judge-always",
+        action="store_true",
+        help="ask also where the rule says right; by default it is not asked then, since the rules are strict: what they "
+        "take for right is right but for rare cases, and most of a trained policy's answers would be paid for in vain",
+    )
+    parser.add_argument(
+        "--judge-folder",
+        metavar="FOLDER",
+        default=LlmJudge.judge_folder,
+        help="verdicts, what was spent, and disagreements with the rule; with the same folder nothing is paid for twice and "
+        "the budget goes on; on a disk of this machine, where several processes may share it",
+    )
+    parser.add_argument(
+        "--judge-body",
+        metavar="JSON",
+        default=LlmJudge.judge_body,
+        help='fields put into every request, such as {"max_tokens": 64}; null takes one out',
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--judge-max-requests",
+        type=positive(int),
+        default=LlmJudge.judge_max_requests,
+        help="requests that the folder may hold in all, after which the rule judges",
+    )
+    parser.add_argument(
+        "--judge-max-tokens",
+        type=positive(int),
+        default=LlmJudge.judge_max_tokens,
+        help="tokens likewise, by the replies' usage; requests under way may exceed it",
+    )
+    parser.add_argument(
+        "--judge-concurrency",
+        type=positive(int),
+        default=LlmJudge.judge_concurrency,
+        help="requests under way at a time",
+    )
+    parser.add_argument(
+        "--judge-timeout-seconds",
+        type=positive(float),
+        default=LlmJudge.judge_timeout_seconds,
+        help="time of one request",
+    )
+    parser.add_argument(
+        "--judge-deadline-seconds",
+        type=positive(float),
+        default=LlmJudge.judge_deadline_seconds,
+        help="time of one item for its turn, all requests and pauses, after which the rule judges it; keep it below the "
+        "time that clients allow a reward (--reward.timeout_s)",
+    )
+    parser.add_argument(
+        "--judge-attempts",
+        type=positive(int),
+        default=LlmJudge.judge_attempts,
+        help="requests for one item: another follows a time-out, a connection error, 408, 429, 5xx or a reply that is no "
+        "verdict",
+    )
+    parser.add_argument(
+        "--judge-max-answer-chars",
+        type=positive(int),
+        default=LlmJudge.judge_max_answer_chars,
+        help="characters of the final answer that the judge is shown; of a longer one both ends",
+    )
+    parser.add_argument(
+        "--judge-max-question-chars",
+        type=positive(int),
+        default=LlmJudge.judge_max_question_chars,
+        help="characters of the question, and of the label, likewise",
+    )
+
+
+VERIFIER = LlmJudge
+
+_made: dict[str, RewardFunction] = {}
+_making = threading.Lock()
+
+
+def reward_func(
+    queries: Sequence[str],
+    prompts: Sequence[str],
+    labels: Sequence[str],
+    *,
+    responses: Sequence[str] | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Return the reply for parallel lists; the flags are given by name: judge_url, judge_model and so on.
+
+    Raises ValueError for unequal lengths, a label without answer and a wrong setting, and RuntimeError where the judge
+    cannot be asked from the start.
+    """
+    settings = {
+        name: json.dumps(value) if isinstance(value, Mapping) else value
+        for name, value in given.items()
+        if name.startswith(PREFIX) or name in WEIGHTS
+    }
+    key = json.dumps(settings, sort_keys=True, default=str)
+    with _making:
+        if key not in _made:
+            _made[key] = reward_func_of(verifier_with(LlmJudge.name, settings))
+    return _made[key](queries, prompts, labels, responses=responses)
+
+
+if __name__ == "__main__":
+    verifier_command.run("llm_judge", None, prog="python -m remote_rm.llm_judge_verifier")
