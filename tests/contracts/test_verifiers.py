@@ -1,6 +1,7 @@
 """What every registered verifier keeps to: in-process, over HTTP, and as OpenRLHF's reward_func file."""
 
 import importlib.util
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from helpers.hostile_texts import response as any_response
 from hypothesis import given, settings
 
 import remote_rm
+from remote_rm.answer_verifier import Weights
 from remote_rm.composition import Composition, part_from
 from remote_rm.registry import VERIFIERS, get_verifier
 from remote_rm.service.app import create_app
@@ -23,6 +25,11 @@ from remote_rm.verifier import Item, Verifier
 pytestmark = pytest.mark.contract
 
 SELECTING = Composition(select=(part_from("choice"), part_from("math=2")), parts=(part_from("format=0.25"),))
+HALF_SOFT = get_verifier("vqa", weights=Weights(accuracy=0.5), soft_weight=0.5)
+CAT = '[{"bbox_2d": [10, 20, 30, 40], "label": "cat"}]'
+BOX_PARTS = {"accuracy", "iou", "format", "ungradable"}
+ANLS_PARTS = {"accuracy", "anls", "format", "ungradable"}
+VQA_PARTS = {"accuracy", "vqa", "soft", "format", "ungradable"}
 
 # name -> (a verifier, a label, the answer it wants, a wrong answer, the full reward, the parts of a score)
 CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
@@ -31,6 +38,9 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
     "number": (get_verifier("number"), "3.14", "3.14", "3.15", 1.5, {"accuracy", "format", "ungradable"}),
     "exact": (get_verifier("exact"), "Rye, NY", "Rye, NY", "rye, NY", 1.5, {"accuracy", "format"}),
     "list": (get_verifier("list"), "1, 3, 5", "1, 3, 5", "5, 3, 1", 1.5, {"accuracy", "format", "ungradable"}),
+    "box": (get_verifier("box"), "[10, 20, 30, 40]", "[10, 20, 30, 40]", "[60, 60, 80, 80]", 1.5, BOX_PARTS),
+    "edit_distance": (get_verifier("edit_distance"), '["Rye, NY", "NY"]', "rye,  NY", "Boston", 1.5, ANLS_PARTS),
+    "vqa": (get_verifier("vqa"), json.dumps(["net"] * 4 + ["mesh"] * 6), "a net", "dog", 1.5, VQA_PARTS),
     "format": (get_verifier("format"), "any", "any", "", 1.0, {"format"}),
     "composition": (
         get_verifier("composition"),
@@ -50,6 +60,9 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
         1.5,
         {"accuracy", "format", "ungradable"},
     ),
+    "no box": (get_verifier("box"), "[]", "[]", "[10, 20, 30, 40]", 1.5, BOX_PARTS),
+    "class of a box": (get_verifier("box", match_labels=True), CAT, CAT, CAT.replace("cat", "dog"), 1.5, BOX_PARTS),
+    "soft vqa": (HALF_SOFT, json.dumps(["net"] * 10), "the net", "dog", 1.5, VQA_PARTS),
 }
 REGISTERED = pytest.mark.parametrize("name", VERIFIERS)
 EVERY = pytest.mark.parametrize("case", CASES)
