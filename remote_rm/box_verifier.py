@@ -20,8 +20,6 @@ from remote_rm.answers.extraction import concluding_text
 from remote_rm.graded_verifier import Grade, GradedVerifier
 from remote_rm.reward_function import reward_func_of
 
-MAX_BOXES = 100
-"""An answer with more is wrong, and a label with more is ungradable; COCO looks at as many."""
 MAX_QUICK_PAIRS = 256
 """Pairs of boxes that are compared without a worker."""
 
@@ -52,9 +50,9 @@ class BoxVerifier(GradedVerifier):
             raise ValueError(f"--iou-threshold must be above 0 and at most 1, got {self.iou_threshold:g}")
 
     def grade(self, answer: str, label: str) -> Grade:
-        """Return the mean IoU; an answer that names no box, or more than MAX_BOXES, is wrong."""
+        """Return the mean IoU; an answer that names no box, or too many, is wrong."""
         golds, boxes = _golds(label, xywh=self.xywh), boxes_in(answer, xywh=self.xywh)
-        if golds is None or boxes is None or len(boxes) > MAX_BOXES:
+        if golds is None or boxes is None:
             return _WRONG
         if not golds or not boxes:
             return Grade(values=(float(golds == boxes),), is_right=golds == boxes)
@@ -66,7 +64,7 @@ class BoxVerifier(GradedVerifier):
     def is_quick(self, answer: str, label: str) -> bool:
         """Return whether there are few enough pairs to compare."""
         golds, boxes = _golds(label, xywh=self.xywh) or [], boxes_in(answer, xywh=self.xywh) or []
-        return len(boxes) > MAX_BOXES or len(golds) * len(boxes) <= MAX_QUICK_PAIRS
+        return len(golds) * len(boxes) <= MAX_QUICK_PAIRS
 
     def answer_in(self, response: str) -> str | None:
         """Return the text in which the boxes are looked for, all of it: a list of them may have many lines."""
@@ -112,10 +110,9 @@ class BoxVerifier(GradedVerifier):
 
 @lru_cache(maxsize=4096)
 def _golds(label: str, *, xywh: bool) -> list[Box] | None:
-    """The boxes of a label; None where one of them is no box, or there are too many. Remembered for the rest of the group."""
+    """The boxes of a label; None where it names none, or one is no box. Remembered for the rest of the group."""
     boxes = boxes_in(label, xywh=xywh)
-    is_readable = boxes is not None and len(boxes) <= MAX_BOXES and all(box.corners is not None for box in boxes)
-    return boxes if is_readable else None
+    return boxes if boxes is not None and all(box.corners is not None for box in boxes) else None
 
 
 VERIFIER = BoxVerifier

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 MAX_CHARS = 20_000
 """A longer text names no boxes."""
+MAX_BOXES = 100
+"""A text of more names none; COCO looks at as many of an image."""
 MAX_COORDINATE = 1e6
 """Of a box that an image can have."""
 BOX_KEYS = ("bbox_2d", "bbox", "box")
@@ -71,6 +73,8 @@ def boxes_in(text: str, *, xywh: bool = False) -> list[Box] | None:
                 boxes.append(_box([*first, *second], label=reference, xywh=False))
         elif len(numbers := _numbers(form["list"])) == 4:
             boxes.append(_box(numbers, label=reference, xywh=xywh))
+        if len(boxes) > MAX_BOXES:
+            return None
     return boxes or None
 
 

@@ -114,6 +114,12 @@ def test_a_box_that_no_image_can_have_is_one_without_corners(text):
     assert boxes_in(text) == [Box(corners=None)]
 
 
+def test_a_crowd_is_no_answer():
+    assert boxes_in("[10, 20, 30, 40] " * 100) == [box(*CORNERS)] * 100
+    assert boxes_in("[10, 20, 30, 40] " * 101) is None
+    assert boxes_in(f'{{"bbox_2d": [{"[1, 2, 3, 4], " * 100}[1, 2, 3, 4]]}}') is None
+
+
 def test_width_and_height():
     assert boxes_in("[10, 20, 20, 20]", xywh=True) == [box(*CORNERS)]
     assert boxes_in('{"bbox": [10, 20, 20, 20]}', xywh=True) == [box(*CORNERS)]
