@@ -12,7 +12,7 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from remote_rm import verifier_command
-from remote_rm.answer_verifier import finite_number
+from remote_rm.answer_verifier import AnswerVerifier, finite_number
 from remote_rm.registry import get_verifier
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
@@ -24,7 +24,7 @@ DEFAULT_PARTS = ("math=1.0", "format=0.5")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A verifier and how much its score (0.0 or 1.0) counts."""
+    """A verifier and how much its score (from 0.0 to 1.0) counts."""
 
     verifier: Verifier
     weight: float = 1.0
@@ -55,8 +55,8 @@ def part_from(text: str) -> Part:
 class Composition:
     """The weighted sum of the scores of `parts`, and of the one in `select` that the label names.
 
-    Right or wrong is what the leading verifier says: the selected one, or else the first part. The parts of its scores
-    are that verdict as `accuracy`, each of `parts` under its name, and `ungradable`.
+    The score is that of the leading verifier: the selected one, or else the first part. The parts of its scores are the
+    leading one's `accuracy`, the score of each of `parts` under its name, and `ungradable`.
     """
 
     name: ClassVar[str] = "composition"
@@ -106,8 +106,12 @@ class Composition:
         return composed
 
     def answer_of(self, label: str) -> str:
-        """Return the gold answer of a label, less the name of the verifier that it selects."""
-        return self._selected(label)[1]
+        """Return the answer that a label wants, without the name of the verifier that it selects."""
+        chosen, gold = self._selected(label)
+        for part in (*chosen, *self.parts):
+            if isinstance(part.verifier, AnswerVerifier):
+                return part.verifier.answer_of(gold)
+        return gold
 
     def _selected(self, label: str) -> tuple[tuple[Part, ...], str]:
         """The verifier that the label names, as a tuple of at most one, and the gold answer without that name."""
@@ -124,8 +128,10 @@ class Composition:
             if score is None:
                 return None
             judged.append((part, score))
-        leading = judged[0][1].score if chosen or not self.select else 0.0
-        parts = {"accuracy": leading} | {part.name: score.score for part, score in judged[len(chosen) :]}
+        first = judged[0][1] if chosen or not self.select else None
+        leading = 0.0 if first is None else first.score
+        parts = {"accuracy": leading if first is None else first.parts.get("accuracy", leading)}
+        parts |= {part.name: score.score for part, score in judged[len(chosen) :]}
         parts["ungradable"] = max((score.parts.get("ungradable", 0.0) for _, score in judged), default=0.0)
         return Score(reward=sum(part.weight * score.score for part, score in judged), score=leading, parts=parts)
 

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
 from remote_rm.answers import accuracy, lexicon
+from remote_rm.answers.assignment import is_matchable
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.normalization import enclosing_delimiters, normalize
 from remote_rm.answers.reading import elements
@@ -88,28 +89,9 @@ def _same_in_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[s
 
 def _same_in_any_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
     table = [[equal(item, gold_item) for item in items] for gold_item in gold]
-    if _is_matchable([[verdict is True for verdict in row] for row in table]):
+    if is_matchable([[verdict is True for verdict in row] for row in table]):
         return True
-    return None if _is_matchable([[verdict is not False for verdict in row] for row in table]) else False
-
-
-def _is_matchable(table: Sequence[Sequence[bool]]) -> bool:
-    """Return whether each row can be given a column of its own where it is true.
-
-    Equality to a label's precision is not transitive, so that taking the first fitting column might be a mistake.
-    """
-    row_of: dict[int, int] = {}
-
-    def find_column(row: int, seen: set[int]) -> bool:
-        for column, fits in enumerate(table[row]):
-            if fits and column not in seen:
-                seen.add(column)
-                if column not in row_of or find_column(row_of[column], seen):
-                    row_of[column] = row
-                    return True
-        return False
-
-    return all(find_column(row, set()) for row in range(len(table)))
+    return None if is_matchable([[verdict is not False for verdict in row] for row in table]) else False
 
 
 def _unwrapped(text: str) -> str:

@@ -69,7 +69,8 @@ class RewardReply(BaseModel):
     rewards: list[float]
     """What the policy is trained on: the weighted sum of the parts."""
     scores: list[float]
-    """Right (1.0) or wrong (0.0): what OpenRLHF's dynamic sampling filters by."""
+    """Right (1.0) or wrong (0.0), or between the two by a verifier that measures: what OpenRLHF's dynamic sampling
+    filters by."""
     extra_logs: dict[str, list[float]]
     """The named parts of the rewards, for the trainer's log."""
 

@@ -25,6 +25,11 @@ VERIFIERS = {
     "number": Registration(module="remote_rm.number_verifier", purpose="one number, to the precision of the label"),
     "exact": Registration(module="remote_rm.exact_verifier", purpose="the same text, character by character"),
     "list": Registration(module="remote_rm.list_verifier", purpose="several values, in order or in any order"),
+    "box": Registration(module="remote_rm.box_verifier", purpose="bounding boxes, by how much they overlap"),
+    "edit_distance": Registration(
+        module="remote_rm.edit_distance_verifier", purpose="a text, by how many characters are different (ANLS)"
+    ),
+    "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
     "llm_judge": Registration(
         module="remote_rm.llm_judge_verifier", purpose="a language model behind a chat endpoint, and a rule beside it"

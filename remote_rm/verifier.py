@@ -25,7 +25,8 @@ class Score:
     reward: float
     """What the policy is trained on."""
     score: float
-    """Right (1.0) or wrong (0.0) by a verifier; the reward itself where nothing else is known."""
+    """By a verifier, right (1.0) or wrong (0.0), or how right, between the two, by one that measures; the reward itself
+    where nothing else is known."""
     parts: dict[str, float]
     """Named numbers for the log. Of a verifier, the unweighted verdicts that the reward is formed from, the same names in
     each of its scores: {"accuracy": 1.0, "format": 0.0}. Of a server or a function, all of its `extra_logs`."""

@@ -13,7 +13,7 @@ COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
-    "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, format, a composition of them, or a model as judge",
+    "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
     "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
     "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",
     "batch_inference": "responses of a checkpoint to a file of rows, scored and selected; resumable",

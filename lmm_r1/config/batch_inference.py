@@ -53,7 +53,7 @@ class BatchConfig(RowsConfig):
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens."""
     verifier: str | None = None
-    """Score every response by a verifier: math, choice, number, exact, list, format, composition:math=1,format=0.5,
+    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format, composition:math=1,format=0.5,
     llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
     """Score every response by a trained reward model."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row
 from lmm_r1.data_check.findings import Finding
+from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.composition import Composition
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Verifier
@@ -37,13 +38,14 @@ def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout
     reply = judge(responses, [""] * len(labels), labels, responses=responses)
     logs = reply["extra_logs"]
     ungradable = logs.get("ungradable", [0.0] * len(labels))
-    for (index, row), score, unread, late in zip(
-        judged.items(), reply["scores"], ungradable, logs["timed_out"], strict=True
+    accuracies = logs.get("accuracy", reply["scores"])
+    for (index, row), accuracy, unread, late in zip(
+        judged.items(), accuracies, ungradable, logs["timed_out"], strict=True
     ):
         if unread:
             what = f"{spec} cannot read the answer {row.answer!r}: no response is right by it"
             yield Finding(kind="gold refused", index=index, location=row.location, what=what)
-        elif score < 1.0:
+        elif accuracy < 1.0:
             cause = f"was cut off after {timeout_s:g} s on" if late else "does not take for right"
             what = f"{spec} {cause} a response that gives the answer {row.answer!r} itself"
             yield Finding(kind="gold wrong", index=index, location=row.location, what=what)
@@ -51,5 +53,5 @@ def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout
 
 def _response(verifier: Verifier, label: str) -> str:
     """Return the response that a policy would be taught: the thought and the answer, each in its tags."""
-    gold = verifier.answer_of(label) if isinstance(verifier, Composition) else label
+    gold = verifier.answer_of(label) if isinstance(verifier, (AnswerVerifier, Composition)) else label
     return f"<think>\nThis is known.\n</think>\n<answer>{gold}</answer>"

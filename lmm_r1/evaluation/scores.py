@@ -35,7 +35,7 @@ class VerifierScores:
     """What one verifier says of a set of rows."""
 
     accuracy: Estimate
-    """avg@k over all samples of each row."""
+    """avg@k over all samples of each row: of the scores, which lie between right and wrong by a verifier that measures."""
     pass_at_k: dict[int, Estimate]
     majority_at_k: dict[int, Estimate]
     timed_out: int

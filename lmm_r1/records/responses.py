@@ -15,7 +15,7 @@ class Verdict:
     """What one verifier says of a response."""
 
     score: float
-    """Right (1.0) or wrong (0.0)."""
+    """Right (1.0) or wrong (0.0), or between the two by a verifier that measures."""
     parts: dict[str, float]
     timed_out: bool = False
     """The answer was not judged within the time limit, and counts as wrong."""
@@ -23,7 +23,7 @@ class Verdict:
     @property
     def right(self) -> bool:
         """Whether the answer is right."""
-        return self.score > 0.5
+        return self.parts.get("accuracy", self.score) > 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,18 @@ def final_answer(response: str) -> str | None:
     return _last_stated_value(conclusion[-MAX_TAIL_CHARS:].strip()) if boxed is None else boxed
 
 
+def concluding_text(response: str) -> str | None:
+    r"""Return the last answer block, or else all that stands outside the thinking; of either the last box, if it has one.
+
+    For answers that may stand on many lines, such as a list of objects. None where that is no text.
+    """
+    conclusion = without_thinking(response)
+    block = _last_answer_block(conclusion)
+    text = conclusion if block is None else block
+    boxed = last_boxed(text)
+    return (text if boxed is None else boxed).strip() or None
+
+
 def without_thinking(response: str) -> str:
     """Return what stands outside the think blocks; a block that was never opened or never closed is cut too.
 

@@ -1,5 +1,9 @@
-r"""Can anything be judged by a gold answer: `\frac{1}{` and `\sqrt{2` are cut off, and no response could be right."""
+r"""Can anything be judged by a gold answer: `\frac{1}{` and `\sqrt{2` are cut off, and no response could be right.
 
+And the gold answers of a label that lists several.
+"""
+
+import json
 import re
 from functools import lru_cache
 
@@ -85,3 +89,20 @@ def _group_end(text: str, start: int) -> int:
             if depth == 0:
                 return index + 1
     return len(text)
+
+
+def listed_golds(label: str) -> list[str]:
+    """Return the golds of a label that is a JSON list, any of which an answer may meet; else the label as it is.
+
+    The entries are texts, numbers, or objects with an `answer`, as in the annotations of VQA.
+    """
+    try:
+        found = json.loads(label) if label.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        return [label]
+    entries = [entry.get("answer") if isinstance(entry, dict) else entry for entry in found]
+    if not all(isinstance(entry, (str, int, float)) and not isinstance(entry, bool) for entry in entries):
+        return [label]
+    return [str(entry) for entry in entries]

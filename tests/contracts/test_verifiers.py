@@ -1,6 +1,7 @@
 """What every registered verifier keeps to: in-process, over HTTP, and as OpenRLHF's reward_func file."""
 
 import importlib.util
+import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from helpers.judge_server import asked_of
 from hypothesis import given, settings
 
 import remote_rm
+from remote_rm.answer_verifier import Weights
 from remote_rm.composition import Composition, part_from
 from remote_rm.llm_judge_verifier import PARTS, LlmJudge
 from remote_rm.registry import VERIFIERS, get_verifier
@@ -28,6 +30,11 @@ pytestmark = pytest.mark.contract
 SELECTING = Composition(select=(part_from("choice"), part_from("math=2")), parts=(part_from("format=0.25"),))
 # Nobody listens there: what the rule does not take for right, it judges alone.
 UNREACHABLE = LlmJudge(judge_url="http://127.0.0.1:9/v1", judge_model="m", judge_folder=None, judge_attempts=1)
+HALF_SOFT = get_verifier("vqa", weights=Weights(accuracy=0.5), soft_weight=0.5)
+CAT = '[{"bbox_2d": [10, 20, 30, 40], "label": "cat"}]'
+BOX_PARTS = {"accuracy", "iou", "format", "ungradable"}
+ANLS_PARTS = {"accuracy", "anls", "format", "ungradable"}
+VQA_PARTS = {"accuracy", "vqa", "soft", "format", "ungradable"}
 
 # name -> (a verifier, a label, the answer it wants, a wrong answer, the full reward, the parts of a score)
 CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
@@ -36,6 +43,9 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
     "number": (get_verifier("number"), "3.14", "3.14", "3.15", 1.5, {"accuracy", "format", "ungradable"}),
     "exact": (get_verifier("exact"), "Rye, NY", "Rye, NY", "rye, NY", 1.5, {"accuracy", "format"}),
     "list": (get_verifier("list"), "1, 3, 5", "1, 3, 5", "5, 3, 1", 1.5, {"accuracy", "format", "ungradable"}),
+    "box": (get_verifier("box"), "[10, 20, 30, 40]", "[10, 20, 30, 40]", "[60, 60, 80, 80]", 1.5, BOX_PARTS),
+    "edit_distance": (get_verifier("edit_distance"), '["Rye, NY", "NY"]', "rye,  NY", "Boston", 1.5, ANLS_PARTS),
+    "vqa": (get_verifier("vqa"), json.dumps(["net"] * 4 + ["mesh"] * 6), "a net", "dog", 1.5, VQA_PARTS),
     "format": (get_verifier("format"), "any", "any", "", 1.0, {"format"}),
     "llm_judge": (UNREACHABLE, r"\frac{1}{2}", "0.5", "0.6", 1.5, {"accuracy", "format", *PARTS}),
     "composition": (
@@ -56,6 +66,9 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
         1.5,
         {"accuracy", "format", "ungradable"},
     ),
+    "no box": (get_verifier("box"), "[]", "[]", "[10, 20, 30, 40]", 1.5, BOX_PARTS),
+    "class of a box": (get_verifier("box", match_labels=True), CAT, CAT, CAT.replace("cat", "dog"), 1.5, BOX_PARTS),
+    "soft vqa": (HALF_SOFT, json.dumps(["net"] * 10), "the net", "dog", 1.5, VQA_PARTS),
 }
 REGISTERED = pytest.mark.parametrize("name", VERIFIERS)
 EVERY = pytest.mark.parametrize("case", CASES)

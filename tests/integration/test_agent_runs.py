@@ -79,14 +79,8 @@ def command(tmp_path: Path, model: Path, *more: str) -> list[str]:
     (tmp_path / "looks.py").write_text(ENVIRONMENT)
     return [
         *("--actor.model_name_or_path", str(model), "--data.prompt_dataset", str(write_rows(tmp_path, *rows))),
-        *(
-            "--train.agent",
-            str(tmp_path / "looks.py"),
-            "--ckpt.output_dir",
-            str(tmp_path / "run"),
-            "--data.max_len",
-            "512",
-        ),
+        *("--train.agent", str(tmp_path / "looks.py"), "--agent.options", '{"looks": 2}', "--data.max_len", "512"),
+        *("--ckpt.output_dir", str(tmp_path / "run")),
         *("--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1", "--vllm.num_engines", "1"),
         *("--train.colocate_all", "--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
         *("--rollout.batch_size", str(PROMPTS), "--rollout.n_samples_per_prompt", str(SAMPLES)),

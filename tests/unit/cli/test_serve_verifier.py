@@ -4,11 +4,14 @@ import sys
 import pytest
 
 from lmm_r1.cli.serve_verifier import main
+from remote_rm.box_verifier import BoxVerifier
 from remote_rm.composition import Composition, part_from
+from remote_rm.edit_distance_verifier import EditDistanceVerifier
 from remote_rm.exact_verifier import ExactVerifier
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.math_verifier import MathVerifier, Weights
 from remote_rm.registry import VERIFIERS
+from remote_rm.vqa_verifier import VqaVerifier
 
 pytestmark = pytest.mark.unit
 
@@ -48,6 +51,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
                 "--judge-max-tokens=9",
             ],
             LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_max_tokens=9),
+        (["box"], BoxVerifier(), 5000),
+        (
+            ["box", "--iou-threshold", "0.75", "--xywh", "--match-labels", "--format-weight=0"],
+            BoxVerifier(iou_threshold=0.75, xywh=True, match_labels=True, weights=Weights(format=0)),
+            5000,
+        ),
+        (["edit_distance", "--anls-threshold=1"], EditDistanceVerifier(anls_threshold=1.0), 5000),
+        (
+            ["vqa", "--accuracy-weight=0.5", "--soft-weight=0.5"],
+            VqaVerifier(soft_weight=0.5, weights=Weights(accuracy=0.5)),
             5000,
         ),
         (["composition"], Composition(parts=(part_from("math=1.0"), part_from("format=0.5"))), 5000),
@@ -84,6 +97,9 @@ def test_the_flags_make_the_verifier_that_is_served(argv, verifier, port, served
         ),
         (["composition", "--part", "maths=1"], "did you mean math?"),
         (["composition", "--part", "math", "--part", "math"], "--part math is given more than once"),
+        (["box", "--iou-threshold", "50"], "--iou-threshold must be above 0 and at most 1, got 50"),
+        (["edit_distance", "--anls-threshold", "0"], "--anls-threshold must be above 0 and at most 1, got 0"),
+        (["vqa", "--soft-weight", "nan"], "'nan' is no number"),
     ],
 )
 def test_a_bad_name_flag_or_value_ends_with_code_2(argv, told, served, capsys):

@@ -30,6 +30,14 @@ def test_each_verifier_has_labels_of_its_own():
     assert found("choice", "B", "7") == [("gold refused", 1)]
 
 
+def test_an_answer_of_several_golds_is_given_as_one_of_them():
+    assert found("edit_distance", '["Rye, NY", "Rye"]', "[]") == [("gold refused", 1)]
+    assert found("box", "[0, 0, 10, 10]", "[]", "[10, 10, 0, 0]") == [("gold refused", 2)]
+    assert found("composition:select.vqa=1.0,format=0.5", 'vqa: ["net", "net", "mesh"]') == []
+    # Of ten people each said something else: nothing is right.
+    assert found("vqa", '["net", "nets"]', str(list(range(10)))) == [("gold wrong", 1)]
+
+
 def test_a_label_names_the_verifier_that_a_composition_selects():
     spec = "composition:select.number=1.0,format=0.5"
     assert found(spec, "number: 4", "4") == [("gold refused", 1)]

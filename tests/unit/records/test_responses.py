@@ -46,3 +46,17 @@ def test_a_missing_or_empty_file_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(UserError, match="holds no responses; evaluate again"):
         read_responses(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("score", "parts", "is_right"),
+    [
+        (1.0, {}, True),
+        (0.0, {}, False),
+        # An overlap of 0.6 where 0.75 was wanted, and one of 0.4 where 0.3 was.
+        (0.6, {"accuracy": 0.0, "iou": 0.6}, False),
+        (0.4, {"accuracy": 1.0, "iou": 0.4}, True),
+    ],
+)
+def test_a_verifier_that_measures_says_what_is_right_beside_its_score(score, parts, is_right):
+    assert Verdict(score=score, parts=parts).right is is_right

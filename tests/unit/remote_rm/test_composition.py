@@ -26,6 +26,23 @@ def test_the_first_part_says_what_is_right():
     assert (score.score, score.reward) == (0.0, 1.0)
 
 
+def test_a_part_that_measures_counts_by_its_measure_and_says_what_is_right_itself():
+    composition = Composition(parts=(part_from("box=2"), part_from("format=0.5")))
+    score = scored(composition, "<answer>[0, 0, 10, 6]</answer>", "[0, 0, 10, 10]")
+    assert score.parts == pytest.approx({"accuracy": 1.0, "box": 0.6, "format": 0.0, "ungradable": 0.0})
+    assert (score.score, score.reward) == pytest.approx((0.6, 1.2))
+    selecting = Composition(select=(part_from("box"), part_from("math")))
+    assert scored(selecting, "<answer>[0, 0, 10, 4]</answer>", "box: [0, 0, 10, 10]").parts["accuracy"] == 0.0
+
+
+def test_the_answer_that_a_label_wants_is_the_one_of_the_verifier_that_judges_it():
+    selecting = Composition(select=(part_from("vqa"), part_from("math")), parts=(part_from("format"),))
+    assert selecting.answer_of('vqa: ["net", "the net", "mesh"]') == "net"
+    assert selecting.answer_of("math: 42") == "42"
+    assert Composition(parts=(part_from("format"), part_from("edit_distance"))).answer_of('["Rye", "NY"]') == "rye"
+    assert Composition(parts=(part_from("format"),)).answer_of("any") == "any"
+
+
 def test_a_label_names_the_verifier_that_judges_it():
     composition = Composition(select=(part_from("choice"), part_from("exact=3")), parts=(part_from("format=0.5"),))
     for response, label, reward in [

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.answers.extraction import final_answer, format_score, last_boxed, without_thinking
+from remote_rm.answers.extraction import concluding_text, final_answer, format_score, last_boxed, without_thinking
 
 pytestmark = pytest.mark.unit
 
@@ -110,3 +110,22 @@ def test_a_think_block_may_be_opened_by_the_prompt():
     # Opened once more by the response, there are two.
     assert format_score("<think>two twos</think><answer>4</answer>", prompt=prompt) == 0.0
     assert format_score("<answer>4</answer>", prompt=prompt) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("<think>[1]</think>\n[\n  {},\n  {}\n]\n", "[\n  {},\n  {}\n]"),
+        ("<think>[1]</think>see <answer>\n[2]\n</answer> there", "[2]"),
+        ("<answer>[1]</answer><answer>[2]</answer>", "[2]"),
+        (r"so \boxed{[1]} or \boxed{[2]}, I think", "[2]"),
+        (r"<answer>it is \boxed{[2]}</answer>", "[2]"),
+        ("[2]", "[2]"),
+        ("", None),
+        ("<think>[1]</think>", None),
+        ("<think>[1]", None),
+        ("<answer> </answer>", None),
+    ],
+)
+def test_all_that_concludes_a_response(response, text):
+    assert concluding_text(response) == text

@@ -10,7 +10,7 @@ import pytest
 
 from remote_rm.answers.accuracy import matches, quick_match
 from remote_rm.answers.extraction import final_answer
-from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.gold import is_gradable, listed_golds
 from remote_rm.answers.normalization import normalize
 
 pytestmark = pytest.mark.unit
@@ -197,3 +197,28 @@ def test_a_megabyte_of_anything_is_read_in_bounded_time(piece):
         assert not quick_match(answer or "", "42")
     assert quick_match("42", f"4{text}2") is False
     assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize(
+    ("label", "golds"),
+    [
+        ('["a", "b"]', ["a", "b"]),
+        (' ["a"]', ["a"]),
+        ("[1, 2.5]", ["1", "2.5"]),
+        ('[{"answer": "a", "answer_id": 1}, "b"]', ["a", "b"]),
+        ("[]", []),
+        ("a", ["a"]),
+        ('"a"', ['"a"']),
+        ("42", ["42"]),
+        ("[a, b]", ["[a, b]"]),
+        ('["a", null]', ['["a", null]']),
+        ("[true]", ["[true]"]),
+        ("[[1]]", ["[[1]]"]),
+        ('[{"text": "a"}]', ['[{"text": "a"}]']),
+        ("[" * 100_000, ["[" * 100_000]),
+        (f"[{'9' * 5000}]", [f"[{'9' * 5000}]"]),
+    ],
+    ids=range(15),
+)
+def test_the_golds_that_a_label_lists(label, golds):
+    assert listed_golds(label) == golds
