@@ -53,8 +53,8 @@ class BatchConfig(RowsConfig):
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens."""
     verifier: str | None = None
-    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format, composition:math=1,format=0.5,
-    llm_judge:judge_url=URL,judge_model=NAME."""
+    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
+    composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
     """Score every response by a trained reward model."""
     select: Literal["best_of_n", "rejection_sampling", "dpo_pairs"] | None = None

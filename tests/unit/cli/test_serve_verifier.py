@@ -51,6 +51,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
                 "--judge-max-tokens=9",
             ],
             LlmJudge(judge_url="http://h/v1", judge_model="m", judge_rule="choice", judge_max_tokens=9),
+            5000,
+        ),
         (["box"], BoxVerifier(), 5000),
         (
             ["box", "--iou-threshold", "0.75", "--xywh", "--match-labels", "--format-weight=0"],
