@@ -32,7 +32,9 @@ class EndedEngine:
 
     async def generate(self, request, parameters, request_id):
         for index, text in enumerate(b"23"):
-            piece = SimpleNamespace(index=index, token_ids=[text], logprobs=None, finish_reason="length")
+            piece = SimpleNamespace(
+                index=index, token_ids=[text], logprobs=None, finish_reason="length", stop_reason=None
+            )
             yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
 
 
