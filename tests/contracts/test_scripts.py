@@ -11,6 +11,8 @@ import pytest
 from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
 
 from lmm_r1 import dotted
+from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.registry import load_environment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
 from lmm_r1.cli.prepare_data import PrepareDataConfig
@@ -114,9 +116,32 @@ RECIPES = {
     "train_r1v_clevr.sh": "clevr_70k_counting",
     "train_r1v_geoqa.sh": "geoqa_8k",
 }
+# Stages whose rows a task makes, and the environment of their episodes.
+TASKS = {
+    "train_visual_search.sh": ("visual_search", "crop"),
+    "train_message_decoding.sh": ("message_decoding", "tool"),
+    "train_sokoban.sh": ("sokoban", "sokoban"),
+}
 
 
-@pytest.mark.parametrize("script", sorted(STAGES.glob("train_*.sh")), ids=relative)
+def test_every_stage_has_rows_of_a_recipe_or_a_task():
+    assert sorted(path.name for path in STAGES.glob("train_*.sh")) == sorted([*RECIPES, *TASKS])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_stage_without_rows_makes_those_of_its_task_first(name, tmp_path):
+    task, agent = TASKS[name]
+    make, train = printed_commands(STAGES / name, folder=tmp_path)
+    made = parse(MakeTaskConfig, make[3:], prog="p", description="")
+    assert (made.task, made.modality, made.rows, made.output) == (task, "image", 4096, Path(f"data/{task}"))
+    config = trainer_config(train)
+    assert (config.data.prompt_dataset, config.train.agent) == (f"data/{task}", agent)
+    assert isinstance(load_environment(agent), Environment)
+    # The environment alone rewards moves.
+    assert (config.reward.remote_url is None) is (task == "sokoban")
+
+
+@pytest.mark.parametrize("script", [STAGES / name for name in RECIPES], ids=relative)
 def test_a_stage_without_rows_prepares_those_of_its_recipe_first(script, tmp_path):
     recipe = RECIPES[script.name]
     assert recipe in recipe_names()
@@ -185,7 +210,10 @@ def test_the_curriculum_chains_any_stages(tmp_path):
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        (("fre_txt",), "run_curriculum.sh: no stage fre_txt; known are direct_rl_geo fre_multi fre_text mgt_geo"),
+        (
+            ("fre_txt",),
+            "run_curriculum.sh: no stage fre_txt; known are direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
+        ),
         (("mgt_geo", "train_mgt_geo.sh"), "run_curriculum.sh: the stage train_mgt_geo.sh is given twice"),
     ],
 )
