@@ -125,6 +125,11 @@ def _check_agent(config: PPOConfig) -> None:
             f"--train.agent {agent} with --reward.model_name_or_path {config.reward.model_name_or_path}: a reward model "
             "scores single turns; give --reward.remote_url, or leave the rewards to the environment"
         )
+    if config.reward.overlong_buffer_len is not None:
+        raise UserError(
+            f"--reward.overlong_buffer_len {config.reward.overlong_buffer_len:g} is for single responses, which "
+            f"--rollout.max_new_tokens bounds; with --train.agent {agent} it bounds a turn: leave it out"
+        )
     agent_options(settings)
     for name, least in (("max_turns", 1), ("max_images", 0)):
         if getattr(settings, name) < least:

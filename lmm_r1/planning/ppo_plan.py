@@ -227,7 +227,8 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
 def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) -> GroupLimit | None:
     if tokens is None:
         return None
-    limit = config.rollout.max_new_tokens
+    # A turn's limit; an episode may take all that the prompt leaves.
+    limit = config.rollout.max_new_tokens if config.train.agent is None else None
     prompt = config.data.max_len - limit if limit is not None and limit < config.data.max_len else 0
     if image is not None:
         prompt = max(prompt, len(image.token_ids))

@@ -69,6 +69,12 @@ def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, wi
     assert config == rl_run(train__max_tokens_per_gpu=16192)
 
 
+def test_an_episode_may_take_all_that_its_prompt_leaves(rl_run, with_memory):
+    with_memory(24)
+    _, said = told(rl_run(train__agent="crop"))
+    assert said.splitlines()[1].endswith("a group of 4 x 1,024 tokens fits into one")
+
+
 def test_passes_get_smaller_where_memory_is_short_and_what_is_given_is_kept(rl_run, with_memory):
     with_memory(24)
     base = rl_run(data__max_len=256, rollout__max_new_tokens=64)

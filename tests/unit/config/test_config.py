@@ -116,6 +116,10 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
         ({"agent__max_turns": 3}, "--agent.max_turns 3 is for episodes; give --train.agent, too"),
         ({"train__agent": "a.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
         ({"train__agent": "a.py", "agent__max_images": -1}, "--agent.max_images -1 must be at least 0"),
+        (
+            {"train__agent": "a.py", "reward__overlong_buffer_len": 8.0},
+            "--reward.overlong_buffer_len 8 is for single responses",
+        ),
         ({"train__agent": "a.py", "agent__options": "[1]"}, "--agent.options [1] must be a JSON object"),
         ({"train__agent": "a.py", "agent__options": "{"}, "--agent.options { is no JSON"),
         ({"train__agent": "a.py", "agent__answer_s": 0.0}, "--agent.answer_s 0 must be above 0"),
