@@ -10,8 +10,10 @@ import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
+from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
@@ -118,7 +120,7 @@ OVER = Answered()
 
 
 def play(
-    environment: Scripted,
+    environment: Environment,
     *scripts: Sequence[Said],
     prompt: Row = PROMPT,
     settings: GroupSettings = SETTINGS,
@@ -308,3 +310,20 @@ def test_episodes_of_a_group_have_the_prompt_in_common_and_seeds_of_their_own():
     again = Scripted(told("no"), OVER)
     play(again, [said("5"), said("2")], [said("6"), said("3")])
     assert again.seeds == environment.seeds
+
+
+def test_a_crop_that_the_policy_asks_for_is_shown_to_it_and_counted():
+    call = b'<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'
+    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
+    settings = replace(SETTINGS, max_len=6000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
+    turns = [(call, "stop", "</grounding>"), said("2")]
+    (sample,), engine = play(
+        load_environment("crop"), turns, prompt=prompt, settings=settings, scorer=LastTurnScorer()
+    )
+    cropped = engine.requests[1][0]["multi_modal_data"]["image"][1]
+    assert cropped.size == (30, 20)
+    assert engine.requests[0][1].stop == ["</grounding>", "</tool_call>"]
+    assert (sample.played.end, sample.played.images, sample.scored.reward) == ("over", 1, 1.0)
+    wanted = {"tool_calls": 1.0, "malformed_calls": 0.0, "failed_calls": 0.0, "shown_images": 1.0, "turns": 2.0}
+    assert {name: sample.scored.parts[name] for name in wanted} == wanted
+    assert "observation_1" in sample.played.said[1][1]
