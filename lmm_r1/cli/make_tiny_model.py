@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ class TinyModelConfig:
     """Share the input embedding with the output layer."""
     seed: int = 0
     """Seed of the random weights."""
+    tasks: tuple[str, ...] = ("digits",)
+    """The tasks whose training rows, with solutions, the tokenizer learns its words from."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -54,20 +56,21 @@ def build(config: TinyModelConfig) -> None:
         hidden_size=config.hidden_size, layers=config.layers, seed=config.seed, tie_embeddings=config.tie_embeddings
     )
     with written_folder(config.output) as folder:
-        kit.build_tiny(spec, _corpus(), folder)
+        kit.build_tiny(spec, _corpus(config.tasks), folder)
     size = sum(file.stat().st_size for file in config.output.iterdir())
     print(f"{config.output}: {config.arch}, {size / 1e6:.1f} MB")
 
 
-def _corpus() -> Iterator[str]:
-    """Yield what the tokenizer is trained on: a chat's frame, and the built-in tasks' training rows with solutions."""
+def _corpus(tasks: Sequence[str]) -> Iterator[str]:
+    """Yield what the tokenizer is trained on: a chat's frame, and the tasks' training rows with solutions."""
     from lmm_r1.data.messages import TextPart
     from lmm_r1.data.row_parser import parse_row
-    from lmm_r1.tasks.task import TASKS, get_task
+    from lmm_r1.tasks.task import get_task
 
-    for name in TASKS:
+    for name in tasks:
         for made in get_task(name).generate(split="train", modality="text", rows=CORPUS_ROWS, seed=0):
-            row = parse_row(made.record(solution=True), location=f"task {name}", base_dir=Path())
+            record = made.record(solution=True)
+            row = parse_row(record, location=f"task {name}", base_dir=Path(), answer_required=False)
             yield "system\nYou are a helpful assistant."
             for message in row.messages:
                 yield f"{message.role}\n"

@@ -4,6 +4,7 @@ import pytest
 
 from lmm_r1.cli.make_tiny_model import main
 from lmm_r1.lmm_kits import KITS
+from lmm_r1.tasks.task import TASKS
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +32,13 @@ def test_weights_depend_on_the_seed_alone(tmp_path):
     assert first == again != other
 
 
+@pytest.mark.parametrize("task", sorted(set(TASKS) - {"digits"}))
+def test_a_tokenizer_learns_the_words_of_the_tasks_that_are_named(task, tmp_path):
+    folders = [make(tmp_path / name, *flags) for name, flags in (("a", []), ("b", ["--tasks", task]))]
+    words = [set(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) for folder in folders]
+    assert words[0] != words[1]
+
+
 def test_an_empty_folder_may_be_given(tmp_path):
     (tmp_path / "out").mkdir()
     assert (make(tmp_path / "out") / "config.json").is_file()
@@ -42,6 +50,7 @@ def test_an_empty_folder_may_be_given(tmp_path):
         (["--arch", "nonsense"], "no kit for model_type 'nonsense'; known: " + ", ".join(sorted(KITS))),
         (["--arch", "llm", "--hidden-size", "100"], "100 must be a positive multiple of 64"),
         (["--arch", "llm", "--layers", "0"], "--layers 0 positive"),
+        (["--arch", "llm", "--tasks", "digit"], "unknown task 'digit'; known tasks are digits"),
     ],
 )
 def test_a_mistake_ends_with_a_sentence_and_leaves_nothing(flags, sentence, tmp_path, capsys):
