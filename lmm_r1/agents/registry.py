@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from lmm_r1 import dotted
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.tool_environment import ToolEnvironment
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_file
 
 # Module and class; imported when it is asked for.
 ENVIRONMENTS: dict[str, str] = {
@@ -91,7 +91,7 @@ def _made(made: Callable[..., Environment], *, options: Mapping[str, Any], sourc
 
 
 def _from_file(path: str, *, name: str | None, options: Mapping[str, Any], source: str) -> Environment:
-    module = _loaded(path)
+    module = load_user_file(path, name=f"agent_file_{Path(path).stem}", what="environment")
     if name is None:
         found = _candidates(module)
         if not found and isinstance(getattr(module, TOOLS, None), (list, tuple)):
@@ -129,21 +129,3 @@ def _candidates(module: ModuleType) -> list[str]:
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
     ]
-
-
-def _loaded(path: str) -> ModuleType:
-    if not Path(path).is_file():
-        raise UserError(f"environment {path}: no such file; check the path")
-    spec = importlib.util.spec_from_file_location(f"agent_file_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the file's own look their module up by its name.
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, which may raise anything
-        raise UserError(
-            f"environment {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
-        ) from error
-    return module

@@ -20,7 +20,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.episodes import EpisodeLimits, EpisodeRollout
+from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -68,7 +68,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             self.groups = EpisodeRollout(
                 environment=load_environment(agent.name, options=agent_options(agent.settings)),
-                limits=EpisodeLimits.of(agent.settings),
+                limits=agent.settings,
                 **room,
             )
         # How many updates its weights have had in this run.

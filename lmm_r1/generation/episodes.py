@@ -7,8 +7,8 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from PIL import Image
 
@@ -26,22 +26,6 @@ from lmm_r1.lmm_kits.turns import encode_turn, without_end
 from remote_rm.verifier import Score
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeLimits:
-    """How far an episode may go, and what becomes of one that would go further; `--agent.*`."""
-
-    max_turns: int
-    max_images: int
-    answer_s: float
-    overturn: Literal["mask", "penalise", "keep"]
-    overturn_penalty: float
-
-    @classmethod
-    def of(cls, config: AgentConfig) -> EpisodeLimits:
-        """Return what the flags say."""
-        return cls(**{own.name: getattr(config, own.name) for own in fields(cls)})
 
 
 @dataclass(kw_only=True)
@@ -72,7 +56,7 @@ class _Play:
 class EpisodeRollout(GroupRollout):
     """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
 
-    def __init__(self, *, environment: Environment, limits: EpisodeLimits, **group: Any) -> None:
+    def __init__(self, *, environment: Environment, limits: AgentConfig, **group: Any) -> None:
         super().__init__(**group)
         # A chat template that knows no turns stops the run here, and not each of its episodes.
         encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 
 from lmm_r1.config.reward_source import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_file
 from lmm_r1.scoring.function_protocols import (
     BATCH,
     OPENRLHF_PARAMETERS,
@@ -117,7 +115,7 @@ def failure_told(error: BaseException) -> str:
 
 
 def _protocol(function: RewardFunction) -> FunctionProtocol:
-    module = _loaded(function.path)
+    module = load_user_file(function.path, name=MODULE_NAME, what="--reward.remote_url")
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)
     if name is None:
@@ -139,21 +137,3 @@ def _calls_at_once(module: ModuleType, *, path: str) -> int | None:
     if stated is not None and (not isinstance(stated, int) or stated < 1):
         raise UserError(f"--reward.remote_url {path}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number from 1 up")
     return stated
-
-
-def _loaded(path: str) -> ModuleType:
-    if not Path(path).is_file():
-        raise UserError(f"--reward.remote_url {path}: no such file; check the path")
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the file's own look their module up by its name.
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, which may raise anything
-        raise UserError(
-            f"--reward.remote_url {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
-        ) from error
-    return module

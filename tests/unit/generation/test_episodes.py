@@ -14,12 +14,13 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.episodes import EpisodeLimits, EpisodeRollout
+from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
 from remote_rm.verifier import Score
 
@@ -33,7 +34,7 @@ SETTINGS = GroupSettings(
     overlong_prompts="error",
     media=True,
 )
-LIMITS = EpisodeLimits(max_turns=4, max_images=2, answer_s=5.0, overturn="mask", overturn_penalty=0.5)
+LIMITS = AgentConfig(max_turns=4, max_images=2, answer_s=5.0, overturn="mask", overturn_penalty=0.5)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 Said = tuple[bytes, str, str | None]
@@ -124,7 +125,7 @@ def play(
     *scripts: Sequence[Said],
     prompt: Row = PROMPT,
     settings: GroupSettings = SETTINGS,
-    limits: EpisodeLimits = LIMITS,
+    limits: AgentConfig = LIMITS,
     scorer: Any = None,
     stored: list[Any] | None = None,
 ) -> tuple[list[Sample], TalkingEngine]:

@@ -1,0 +1,36 @@
+"""A user's own Python file as a module."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from lmm_r1.errors import UserError
+
+
+def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
+    """Import a file as the module `name`.
+
+    Args:
+        what: what names the file, for messages: a flag.
+
+    Raises:
+        UserError: there is no such file, or it cannot be imported.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{what} {path}: no such file; check the path")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles of the file's own look their module up by its name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"{what} {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
+        ) from error
+    return module
