@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from lmm_r1.data.messages import Row, to_json
+from lmm_r1.data.messages import ImagePart, Row, to_json
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -119,6 +119,16 @@ EpisodeEnd = Literal["over", "turns", "images", "tokens", "failed"]
 """The environment ended it; or it would have gone on beyond its limit of turns, images or tokens; or it failed."""
 
 
+class Said(NamedTuple):
+    """One turn of an episode, as people are shown it."""
+
+    role: str
+    text: str
+    """With the mark `<image>` in the place of each picture."""
+    images: tuple[ImagePart, ...] = ()
+    """The pictures of the marks, in their order; empty where they are not kept."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Played:
     """How an episode went in which an environment answered the policy's turns."""
@@ -129,8 +139,8 @@ class Played:
     rewards: Mapping[str, float]
     """The named parts of the reward that the environment gave, each summed over the turns."""
     counts: Mapping[str, int]
-    said: tuple[tuple[str, str], ...]
-    """The turns behind the prompt as (role, text), without pictures."""
+    said: tuple[Said, ...]
+    """The turns behind the prompt, the policy's and the environment's."""
 
     @property
     def over_turn(self) -> bool:

@@ -16,7 +16,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.data.sample import EpisodeEnd, Played, Sample, Segment
+from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
@@ -39,7 +39,7 @@ class _Play:
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
-    said: list[tuple[str, str]] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -115,7 +115,7 @@ class EpisodeRollout(GroupRollout):
         return Sample(
             row=opening.row,
             segments=tuple(play.segments),
-            response=next(text for role, text in reversed(play.said) if role == "assistant"),
+            response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
             finish_reason=response.finish_reason,
             weight_version=opening.weight_version,
             played=played,
@@ -157,8 +157,8 @@ class EpisodeRollout(GroupRollout):
         """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
         ended = response.finish_reason == "stop"
         text = play.begun + self.codec.text(response.token_ids, ended=ended and not response.ended_by_text)
-        number = sum(role == "assistant" for role, _ in play.said)
-        play.said.append(("assistant", text))
+        number = sum(said.role == "assistant" for said in play.said)
+        play.said.append(Said("assistant", text))
         answered = await self._asked(episode, play, Turn(text=text, number=number, ended=ended))
         if answered is None:
             return "failed"
@@ -182,7 +182,8 @@ class EpisodeRollout(GroupRollout):
         play.images = [*play.images, *encoded.images]
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
-        play.said.append((answered.role, _told(answered)))
+        pictures = tuple(part for part in answered.shown if isinstance(part, ImagePart)) if settings.pictures else ()
+        play.said.append(Said(answered.role, _told(answered), pictures))
         return None
 
     async def _asked(self, episode: Episode, play: _Play, turn: Turn) -> Answered | None:

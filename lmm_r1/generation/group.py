@@ -45,6 +45,8 @@ class GroupSettings:
     overlong_prompts: Literal["error", "skip"]
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
+    pictures: bool = False
+    """Whether episodes bring the pictures along that they were shown, for people to look at."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
 

@@ -58,7 +58,7 @@ class SampledResponse:
             truncated=sample.truncated,
             weight_version=sample.weight_version,
             held_out=held_out,
-            said=() if sample.played is None else sample.played.said,
+            said=() if sample.played is None else tuple((one.role, one.text) for one in sample.played.said),
             end=None if sample.played is None else sample.played.end,
         )
 

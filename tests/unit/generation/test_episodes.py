@@ -16,7 +16,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
-from lmm_r1.data.sample import MediaRef, Sample
+from lmm_r1.data.sample import MediaRef, Said, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
@@ -37,21 +37,21 @@ SETTINGS = GroupSettings(
 LIMITS = AgentConfig(max_turns=4, max_images=2, answer_s=5.0, overturn="mask", overturn_penalty=0.5)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
-Said = tuple[bytes, str, str | None]
+Scripted = tuple[bytes, str, str | None]
 """A turn's tokens, how it ended, and by which text."""
 
 
-def said(text: str) -> Said:
+def said(text: str) -> Scripted:
     return bytes([*text.encode(), END]), "stop", None
 
 
 class TalkingEngine:
     """Says the turns of a script one after the other; each episode has its own, in the order in which they begin."""
 
-    def __init__(self, *scripts: Sequence[Said]) -> None:
+    def __init__(self, *scripts: Sequence[Scripted]) -> None:
         self.scripts = [list(script) for script in scripts]
         self.requests: list[tuple[Any, Any]] = []
-        self._episodes: dict[tuple[int, ...], list[Said]] = {}
+        self._episodes: dict[tuple[int, ...], list[Scripted]] = {}
 
     async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
         ids = tuple(request["prompt_token_ids"])
@@ -122,7 +122,7 @@ OVER = Answered()
 
 def play(
     environment: Environment,
-    *scripts: Sequence[Said],
+    *scripts: Sequence[Scripted],
     prompt: Row = PROMPT,
     settings: GroupSettings = SETTINGS,
     limits: AgentConfig = LIMITS,
@@ -159,7 +159,7 @@ def test_an_episode_is_the_ids_that_were_generated_and_shown_and_nothing_is_toke
     assert sample.action_ranges == [(first, first + 2), (len(whole) - 2, len(whole))]
     assert [value for value in sample.log_probs if value] == [-53.0, -1.0, -50.0, -1.0]
     assert sample.response == "2"
-    assert sample.played.said == (("assistant", "5"), ("user", "no"), ("assistant", "2"))
+    assert sample.played.said == (Said("assistant", "5"), Said("user", "no"), Said("assistant", "2"))
     assert (sample.played.end, sample.masked, sample.finish_reason) == ("over", False, "stop")
     assert {parameters.n for _, parameters in engine.requests} == {1}
 
@@ -167,7 +167,7 @@ def test_an_episode_is_the_ids_that_were_generated_and_shown_and_nothing_is_toke
 def test_a_turn_that_a_text_has_ended_is_closed_for_the_model():
     (sample,), engine = play(Scripted(told("no"), OVER, stops=("</t>",)), [(b"</t>", "stop", "</t>"), said("2")])
     assert sample.token_ids[len(PROMPT_IDS) : -2] == [*b"</t>", END, NEWLINE, *b"uno", END, NEWLINE, ord("a")]
-    assert sample.played.said[0] == ("assistant", "</t>")
+    assert sample.played.said[0] == Said("assistant", "</t>")
     parameters, _ = [parameters for _, parameters in engine.requests]
     assert (parameters.stop, parameters.include_stop_str_in_output, parameters.detokenize) == (["</t>"], True, True)
 
@@ -183,7 +183,7 @@ def test_a_turn_that_was_cut_off_is_closed_too_and_the_environment_knows():
 def test_the_next_turn_may_be_begun_for_the_model_and_that_is_not_learnt():
     environment = Scripted(told("no", prefill="<t>"), OVER)
     (sample,), _ = play(environment, [said("5"), said("2")])
-    assert sample.played.said[-1] == ("assistant", "<t>2")
+    assert sample.played.said[-1] == Said("assistant", "<t>2")
     assert sample.token_ids[-5:] == [*b"<t>", ord("2"), END]
     assert sample.loss_mask[-5:] == [False, False, False, True, True]
     assert environment.turns[1].text == "<t>2"
@@ -201,7 +201,7 @@ def test_images_that_are_shown_are_the_segments_own():
     asked = engine.requests[1][0]
     assert len(asked["multi_modal_data"]["image"]) == 2
     assert asked["prompt_token_ids"].count(PLACEHOLDER) == 2
-    assert (sample.played.images, sample.played.said[1]) == (1, ("user", "see <image>"))
+    assert (sample.played.images, sample.played.said[1]) == (1, Said("user", "see <image>"))
 
 
 def test_what_is_not_trained_on_is_not_stored():
