@@ -83,6 +83,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 gc.set_threshold(50_000, 20, 100)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of slow tests first: one that came last would keep one worker while the other has nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
