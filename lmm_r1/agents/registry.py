@@ -20,6 +20,7 @@ from lmm_r1.files.user_code import load_user_file
 
 # Module and class; imported when it is asked for.
 ENVIRONMENTS: dict[str, str] = {
+    "single": "lmm_r1.agents.single_turn:SingleTurn",
     "crop": "lmm_r1.agents.crop_environment:CropEnvironment",
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
