@@ -86,7 +86,7 @@ def test_the_text_around_is_tokenized_as_without_it(name, tiny_checkpoint):
     pairs = list(zip(plain, around, strict=False))
     alike = next(index for index, (one, other) in enumerate(pairs) if one != other)
     # Up to the token that the special text may have been read together with.
-    assert tokenizer.decode(plain[:alike]).replace(" ", "").endswith(before.rstrip(" =").replace(" ", "")[-8:])
+    assert "page says 12 + 34" in tokenizer.decode(plain[:alike])
     backwards = list(zip(reversed(plain), reversed(around), strict=False))
     after = next(index for index, (one, other) in enumerate(backwards) if one != other)
     assert "what? Which digit?" in tokenizer.decode(plain[len(plain) - after :])
