@@ -103,7 +103,7 @@ def train(config: PPOConfig) -> None:
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
     if config.train.agent is not None:
-        load_environment(config.train.agent, options=agent_options(config.agent))
+        _check_agent(config.train.agent, config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)
@@ -267,6 +267,15 @@ def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.agent is not None
     return rows if wanted else [replace(row, columns={}) for row in rows]
+
+
+def _check_agent(agent: str, config: PPOConfig) -> None:
+    """Raise UserError where there is no such environment, or nothing that gives it rewards."""
+    environment = load_environment(agent, options=agent_options(config.agent))
+    if not (environment.rewards or config.reward.remote_url):
+        raise UserError(
+            f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"
+        )
 
 
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
