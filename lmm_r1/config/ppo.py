@@ -248,6 +248,12 @@ class AgentConfig:
     pays agent.overturn_penalty, or it counts as any other."""
     overturn_penalty: float = 1.0
     """What such an episode pays with agent.overturn penalise."""
+    branches: int = 1
+    """How many samples at a time of a group's rollout.n_samples_per_prompt have their first turns in common: one episode is
+    played up to a turn, and as many go on from there. 1 plays all of them by themselves."""
+    branch_turn: int | None = None
+    """The first turn that the branches do not have in common, where 0 is the first of an episode; left out it is drawn: 1 with
+    a chance of one half, or else 2, and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)

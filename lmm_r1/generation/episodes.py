@@ -6,7 +6,8 @@ import asyncio
 import logging
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +53,11 @@ class _Play:
     def shown_images(self) -> int:
         return len(self.images) - len(self.opening.prompt.images)
 
+    def branched(self) -> _Play:
+        """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
+        kept = {name: copy(value) for name, value in vars(self).items() if isinstance(value, list | Counter)}
+        return replace(self, **kept)
+
 
 class EpisodeRollout(GroupRollout):
     """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
@@ -87,19 +93,39 @@ class EpisodeRollout(GroupRollout):
                 task.cancel()
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
-        step = None if settings.moment is None else settings.moment.step
-        seed = zlib.crc32(f"{opening.row.location} {number} {step}".encode())
+        seed = episode_seed(opening, settings, number=number)
         episode = self.environment.begin(opening.row, seed=seed)
-        play = _Play(
+        return await self._played(engine, episode, self._begun(opening), settings)
+
+    def _begun(self, opening: Opening) -> _Play:
+        return _Play(
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
             images=list(opening.prompt.images),
             segments=[opening.segment],
             begun=opening.begun,
         )
+
+    async def _played(
+        self,
+        engine: TokenEngine,
+        episode: Episode,
+        play: _Play,
+        settings: GroupSettings,
+        *,
+        before_turn: Callable[[], None] | None = None,
+    ) -> Sample:
+        """Play an episode from where it is to its end.
+
+        Args:
+            before_turn: called before each turn that is played.
+        """
+        opening = play.opening
         try:
             end: EpisodeEnd | None = None
             while end is None:
+                if before_turn is not None:
+                    before_turn()
                 response = await self._turn(engine, play, settings)
                 end = await self._answer(episode, play, response, settings)
         finally:
@@ -253,6 +279,12 @@ class EpisodeRollout(GroupRollout):
             )
         parts = {**score.parts, **rewards, **counts, **noted}
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
+
+
+def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> int:
+    """Return the seed of one of a group's episodes, the same in a run that was resumed."""
+    step = None if settings.moment is None else settings.moment.step
+    return zlib.crc32(f"{opening.row.location} {number} {step}".encode())
 
 
 def _told(answered: Answered) -> str:
