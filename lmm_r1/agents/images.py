@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from PIL import Image
 
@@ -70,6 +72,13 @@ class EpisodeImages:
         self._observations = 0
         self._loaded: dict[str, Image.Image] = {}
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpisodeImages:
+        # The same pictures; what one adds the other has not seen.
+        other = copy(self)
+        other._parts, other._loaded = dict(self._parts), dict(self._loaded)
+        other._lock = threading.Lock()
+        return other
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class PlacedRef:
     start: int
     """The segment's first token in its sample, padding not counted: 0 for the prompt."""
     ref: MediaRef
+    end: int | None = None
+    """The token behind its last; None where nobody has said."""
 
     @property
     def key(self) -> Hashable:
@@ -102,6 +104,8 @@ class PlacedMedia:
     tensors: dict[str, torch.Tensor]
     ref_key: str | None = None
     """The key of the `MediaRef` that they came by; None for tensors that this process made itself."""
+    end: int | None = None
+    """As that of a `PlacedRef`."""
 
     @property
     def key(self) -> Hashable:
@@ -219,9 +223,11 @@ class Sample:
     @property
     def media(self) -> tuple[PlacedRef, ...]:
         """The media of the segments that have some, in the order in which the model reads them."""
-        starts = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
-        places = zip(starts, self.segments, strict=False)
-        return tuple(PlacedRef(start, segment.media) for start, segment in places if segment.media is not None)
+        spans = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
+        places = zip(spans, self.segments, strict=True)
+        return tuple(
+            PlacedRef(start, segment.media, end=end) for (start, end), segment in places if segment.media is not None
+        )
 
     @property
     def generated_tokens(self) -> int:

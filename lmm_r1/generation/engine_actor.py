@@ -18,9 +18,9 @@ from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.generation import media_store
+from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -67,7 +67,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         if agent is None:
             self.groups = GroupRollout(**room)
         else:
-            self.groups = EpisodeRollout(
+            self.groups = BranchingRollout(
                 environment=load_environment(agent.name, options=agent_options(agent.settings)),
                 limits=agent.settings,
                 **room,

@@ -45,6 +45,8 @@ class GroupSettings:
     overlong_prompts: Literal["error", "skip"]
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
+    branches: int = 1
+    """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
     pictures: bool = False
     """Whether episodes bring the pictures along that they were shown, for people to look at."""
     moment: Moment | None = None

@@ -449,6 +449,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
         media=True,
+        branches=config.agent.branches,
     )
 
 

@@ -124,7 +124,9 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment)
+        settings = replace(
+            self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment, branches=1
+        )
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
