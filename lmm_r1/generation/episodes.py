@@ -111,6 +111,8 @@ class EpisodeRollout(GroupRollout):
             rewards=dict(play.rewards),
             counts=dict(play.counts),
             said=tuple(play.said),
+            number=number,
+            shown=opening.shown.messages if settings.pictures else (),
         )
         return Sample(
             row=opening.row,
@@ -163,6 +165,7 @@ class EpisodeRollout(GroupRollout):
         if answered is None:
             return "failed"
         self._note(play, answered)
+        play.said[-1] = play.said[-1]._replace(calls=answered.calls, rewards=tuple(answered.rewards.items()))
         if answered.is_over:
             return "over"
         if number + 1 == self.limits.max_turns:
