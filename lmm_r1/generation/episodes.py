@@ -109,7 +109,7 @@ class EpisodeRollout(GroupRollout):
             end=end,
             images=play.shown_images,
             rewards=dict(play.rewards),
-            counts=dict(play.counts),
+            counts={name: play.counts[name] for name in self.environment.counts},
             said=tuple(play.said),
             number=number,
             shown=opening.shown.messages if settings.pictures else (),
