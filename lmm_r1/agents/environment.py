@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from lmm_r1.config.checks import check_thought
 from lmm_r1.config.ppo import ThoughtConfig
 from lmm_r1.data.messages import Part, Row
+from lmm_r1.data.turn_details import CallOutcome
 from lmm_r1.errors import UserError
 
 
@@ -76,6 +77,8 @@ class Answered:
     """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
+    calls: tuple[CallOutcome, ...] = ()
+    """What became of the calls in the turn, for people to look at; the counts are what is logged."""
 
     @property
     def is_over(self) -> bool:

@@ -85,6 +85,10 @@ class EpisodeImages:
         """The row's images, then the observations, in the order in which they were shown."""
         return tuple(self._parts)
 
+    def number(self, name: str) -> int:
+        """Return the place of an image in `names`, from 0; raises BadCall where there is none."""
+        return self.names.index(self.known(name))
+
     def known(self, name: str) -> str:
         """Return the name of an image as it stands in `names`; raises BadCall where there is none."""
         spelt = name.strip().lower().replace(" ", "_")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from lmm_r1.data.messages import ImagePart, Row, to_json
+from lmm_r1.data.messages import ImagePart, Message, Row, to_json
+from lmm_r1.data.turn_details import CallOutcome
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -144,6 +145,10 @@ class Said(NamedTuple):
     """With the mark `<image>` in the place of each picture."""
     images: tuple[ImagePart, ...] = ()
     """The pictures of the marks, in their order; empty where they are not kept."""
+    calls: tuple[CallOutcome, ...] = ()
+    """What became of the calls in a turn of the policy."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """The parts of the reward that a turn of the policy has earned, with their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +163,12 @@ class Played:
     counts: Mapping[str, int]
     said: tuple[Said, ...]
     """The turns behind the prompt, the policy's and the environment's."""
+    number: int = 0
+    """Which of the episodes of its row it is."""
+    shown: tuple[Message, ...] = ()
+    """The prompt as the policy was shown it; empty where pictures are not kept."""
+    pictures: ray.ObjectRef | None = field(default=None, compare=False)
+    """Stands for `shown` and the pictures of `said` where they stay with the engine: see `picture_store`."""
 
     @property
     def over_turn(self) -> bool:

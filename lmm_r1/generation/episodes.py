@@ -166,8 +166,10 @@ class EpisodeRollout(GroupRollout):
             end=end,
             images=play.shown_images,
             rewards=dict(play.rewards),
-            counts=dict(play.counts),
+            counts={name: play.counts[name] for name in self.environment.counts},
             said=tuple(play.said),
+            number=number,
+            shown=opening.shown.messages if settings.pictures else (),
         )
         return Sample(
             row=opening.row,
@@ -273,6 +275,7 @@ class EpisodeRollout(GroupRollout):
         if answered is None:
             return "failed"
         self._note(play, answered)
+        play.said[-1] = play.said[-1]._replace(calls=answered.calls, rewards=tuple(answered.rewards.items()))
         if answered.is_over:
             return "over"
         if number + 1 == self.limits.max_turns:

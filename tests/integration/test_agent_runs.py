@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.commands import write_rows
 from helpers.conversations import picture
+from PIL import Image
 from safetensors.torch import load_file
 
 from lmm_r1.cli import train_ppo_ray
@@ -109,9 +110,13 @@ def test_a_policy_is_trained_on_episodes_of_an_environment(
     rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(rollouts) == STEPS * PROMPTS * SAMPLES
     for line in rollouts:
-        roles = [role for role, _ in line["said"]]
+        roles = [turn["role"] for turn in line["said"]]
         assert roles == ["assistant", "user", "assistant", "user", "assistant"]
-        assert (line["said"][1][1], line["said"][-1][1]) == ("Look 0: <image>", line["response"])
+        text, crop = line["said"][1]["content"]
+        last = "".join(part["text"] for part in line["said"][-1]["content"])
+        assert (text["text"], last) == ("Look 0: ", line["response"])
+        with Image.open(tmp_path / "run" / crop["image"]) as shown:
+            assert shown.size == (56, 28)
 
 
 def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_go_together(
