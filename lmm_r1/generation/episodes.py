@@ -111,6 +111,8 @@ class EpisodeRollout(GroupRollout):
             rewards=dict(play.rewards),
             counts=dict(play.counts),
             said=tuple(play.said),
+            number=number,
+            shown=opening.shown.messages if settings.pictures else (),
         )
         return Sample(
             row=opening.row,
