@@ -90,8 +90,9 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
 def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path) -> dict[str, Any]:
     """Return a row's line in the output, a file in `folder`; raises UserError for an episode that cannot be written."""
     assert outcome.row is not None, "what was answered is a row"
+    given: Sequence[Score | None] = scores or [None] * len(outcome.completions)
     responses = []
-    for completion, score in zip(outcome.completions, scores or [None] * len(outcome.completions), strict=True):
+    for completion, score in zip(outcome.completions, given, strict=True):
         response = _response(completion)
         if completion.played is not None:
             score = with_earned(score, completion.played)

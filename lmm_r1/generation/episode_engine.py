@@ -88,7 +88,7 @@ class EpisodeEngine:
         self._problems.clear()
         spoken = _Spoken(watcher, self.engine.codec.tokenizer)
         rollout = self._rollout_told(spoken)
-        engine = _PlayedEngine(self.engine.engine, seed=None, spoken=spoken)
+        engine = cast(TokenEngine, _PlayedEngine(self.engine.engine, seed=None, spoken=spoken))
         samples: list[Sample] = []
 
         async def played() -> None:
@@ -133,7 +133,7 @@ class EpisodeEngine:
 
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
-        engine = _PlayedEngine(self.engine.engine, seed=self.settings.seed)
+        engine = cast(TokenEngine, _PlayedEngine(self.engine.engine, seed=self.settings.seed))
         try:
             samples = await self._rollout.run(engine, row, self._group(sampling), weight_version=0)
             self._check(row, samples)
