@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 
-from lmm_r1.config.checks import agent_options
-from lmm_r1.config.ppo import AgentConfig
+from lmm_r1 import dotted
+from lmm_r1.config.checks import agent_options, check_thought
+from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.errors import UserError
 
 AGENT_VERIFIER = "agent"
@@ -25,6 +27,10 @@ class EpisodeFlags:
     """Images that the environment may show in an episode, beside those of the prompt."""
     agent_answer_s: float = AgentConfig.answer_s
     """Seconds that the environment may take to answer a turn; beyond them the episode fails."""
+    agent_last_turn_regex: str | None = AgentConfig.last_turn_regex
+    """What the last turn that may be must match, where the environment gives it no form; training may have had it, too."""
+    agent_thought: ThoughtConfig = field(default_factory=ThoughtConfig)
+    """Budget forcing: the thought of each turn made longer, or shorter."""
 
 
 EPISODE_FLAGS = tuple(own.name for own in fields(EpisodeFlags))
@@ -48,13 +54,19 @@ def check_episodes(flags: EpisodeFlags, *, backend: str, vllm: str) -> None:
     if not flags.agent_answer_s > 0:
         raise UserError(f"--agent_answer_s {flags.agent_answer_s:g} must be above 0")
     agent_options(episode_limits(flags), flag="--agent_options")
+    check_thought(flags.agent_thought, prefix="--agent_thought.")
+    try:
+        re.compile(flags.agent_last_turn_regex or "")
+    except re.error as error:
+        given = f"--agent_last_turn_regex {flags.agent_last_turn_regex}"
+        raise UserError(f"{given} is no regular expression: {error}") from error
 
 
 def refuse_episode_flags(flags: EpisodeFlags, *, because: str) -> None:
     """Raise UserError for the first of these flags that is given, where no episode is played."""
-    for own in fields(EpisodeFlags):
-        if getattr(flags, own.name) != own.default:
-            raise UserError(f"--{own.name} {getattr(flags, own.name)}: {because}")
+    for name in dotted.leaf_types(EpisodeFlags):
+        if (given := dotted.get(flags, name)) != dotted.get(EpisodeFlags(), name):
+            raise UserError(f"--{name} {given}: {because}")
 
 
 def episode_limits(flags: EpisodeFlags) -> AgentConfig:
@@ -64,6 +76,8 @@ def episode_limits(flags: EpisodeFlags) -> AgentConfig:
         max_turns=flags.agent_max_turns,
         max_images=flags.agent_max_images,
         answer_s=flags.agent_answer_s,
+        last_turn_regex=flags.agent_last_turn_regex,
+        thought=flags.agent_thought,
         overturn="keep",
     )
 

@@ -150,7 +150,7 @@ class EpisodeEngine:
 
     def _check(self, row: Row, samples: Sequence[Sample]) -> None:
         """Raise UserError where the environment has failed."""
-        problem = self._problems.pop(row.location, "what it shows cannot be taken; the log says more")
+        problem = self._problems.pop(row.location, "what it gave cannot be taken; the log says why")
         failed = sum(sample.played is not None and sample.played.end == "failed" for sample in samples)
         if failed:
             what = "" if len(samples) == 1 else f" in {failed} of {len(samples)} episodes"

@@ -1,12 +1,13 @@
 """Flags of episodes outside of training: refused by name where they would be ignored."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from lmm_r1.config import batch_inference, evaluate, interactive_chat
-from lmm_r1.config.episodes import episode_limits, reward_part
-from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits, reward_part
+from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -37,6 +38,15 @@ def refusal(command: str, folder: Path, **changes: object) -> str:
         ({"agent": "crop", "agent_max_images": -1}, "--agent_max_images -1 must be at least 0"),
         ({"agent": "crop", "agent_answer_s": 0.0}, "--agent_answer_s 0 must be above 0"),
         ({"agent": "crop", "agent_options": "[1]"}, "--agent_options [1] must be a JSON object"),
+        ({"agent": "crop", "agent_last_turn_regex": "("}, "--agent_last_turn_regex ( is no regular expression"),
+        (
+            {"agent": "crop", "agent_thought": ThoughtConfig(continuations=-1)},
+            "--agent_thought.continuations -1 must be",
+        ),
+        (
+            {"agent_thought": ThoughtConfig(max_tokens=9)},
+            "--agent_thought.max_tokens 9: it is for episodes; give --agent",
+        ),
     ],
 )
 def test_a_flag_of_episodes_that_makes_no_sense_is_refused(command, changes, sentence, tmp_path):
@@ -80,6 +90,12 @@ def test_flags_that_need_episodes_ask_for_them(tmp_path):
 def test_limits_are_those_of_the_flags_and_defaults_those_of_training():
     config = interactive_chat.ChatConfig(model="m", agent="crop", agent_max_turns=2, agent_options="{}")
     assert episode_limits(config) == AgentConfig(max_turns=2, options="{}", overturn="keep")
+
+
+def test_every_limit_of_training_has_a_flag_here():
+    # What becomes of an episode that goes too far is a question of learning.
+    names = {field.name for field in fields(AgentConfig)} - {"overturn", "overturn_penalty"}
+    assert {f"agent_{name}" for name in names} == set(EPISODE_FLAGS) - {"agent"}
 
 
 def test_a_part_of_the_reward_is_named_behind_the_colon():
