@@ -15,7 +15,7 @@ import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import cpu, dotted, loading
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
@@ -356,6 +356,7 @@ def _start_ray(config: PPOConfig) -> None:
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
             arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+    loading.done()
     nodes.connect(**arguments)
 
 
