@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
 from lmm_r1.config.ppo import ThoughtConfig
 from lmm_r1.data.messages import Part, Row
+from lmm_r1.data.turn_details import CallOutcome
 from lmm_r1.errors import UserError
 
 
@@ -75,6 +77,8 @@ class Answered:
     """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
+    calls: tuple[CallOutcome, ...] = ()
+    """What became of the calls in the turn, for people to look at; the counts are what is logged."""
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +97,14 @@ class Episode(ABC):
         the environment's own fault; it ends the episode, is logged with the row, and is counted.
         """
 
+    def branch(self) -> Episode:
+        """Return a copy that goes on from here by itself; its environment and its row stay the same objects.
+
+        An episode that holds what no copy can hold as well, a process or a connection, has one of its own or raises
+        what says so.
+        """
+        return deepcopy(self, {id(value): value for value in vars(self).values() if isinstance(value, Row)})
+
     async def close(self) -> None:  # noqa: B027 - few episodes hold anything
         """Let go of what the episode holds; called once, however it has ended."""
 
@@ -108,6 +120,10 @@ class Environment(ABC):
     """The names of all parts of the reward that its answers may give; one that an episode does not earn is 0."""
     counts: ClassVar[tuple[str, ...]] = ()
     """The names of all that its answers may count."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
+        # It keeps nothing of an episode, so that copies of one share it.
+        return self
 
     def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""

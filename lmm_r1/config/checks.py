@@ -193,6 +193,28 @@ def _check_agent(config: PPOConfig) -> None:
             f"--agent.overturn_penalty {settings.overturn_penalty:g} needs --agent.overturn penalise; it is "
             f"{settings.overturn}"
         )
+    _check_branches(config)
+
+
+def _check_branches(config: PPOConfig) -> None:
+    settings, samples = config.agent, config.rollout.n_samples_per_prompt
+    branches, turn = settings.branches, settings.branch_turn
+    if branches < 1 or samples % branches:
+        raise UserError(
+            f"--agent.branches {branches} must divide --rollout.n_samples_per_prompt {samples}, of which as many at a time "
+            "have turns in common"
+        )
+    if branches == 1:
+        if turn is not None:
+            raise UserError(f"--agent.branch_turn {turn} is for episodes that branch; give --agent.branches, too")
+        return
+    if settings.max_turns == 1:
+        raise UserError(f"--agent.branches {branches} needs a turn to have in common; --agent.max_turns is 1")
+    if turn is not None and not 1 <= turn < settings.max_turns:
+        raise UserError(
+            f"--agent.branch_turn {turn} must be between 1, as the turn before is in common, and the last of "
+            f"--agent.max_turns {settings.max_turns}, which is {settings.max_turns - 1}"
+        )
 
 
 def _check_last_turn(agent: AgentConfig, rollout: RolloutConfig) -> None:

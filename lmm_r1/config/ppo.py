@@ -273,6 +273,12 @@ class AgentConfig:
     """What the last turn that agent.max_turns allows must match, an answer for example; the loss leaves it out."""
     thought: ThoughtConfig = field(default_factory=ThoughtConfig)
     """Budget forcing: the thought of each turn made longer, or shorter."""
+    branches: int = 1
+    """How many samples at a time of a group's rollout.n_samples_per_prompt have their first turns in common: one episode is
+    played up to a turn, and as many go on from there. 1 plays all of them by themselves."""
+    branch_turn: int | None = None
+    """The first turn that the branches do not have in common, where 0 is the first of an episode; left out it is drawn: 1 with
+    a chance of one half, or else 2, and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)

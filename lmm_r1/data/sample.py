@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from lmm_r1.data.messages import ImagePart, Row, to_json
+from lmm_r1.data.messages import ImagePart, Message, Row, to_json
+from lmm_r1.data.turn_details import CallOutcome
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class PlacedRef:
     start: int
     """The segment's first token in its sample, padding not counted: 0 for the prompt."""
     ref: MediaRef
+    end: int | None = None
+    """The token behind its last; None where nobody has said."""
 
     @property
     def key(self) -> Hashable:
@@ -102,6 +105,8 @@ class PlacedMedia:
     tensors: dict[str, torch.Tensor]
     ref_key: str | None = None
     """The key of the `MediaRef` that they came by; None for tensors that this process made itself."""
+    end: int | None = None
+    """As that of a `PlacedRef`."""
 
     @property
     def key(self) -> Hashable:
@@ -140,6 +145,10 @@ class Said(NamedTuple):
     """With the mark `<image>` in the place of each picture."""
     images: tuple[ImagePart, ...] = ()
     """The pictures of the marks, in their order; empty where they are not kept."""
+    calls: tuple[CallOutcome, ...] = ()
+    """What became of the calls in a turn of the policy."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """The parts of the reward that a turn of the policy has earned, with their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +163,12 @@ class Played:
     counts: Mapping[str, int]
     said: tuple[Said, ...]
     """The turns behind the prompt, the policy's and the environment's."""
+    number: int = 0
+    """Which of the episodes of its row it is."""
+    shown: tuple[Message, ...] = ()
+    """The prompt as the policy was shown it; empty where pictures are not kept."""
+    pictures: ray.ObjectRef | None = field(default=None, compare=False)
+    """Stands for `shown` and the pictures of `said` where they stay with the engine: see `picture_store`."""
 
     @property
     def over_turn(self) -> bool:
@@ -219,9 +234,11 @@ class Sample:
     @property
     def media(self) -> tuple[PlacedRef, ...]:
         """The media of the segments that have some, in the order in which the model reads them."""
-        starts = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
-        places = zip(starts, self.segments, strict=False)
-        return tuple(PlacedRef(start, segment.media) for start, segment in places if segment.media is not None)
+        spans = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
+        places = zip(spans, self.segments, strict=True)
+        return tuple(
+            PlacedRef(start, segment.media, end=end) for (start, end), segment in places if segment.media is not None
+        )
 
     @property
     def generated_tokens(self) -> int:

@@ -7,7 +7,9 @@ import logging
 import math
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +65,13 @@ class _Play:
         """How many turns the policy has had."""
         return sum(said.role == "assistant" for said in self.said)
 
+    def branched(self) -> _Play:
+        """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
+        kept: dict[str, Any] = {
+            name: copy(value) for name, value in vars(self).items() if isinstance(value, list | Counter)
+        }
+        return replace(self, **kept)
+
 
 class EpisodeRollout(GroupRollout):
     """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
@@ -93,6 +102,12 @@ class EpisodeRollout(GroupRollout):
             asyncio.create_task(self._episode(engine, opening, settings, number=number))
             for number in range(settings.sampling.n_samples)
         ]
+        async with aclosing(self._as_they_end(tasks)) as samples:
+            async for sample in samples:
+                yield sample
+
+    async def _as_they_end(self, tasks: Sequence[asyncio.Task[Sample]]) -> AsyncGenerator[Sample, None]:
+        """Yield the samples of a group's episodes; where one fails, the others are ended first."""
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done
@@ -105,9 +120,13 @@ class EpisodeRollout(GroupRollout):
             await asyncio.wait(tasks)
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
-        step = None if settings.moment is None else settings.moment.step
-        seed = zlib.crc32(f"{opening.row.location} {number} {step}".encode())
-        episode, options = self._begun(opening.row, seed=seed)
+        seed = episode_seed(opening, settings, number=number)
+        episode, play = self._begun(opening, seed=seed)
+        return await self._played(engine, episode, play, settings)
+
+    def _begun(self, opening: Opening, *, seed: int) -> tuple[Episode | None, _Play]:
+        """Return an episode of the environment, None where that fails, and what is played of it so far."""
+        episode, options = self._first_turn(opening.row, seed=seed)
         play = _Play(
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
@@ -116,9 +135,28 @@ class EpisodeRollout(GroupRollout):
             begun=opening.begun,
             options=options,
         )
+        return episode, play
+
+    async def _played(
+        self,
+        engine: TokenEngine,
+        episode: Episode | None,
+        play: _Play,
+        settings: GroupSettings,
+        *,
+        before_turn: Callable[[], None] | None = None,
+    ) -> Sample:
+        """Play an episode from where it is to its end.
+
+        Args:
+            before_turn: called before each turn that is played.
+        """
+        opening = play.opening
         try:
             end: EpisodeEnd | None = None
             while end is None:
+                if before_turn is not None:
+                    before_turn()
                 turn = await self._turn(engine, play, settings)
                 end = await self._answer(episode, play, turn, settings)
         finally:
@@ -128,8 +166,10 @@ class EpisodeRollout(GroupRollout):
             end=end,
             images=play.shown_images,
             rewards=dict(play.rewards),
-            counts=dict(play.counts),
+            counts={name: play.counts[name] for name in self.environment.counts},
             said=tuple(play.said),
+            number=number,
+            shown=opening.shown.messages if settings.pictures else (),
         )
         return Sample(
             row=opening.row,
@@ -142,7 +182,7 @@ class EpisodeRollout(GroupRollout):
             masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
         )
 
-    def _begun(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
+    def _first_turn(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
         """Return an episode of the environment, None where that fails, and its first turn's options.
 
         Raises UserError for a row that the environment cannot take.
@@ -235,6 +275,7 @@ class EpisodeRollout(GroupRollout):
         if answered is None:
             return "failed"
         self._note(play, answered)
+        play.said[-1] = play.said[-1]._replace(calls=answered.calls, rewards=tuple(answered.rewards.items()))
         if answered.is_over:
             return "over"
         if number + 1 == self.limits.max_turns:
@@ -346,6 +387,12 @@ class EpisodeRollout(GroupRollout):
             )
         parts = {**score.parts, **rewards, **counts, **noted}
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
+
+
+def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> int:
+    """Return the seed of one of a group's episodes, the same in a run that was resumed."""
+    step = None if settings.moment is None else settings.moment.step
+    return zlib.crc32(f"{opening.row.location} {number} {step}".encode())
 
 
 def _told(answered: Answered) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import ray
@@ -23,14 +24,15 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
+from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
-from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 from lmm_r1.trainer.mismatch import Mismatch
 from lmm_r1.trainer.workers import PassMedia
 
-# What a rollout takes at least: every prompt once.
+# What a rollout takes at least: what samples of a group begin with once.
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
 REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
 ADVANTAGE_SOURCES = (
@@ -46,7 +48,7 @@ class UpdatePasses:
     steps: list[list[Experience]]
     """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
     unique_tokens: int
-    """How many tokens the steps would compute if each computed every prompt once."""
+    """How many tokens the steps would compute if each computed once what samples of a group begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
     def __init__(self, config: PPOConfig, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.config = config
-        # Whether the models compute a group's prompt once: they say so when they are loaded.
+        # Whether the models compute once what a group's samples begin with: they say so when they are loaded.
         self.share_prefix = False
         self.is_on_policy = is_on_policy(config)
         # Where the prompt of each sample of the rollout at hand stands, for errors.
@@ -361,9 +363,42 @@ def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> Pass
 
 def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
     """Return what matters of experiences of one sample each, without padding; groups have prompt and media in common."""
-    sizes = []
+    groups: dict[Hashable, list[int]] = {}
+    prompts = []
     for index, sample in enumerate(samples):
         token_ids, prompt = sample.sequences.flatten(), _prompt_tokens(sample)
-        group = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
-        sizes.append(SampleSize(index=index, group=group, prompt=prompt, response=len(token_ids) - prompt))
-    return sizes
+        key = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
+        groups.setdefault(key, []).append(index)
+        prompts.append(prompt)
+    sizes = [
+        SampleSize(
+            index=index,
+            group=number,
+            prompt=prompts[index],
+            response=samples[index].sequences.numel() - prompts[index],
+            shared=shared,
+        )
+        for number, members in enumerate(groups.values())
+        for index, shared in zip(
+            members, _shared([samples[index] for index in members], prompt=prompts[members[0]]), strict=True
+        )
+    ]
+    return sorted(sizes, key=attrgetter("index"))
+
+
+def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTokens, ...]]:
+    """Return of each sample of a group the nodes behind the prompt that it has in common with others."""
+    rows = [
+        TreeSample(
+            token_ids=sample.sequences.flatten().numpy(),
+            media=media if isinstance(media := sample.mm_train_inputs[0], tuple) else (),
+        )
+        for sample in group
+    ]
+    shared: list[list[SharedTokens]] = [[] for _ in group]
+    for number, node in enumerate(prefix_tree(rows, known=prompt)):
+        tokens = node.end - max(node.start, prompt)
+        if tokens and len(node.samples) > 1:
+            for member in node.samples:
+                shared[member].append(SharedTokens(node=number, tokens=tokens))
+    return [tuple(parts) for parts in shared]

@@ -25,6 +25,9 @@ from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
+# How many times more groups bring pictures than are recorded: some may be dropped.
+_SPARE = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
@@ -124,7 +127,9 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment)
+        settings = replace(
+            self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment, branches=1
+        )
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
@@ -143,7 +148,7 @@ class KitSamplesGenerator:
         asked = self.args.rollout.vllm_generate_batch_size
         limit = asked if asked < self.args.rollout.batch_size else len(rows)
         with SilenceWatch(refs, rows, after_s=self.args.reward.deadline_s):
-            for row in rows:
+            for place, row in enumerate(rows):
                 if len(engine_of) == limit:
                     [done], _ = ray.wait(list(engine_of), num_returns=1)
                     with told_by_workers():
@@ -153,12 +158,23 @@ class KitSamplesGenerator:
                     heapq.heapify(load)
                 count, index = heapq.heappop(load)
                 heapq.heappush(load, (count + settings.sampling.n_samples, index))
-                refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
+                refs.append(
+                    self.vllm_engines[index].generate_group.remote(
+                        row, self._of_row(settings, place=place, rows=len(rows))
+                    )
+                )
                 engine_of[refs[-1]] = index
             with told_by_workers():
                 groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
+
+    def _of_row(self, settings: GroupSettings, *, place: int, rows: int) -> GroupSettings:
+        """Return how the group of a row is generated: with pictures only where its samples may be recorded."""
+        if not settings.pictures:
+            return settings
+        recorded = self.args.logger.rollouts_per_step
+        return replace(settings, pictures=place < _SPARE * recorded, pictured=-(-recorded // rows))
 
 
 def experience_of(sample: Sample, *, max_len: int) -> Experience:

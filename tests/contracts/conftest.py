@@ -17,6 +17,7 @@ SHORT_RUN = {
     "test_kit_runs.py": frozenset({"qwen2_5_vl"}),
     "test_kit_training.py": SOME,
     "test_kit_turn_options.py": frozenset({"qwen2_5_vl"}),
+    "test_kit_trees.py": SOME,
     "test_kit_values.py": SOME,
     "test_kit_windows.py": SOME,
 }

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from helpers.commands import write_rows
 from helpers.conversations import picture
+from PIL import Image
 from safetensors.torch import load_file
 
 from lmm_r1.cli import train_ppo_ray
@@ -108,9 +110,40 @@ def test_a_policy_is_trained_on_episodes_of_an_environment(
     rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(rollouts) == STEPS * PROMPTS * SAMPLES
     for line in rollouts:
-        roles = [role for role, _ in line["said"]]
+        roles = [turn["role"] for turn in line["said"]]
         assert roles == ["assistant", "user", "assistant", "user", "assistant"]
-        assert (line["said"][1][1], line["said"][-1][1]) == ("Look 0: <image>", line["response"])
+        text, crop = line["said"][1]["content"]
+        last = "".join(part["text"] for part in line["said"][-1]["content"])
+        assert (text["text"], last) == ("Look 0: ", line["response"])
+        with Image.open(tmp_path / "run" / crop["image"]) as shown:
+            assert shown.size == (56, 28)
+
+
+def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_go_together(
+    tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
+):
+    samples = 4
+    branching = ("--rollout.n_samples_per_prompt", str(samples), "--agent.branches", "2", "--agent.branch_turn", "2")
+    batch = str(PROMPTS * samples)
+    train_ppo_ray.main(
+        command(
+            tmp_path,
+            tiny_checkpoint("qwen2_5_vl"),
+            *(*branching, "--train.batch_size", batch, "--logger.rollouts_per_step", batch),
+        )
+    )
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < metrics[0]["mismatch/mean"] < 1e-4
+    for line in metrics:
+        assert (line["turns"], line["shown_images"], line["environment_failed"]) == (3.0, 2.0, 0.0)
+        assert line["tokens/update_computed"] == line["tokens/update_unique"]
+        # Trunks go on to the same two pictures, and branches part behind them.
+        whole = PROMPTS * samples * line["total_length"]
+        assert line["tokens/update_unique"] < 0.6 * whole
+    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    begun = Counter(json.dumps([line["step"], line["said"][:4]]) for line in rollouts)
+    assert set(begun.values()) <= {2, 4}
+    assert len(rollouts) == STEPS * PROMPTS * samples
 
 
 def test_a_file_without_an_environment_is_told_before_anything_starts(tiny_checkpoint, tmp_path):

@@ -185,6 +185,25 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
             {"train__agent": "a.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
             "a reward model scores single turns",
         ),
+        ({"agent__branches": 2}, "--agent.branches 2 is for episodes; give --train.agent, too"),
+        (
+            {"train__agent": "a.py", "agent__branches": 3},
+            "--agent.branches 3 must divide --rollout.n_samples_per_prompt 8",
+        ),
+        ({"train__agent": "a.py", "agent__branches": 0}, "--agent.branches 0 must divide"),
+        ({"train__agent": "a.py", "agent__branch_turn": 1}, "--agent.branch_turn 1 is for episodes that branch"),
+        (
+            {"train__agent": "a.py", "agent__branches": 2, "agent__max_turns": 1},
+            "--agent.branches 2 needs a turn to have in common; --agent.max_turns is 1",
+        ),
+        (
+            {"train__agent": "a.py", "agent__branches": 2, "agent__branch_turn": 6},
+            "--agent.branch_turn 6 must be between 1, as the turn before is in common, and the last of --agent.max_turns 6",
+        ),
+        (
+            {"train__agent": "a.py", "agent__branches": 2, "agent__branch_turn": 0},
+            "--agent.branch_turn 0 must be between 1",
+        ),
     ],
 )
 def test_settings_of_episodes_that_contradict_others_are_refused(changes, message):
@@ -194,6 +213,11 @@ def test_settings_of_episodes_that_contradict_others_are_refused(changes, messag
 
 def test_an_environment_may_give_the_rewards_alone():
     assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
+
+
+def test_episodes_may_branch():
+    resolved = resolve(ppo(train__agent="a.py", agent__branches=4, agent__branch_turn=5))
+    assert (resolved.agent.branches, resolved.agent.branch_turn) == (4, 5)
 
 
 def test_engines_that_share_no_gpu_do_not_sleep(caplog):

@@ -17,6 +17,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Said, Sample
+from lmm_r1.data.turn_details import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
@@ -342,6 +343,48 @@ def test_a_crop_that_the_policy_asks_for_is_shown_to_it_and_counted():
     wanted = {"tool_calls": 1.0, "malformed_calls": 0.0, "failed_calls": 0.0, "shown_images": 1.0, "turns": 2.0}
     assert {name: sample.scored.parts[name] for name in wanted} == wanted
     assert "observation_1" in sample.played.said[1][1]
+
+
+CROP = '<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'
+SWAPPED = CROP.replace("[0.5, 0, 1, 0.5]", "[1, 0, 0.5, 0.5]")
+LONG = replace(SETTINGS, max_len=9000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
+
+
+def cropping(*scripts: Sequence[Scripted], **settings: Any) -> list[Sample]:
+    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
+    samples, _ = play(load_environment("crop"), *scripts, prompt=prompt, settings=replace(LONG, **settings))
+    return sorted(samples, key=lambda sample: sample.played.number)
+
+
+def test_turns_bring_their_pictures_the_boxes_of_these_and_what_became_of_calls():
+    turns = [(SWAPPED.encode(), "stop", "</grounding>"), (CROP.encode(), "stop", "</grounding>"), said("2")]
+    (sample,) = cropping(turns, pictures=True)
+    wrong, refused, right, observed, answer = sample.played.said
+    assert [(call.tool, call.outcome) for call in wrong.calls + right.calls] == [
+        ("crop", "malformed"),
+        ("crop", "done"),
+    ]
+    assert "swapped corners" in wrong.calls[0].problem
+    assert (refused.images, answer.calls) == ((), ())
+    (part,) = observed.images
+    assert part.source.size == (30, 20)
+    assert part.cut == Cut(picture=0, name="original_image", box=(30, 0, 60, 20), size=(60, 40))
+    system, question = sample.played.shown
+    assert (system.role, question.parts[1]) == ("system", TextPart("?"))
+
+
+def test_what_nobody_looks_at_brings_no_pictures():
+    turns, others = ([((think + CROP).encode(), "stop", "</grounding>"), said("2")] for think in ("", "See."))
+    first, second = cropping(turns, others)
+    assert (first.played.said[1].images, first.played.shown) == ((), ())
+    assert [first.played.number, second.played.number] == [0, 1]
+
+
+def test_a_turn_has_the_rewards_that_it_earned():
+    (sample,), _ = play(
+        Scripted(told("no", rewards={"step": 0.25}), Answered(rewards={"step": 0.5})), [said("5"), said("2")]
+    )
+    assert [one.rewards for one in sample.played.said] == [(("step", 0.25),), (), (("step", 0.5),)]
 
 
 def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environment_does():

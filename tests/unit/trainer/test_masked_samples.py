@@ -135,13 +135,13 @@ def test_a_masked_sample_takes_no_more_than_the_prompt_that_its_group_computes(m
 
 def test_a_masked_sample_brings_the_medias_of_its_prompt_alone():
     masked = experience([1, 2], [51, 6, 6, 51], masked=True, media=IMAGE)
-    masked.mm_train_inputs = [(PlacedRef(0, IMAGE), PlacedRef(3, CROP))]
+    masked.mm_train_inputs = [(PlacedRef(0, IMAGE, end=2), PlacedRef(3, CROP, end=4))]
     others = [experience([1, 2], [50], masked=False, media=IMAGE) for _ in range(3)]
     together = trained(Experience.concat_experiences([masked, *others], 0))
     together.index = list(range(4))
     made = maker(ranks=1, share_prefix=True, train__micro_batch_size=4)
     ((one,),) = made.update_passes([together], step=0).steps
-    assert one.mm_train_inputs == [(PlacedRef(0, IMAGE),)] * 4
+    assert one.mm_train_inputs == [(PlacedRef(0, IMAGE, end=2),)] * 4
 
 
 def test_a_step_of_masked_samples_alone_is_worth_nothing_and_stays_a_number(monkeypatch):
