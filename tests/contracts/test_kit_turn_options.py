@@ -158,16 +158,16 @@ def test_a_constrained_last_turn_has_its_form_and_moves_no_gap(playing: Playing)
 
 
 def test_thoughts_that_are_gone_on_with_are_what_the_policy_would_have_read(playing: Playing):
-    thought = ThoughtConfig(end="1", continuations=2, continue_with="Wait")
-    samples = playing.play(SingleTurn(), samples=6, max_new_tokens=400, thought=thought)
-    appended = playing.kit.tokenizer_of(playing.processor)("Wait", add_special_tokens=False)["input_ids"]
+    thought = ThoughtConfig(end="e", continuations=2, continue_with="Hm")
+    samples = playing.play(SingleTurn(), samples=24, max_new_tokens=200, thought=thought)
+    appended = playing.kit.tokenizer_of(playing.processor)("Hm", add_special_tokens=False)["input_ids"]
     counts = []
     for sample in samples:
         observed = [segment for segment in sample.segments if segment.kind == "observation"]
         assert {segment.token_ids for segment in observed} <= {tuple(appended)}
         # The ends that were gone on with are taken back.
-        head, *rest = sample.response.rsplit("Wait", 1)
-        assert "1" not in head or not rest
+        head, *rest = sample.response.rsplit("Hm", 1)
+        assert "e" not in head or not rest
         counts.append(len(observed))
     assert max(counts) == 2
     assert playing.largest_gap(samples) <= TOLERANCE
