@@ -74,8 +74,7 @@ class BranchingRollout(EpisodeRollout):
         episode, play = self._begun(opening, seed=seed, number=number)
 
         def part() -> None:
-            turn = sum(segment.kind == "generated" for segment in play.segments)
-            if fork.passed.is_set() or not self._part_before(turn, draw):
+            if fork.passed.is_set() or not self._part_before(play.turns, draw):
                 return
             for _ in range(settings.branches - 1):
                 fork.copies.append((self._copied(episode, opening), play.branched()))

@@ -198,13 +198,15 @@ class VllmEngine:
 
     def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Cancel what has not ended, and see it through."""
-        for task in tasks:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
             task.cancel()
-        while not all(task.done() for task in tasks):
+        while not all(task.done() for task in pending):
             self._turn()
-        # What they have cancelled in their turn, the episodes of a row, lets its requests go.
-        for _ in range(LAST_TURNS):
-            self._turn()
+        if pending:
+            # What they have cancelled in their turn, the episodes of a row, lets its requests go.
+            for _ in range(LAST_TURNS):
+                self._turn()
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # of several that failed one is told

@@ -13,7 +13,6 @@ from PIL import Image
 from lmm_r1 import cpu
 from lmm_r1.agents.environment import Answered, Turn
 from lmm_r1.data.messages import images_of
-from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 
@@ -57,7 +56,11 @@ def test_rows_are_played_beside_one_another_and_each_brings_its_whole_episode():
     # "5" and "end", with an end token each.
     assert (long.text, long.num_tokens, long.played.counts) == ("end", 6, {"calls": 1, "wrong": 0})
     assert long.played.rewards == {"step": 1.25, "bonus": 0.0}
-    assert long.played.said == (Said("assistant", "5"), Said("user", "no 0"), Said("assistant", "end"))
+    assert [(said.role, said.text) for said in long.played.said] == [
+        ("assistant", "5"),
+        ("user", "no 0"),
+        ("assistant", "end"),
+    ]
     assert long.played.shown == rows("a", "b")[1][1].messages
 
 

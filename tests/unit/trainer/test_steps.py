@@ -51,6 +51,7 @@ def test_groups_are_generated_as_the_flags_say():
         ignore_eos=False,
         overlong_prompts="skip",
         media=True,
+        pictures=True,
         branches=4,
     )
     assert group_settings(settings) == expected
