@@ -151,7 +151,7 @@ def _told(response: JudgedResponse) -> str:
     episode = response.episode
     if episode is None:
         return ""
-    end = "over" if episode.end == "over" else f"ended by the limit of {episode.end}"
+    end = "over" if episode.end == "over" else f"out of {episode.end}"
     numbers = [f"{name.replace('_', ' ')} {value:g}" for name, value in {**episode.counts, **episode.rewards}.items()]
     return ", ".join([f"{episode.turns} {'turn' if episode.turns == 1 else 'turns'}", end, *numbers])
 

@@ -21,7 +21,7 @@ MINUS = "\N{MINUS SIGN}"
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
 MOST_TURN_COLUMNS = 8
-END_NAMES = {"over": "over", "turns": "at most turns", "images": "at most images", "tokens": "at most tokens"}
+END_NAMES = {"over": "over", "turns": "out of turns", "images": "out of images", "tokens": "out of tokens"}
 """How an episode has ended, as a column."""
 LISTED_DISAGREEMENTS = 10
 SHOWN_CHARS = 60

@@ -93,7 +93,7 @@ def test_the_record_has_them_and_that_of_single_responses_has_no_word_of_them():
 def test_the_terminal_tells_of_episodes(capsys):
     print_board(board())
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "Checkpoint turns images tool calls found over at most turns at most images at most tokens" in lines
+    assert "Checkpoint turns images tool calls found over out of turns out of images out of tokens" in lines
     assert "base 2.25 1.25 1.25 0.75 50.0 50.0 0.0 0.0" in lines
     assert "base 25.0 ± 25.0 50.0 ± 0.0 75.0 ± 25.0" in lines
 
