@@ -63,6 +63,8 @@ class Outcome:
     """One sentence with the row's place; None where there are completions."""
     seconds: float = 0.0
     """From the moment the engine got the prompt to its last completion."""
+    prompt_tokens: int | None = None
+    """As the model reads them; None where nobody counted."""
 
 
 class TokenEngine(Protocol):
