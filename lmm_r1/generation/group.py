@@ -47,8 +47,12 @@ class GroupSettings:
     overlong_prompts: Literal["error", "skip"]
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
+    branches: int = 1
+    """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
     pictures: bool = False
     """Whether episodes bring the pictures along that they were shown, for people to look at."""
+    pictured: int | None = None
+    """How many of a group do on their way to the driver, from the first; None stands for all."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
     part_weights: tuple[WeightedPart, ...] = ()
@@ -177,7 +181,13 @@ class GroupRollout:
         check_whole(request, opening.row)
 
     def _parameters(
-        self, settings: GroupSettings, *, max_tokens: int, n_samples: int | None = None, stops: Sequence[str] = ()
+        self,
+        settings: GroupSettings,
+        *,
+        max_tokens: int,
+        n_samples: int | None = None,
+        stops: Sequence[str] = (),
+        regex: str | None = None,
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -189,6 +199,7 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
+            regex=regex,
         )
 
     async def _weighted_score(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:

@@ -246,3 +246,17 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     generator.evaluate([item], temperature=0.0, n_samples=1)
     assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
     assert made.part_weights == asked[0].part_weights
+
+
+def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
+    asked: list[GroupSettings] = []
+
+    class Noting(KitSamplesGenerator):
+        def generate(self, rows, settings):
+            asked.append(settings)
+            return []
+
+    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
+    Noting(args, [], replace(SETTINGS, branches=2)).evaluate([], temperature=0.0, n_samples=3)
+    (settings,) = asked
+    assert (settings.branches, settings.sampling.n_samples, settings.media) == (1, 3, False)
