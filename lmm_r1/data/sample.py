@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from lmm_r1.data.messages import ImagePart, Message, Row, to_json
+from lmm_r1.data.messages import ImagePart, Message, Row, to_json, with_images
 from lmm_r1.data.turn_details import CallOutcome
 from remote_rm.verifier import Score
 
@@ -31,6 +31,8 @@ class Completion:
     """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
     finish_reason: FinishReason | Literal["unknown"]
     """`unknown` only for a response that was read from a file which does not say."""
+    played: Played | None = None
+    """Of an episode: `text` is then its last turn's, and `num_tokens` are those of all turns of the model."""
 
     def behind(self, prefill: str) -> Completion:
         """Return the response with what it was begun with in front of its text; the model wrote none of those tokens."""
@@ -174,6 +176,16 @@ class Played:
     def over_turn(self) -> bool:
         """Whether a limit ended it, and not the policy or the environment."""
         return self.end in ("turns", "images", "tokens")
+
+    @property
+    def turns(self) -> int:
+        """How often the policy has spoken."""
+        return sum(said.role == "assistant" for said in self.said)
+
+    def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Played:
+        """Return it with each picture changed that was shown, those of the prompt too."""
+        said = tuple(one._replace(images=tuple(map(change, one.images))) for one in self.said)
+        return replace(self, said=said, shown=with_images(self.shown, change))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class BranchingRollout(EpisodeRollout):
         """Play an episode, and let the others of its tree go on from where they part; it is itself one of them."""
         seed = episode_seed(opening, settings, number=number)
         draw = random.Random(seed)
-        episode, play = self._begun(opening, seed=seed)
+        episode, play = self._begun(opening, seed=seed, number=number)
 
         def part() -> None:
             turn = sum(segment.kind == "generated" for segment in play.segments)
@@ -93,6 +93,7 @@ class BranchingRollout(EpisodeRollout):
         if not fork.copies:
             return await self._episode(engine, opening, settings, number=number)
         episode, play = fork.copies.pop()
+        play.number = number
         return await self._played(engine, episode, play, settings)
 
     def _part_before(self, turn: int, draw: random.Random) -> bool:

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 class _Play:
     """An episode so far."""
 
+    number: int
+    """Which of its group it is."""
     opening: Opening
     engine_ids: list[int]
     """All tokens as the engine takes them, one placeholder per image."""
@@ -123,13 +125,14 @@ class EpisodeRollout(GroupRollout):
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
         seed = episode_seed(opening, settings, number=number)
-        episode, play = self._begun(opening, seed=seed)
+        episode, play = self._begun(opening, seed=seed, number=number)
         return await self._played(engine, episode, play, settings)
 
-    def _begun(self, opening: Opening, *, seed: int) -> tuple[Episode | None, _Play]:
+    def _begun(self, opening: Opening, *, seed: int, number: int) -> tuple[Episode | None, _Play]:
         """Return an episode of the environment, None where that fails, and what is played of it so far."""
         episode, options = self._first_turn(opening.row, seed=seed)
         play = _Play(
+            number=number,
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
             images=list(opening.prompt.images),

@@ -44,7 +44,8 @@ class GroupSettings:
     logprobs: bool
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
-    overlong_prompts: Literal["error", "skip"]
+    overlong_prompts: Literal["error", "skip", "take"]
+    """What becomes of a prompt that leaves less room than `max_new_tokens`; `take` gives its responses what there is."""
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
     branches: int = 1
@@ -119,7 +120,7 @@ class GroupRollout:
         shown = self.shown_row(row)
         prompt = await self.in_thread(self.codec.encode, shown)
         room = settings.max_len - len(prompt.token_ids)
-        wanted = settings.sampling.max_new_tokens
+        wanted = 1 if settings.overlong_prompts == "take" else settings.sampling.max_new_tokens
         if room < (wanted or 1):
             if settings.overlong_prompts == "skip":
                 return []
@@ -279,15 +280,19 @@ def _placed(error: Exception, row: Row) -> str:
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
+class BrokenOff(UserError):
+    """The engine has not given a response whole."""
+
+
 def check_whole(request: Request, row: Row) -> None:
-    """Raise UserError where a response of a group did not end as responses do."""
+    """Raise BrokenOff where a response of a group did not end as responses do."""
     if broken := request.broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
             for reason, count in broken.items()
         )
         count = len(request.responses)
-        raise UserError(
+        raise BrokenOff(
             f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
             "is not learnt from in part; look at the engine's output with --logger.worker_logs"
         )
