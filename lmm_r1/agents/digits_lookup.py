@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,6 +59,15 @@ class DigitsLookup(Environment):
     def shown_row(self, row: Row) -> Row:
         """Return the row with how a cell is looked up."""
         return with_parts(row, (TextPart(f"\n{_TOLD}"),))
+
+    @property
+    def call_tags(self) -> tuple[str, ...]:
+        """That of a look-up."""
+        return ("lookup",)
+
+    def derived(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """Return `used_tool`: whether a call was carried out."""
+        return {"used_tool": float(counts["tool_calls"] > counts["malformed_calls"])}
 
     def begin(self, row: Row, *, seed: int) -> Episode:
         """Return an episode; raises UserError where the row has no label or no table."""

@@ -121,6 +121,18 @@ class Environment(ABC):
     counts: ClassVar[tuple[str, ...]] = ()
     """The names of all that its answers may count."""
 
+    @property
+    def call_tags(self) -> tuple[str, ...]:
+        """The tags of its tool calls, by which `turn_format` knows a turn that calls; by default no turn does."""
+        return ()
+
+    def derived(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """Return further numbers that an episode is logged with: the same names for all, as what was counted in it says.
+
+        Like counts they pay nothing unless `--reward.part_weights` names them.
+        """
+        return {}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
         # It keeps nothing of an episode, so that copies of one share it.
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -100,6 +100,17 @@ class ToolEnvironment(Environment):
         else:
             messages.insert(0, Message(role="system", parts=(explained,)))
         return replace(row, messages=tuple(messages))
+
+    @property
+    def call_tags(self) -> tuple[str, ...]:
+        """Those of its formats."""
+        return tuple(one.tag for one in self.formats)
+
+    def derived(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """Return `used_tool`, whether a call was carried out, and `tool_execution`, the share of the calls that were."""
+        calls = counts[TOOL_CALLS]
+        carried_out = calls - counts[MALFORMED_CALLS] - counts[FAILED_CALLS]
+        return {"used_tool": float(carried_out > 0), "tool_execution": carried_out / calls if calls else 0.0}
 
     def begin(self, row: Row, *, seed: int) -> Episode:
         """Return an episode; the seed decides nothing, as nothing is drawn."""

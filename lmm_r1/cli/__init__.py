@@ -15,6 +15,7 @@ COMMANDS = {
     "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
     "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
+    "serve_chat": "a checkpoint behind the OpenAI chat API, for text and images: as a judge, or for evaluations elsewhere",
     "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",
     "batch_inference": "responses of a checkpoint to a file of rows, scored and selected; resumable",
     "evaluate": "accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",

@@ -1,5 +1,6 @@
 """YAML settings read by the type of the flag they stand for, with the file and line of whatever is wrong."""
 
+import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -96,6 +98,8 @@ def _convert(node: yaml.Node, hint: object) -> object:
         return _first_that_fits(node, members)
     if origin is tuple:
         return _convert_tuple(node, parameters)
+    if hint is JsonText and isinstance(node, yaml.MappingNode):
+        return json.dumps(_as_json(node), ensure_ascii=False)
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError(f"must be {_describe(hint)}, not a list or a group")
     return _convert_text(node.value, hint)
@@ -124,6 +128,30 @@ def _convert_tuple(node: yaml.Node, parameters: tuple[object, ...]) -> tuple[obj
     return tuple(_convert(item, hint) for item, hint in zip(node.value, parameters, strict=True))
 
 
+def _as_json(node: yaml.Node) -> object:
+    """Return a node as JSON has it: what is not quoted and reads as a number, true, false or null in JSON is one."""
+    if isinstance(node, yaml.MappingNode):
+        found = {_as_key(key): _as_json(value) for key, value in node.value}
+        if len(found) < len(node.value):
+            raise ValueError("names a key twice")
+        return found
+    if isinstance(node, yaml.SequenceNode):
+        return [_as_json(item) for item in node.value]
+    assert isinstance(node, yaml.ScalarNode), "there is no other kind"
+    if node.style is not None:
+        return node.value
+    try:
+        return json.loads(node.value)
+    except json.JSONDecodeError:
+        return node.value
+
+
+def _as_key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("must have names as keys")
+    return str(node.value)
+
+
 def _convert_text(text: str, hint: object) -> object:
     if typing.get_origin(hint) is typing.Literal:
         for choice in typing.get_args(hint):
@@ -145,5 +173,11 @@ def _convert_text(text: str, hint: object) -> object:
 def _describe(hint: object) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
-    names: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    names: dict[object, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        JsonText: "JSON",
+    }
     return names.get(hint, str(hint))

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
+from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
     ActorConfig,
     AgentConfig,
@@ -542,6 +543,7 @@ def _check_value_models(config: PPOConfig) -> None:
 def _check_reward_source(config: PPOConfig) -> None:
     model, url = config.reward.model_name_or_path, config.reward.remote_url
     function = reward_function(config.reward)
+    weights = part_weights(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
     if not (model or url or config.train.agent):
@@ -556,6 +558,11 @@ def _check_reward_source(config: PPOConfig) -> None:
         )
     if not model:
         return
+    if weights:
+        raise UserError(
+            f"--reward.part_weights {config.reward.part_weights}: --reward.model_name_or_path {model} gives rewards without "
+            "parts; leave it out"
+        )
     if config.reward.request_fields:
         raise UserError(
             f"--reward.request_fields {' '.join(config.reward.request_fields)} is for requests to a reward server, and "

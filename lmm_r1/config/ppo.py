@@ -10,6 +10,7 @@ from lmm_r1.config.shared import (
     DataConfig,
     DeepSpeedConfig,
     EvalConfig,
+    JsonText,
     LoggerConfig,
     OptimizerConfig,
     TrainConfig,
@@ -92,7 +93,7 @@ class RewardConfig:
     remote_url: str | None = None
     """Address of the reward service's /get_reward, several are separated by commas; or a reward function: FILE.py, or
     FILE.py:NAME."""
-    function_kwargs: str | None = None
+    function_kwargs: JsonText | None = None
     """Further arguments of the reward function, as a JSON object."""
     score_key: str | None = None
     """Part of the reward function's result that is the score, for pass@k and dynamic filtering; None is the reward."""
@@ -112,6 +113,9 @@ class RewardConfig:
     """GPUs per machine that hold the reward model."""
     offload: bool = False
     """Keep the reward model in CPU memory while it is not needed."""
+    part_weights: JsonText | None = None
+    """How much named parts of the reward count, constant or scheduled over steps, as a JSON object:
+    {"format": 0.5, "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}."""
     clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range."""
     normalize_enable: bool = False
@@ -256,7 +260,7 @@ class ThoughtConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    options: str | None = None
+    options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
     max_turns: int = 6
     """Turns of the policy in an episode; each is of rollout.max_new_tokens at most, and all with the prompt of data.max_len."""

@@ -1,11 +1,13 @@
 """Groups of flags that reinforcement learning and supervised fine-tuning have in common."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
+JsonText = NewType("JsonText", str)
+"""A JSON object as text; in a YAML file it may stand as a mapping, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,8 @@ class Outcome:
     """One sentence with the row's place; None where there are completions."""
     seconds: float = 0.0
     """From the moment the engine got the prompt to its last completion."""
+    prompt_tokens: int | None = None
+    """As the model reads them; None where nobody counted."""
 
     def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Outcome:
         """Return it with each picture changed that its episodes have shown."""

@@ -29,6 +29,7 @@ from lmm_r1.generation.request import Request
 from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
+from remote_rm.answers.turn_format import turns_kept
 from remote_rm.verifier import Score
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class EpisodeRollout(GroupRollout):
         # A chat template that knows no turns stops the run here, and not each of its episodes.
         encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
+        self.paid_parts = environment.rewards
         self.limits = limits
         if limits.thought.forces:
             for text in (limits.thought.end, limits.thought.continue_with):
@@ -372,7 +374,13 @@ class EpisodeRollout(GroupRollout):
         assert played is not None, "an episode was played"
         rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}
         counts = {name: float(played.counts.get(name, 0)) for name in self.environment.counts}
+        kept = turns_kept(
+            [said.text for said in played.said if said.role == "assistant"], call_tags=self.environment.call_tags
+        )
         noted = {
+            **self.environment.derived(counts),
+            "turn_format": float(bool(kept) and all(kept)),
+            "kept_turns": sum(kept) / max(len(kept), 1),
             "turns": float(sum(said.role == "assistant" for said in played.said)),
             "shown_images": float(played.images),
             "over_turn": float(played.over_turn),
@@ -383,7 +391,7 @@ class EpisodeRollout(GroupRollout):
             earned -= self.limits.overturn_penalty
         if score is None:
             score = Score(reward=0.0, score=earned, parts={})
-        if twice := sorted((set(rewards) | set(counts)) & set(score.parts)):
+        if twice := sorted((rewards.keys() | counts.keys() | noted.keys()) & score.parts.keys()):
             raise UserError(
                 f"{self._place_of(sample.row)}: it and --reward.remote_url both give {', '.join(twice)}; leave the "
                 "environment to reward alone, without --reward.remote_url, or take another of the two"

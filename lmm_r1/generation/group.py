@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.errors import UserError
@@ -23,6 +24,7 @@ from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.scoring.functions import failure_told
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
+from lmm_r1.scoring.weighted_parts import weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
@@ -54,6 +56,8 @@ class GroupSettings:
     """How many of a group do on their way to the driver, from the first; None stands for all."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
+    part_weights: tuple[WeightedPart, ...] = ()
+    """What is added to the reward of each sample; nothing in an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,9 @@ class SampledGroup:
 
 class GroupRollout:
     """Generates groups on one engine, and scores them where a scorer is given."""
+
+    paid_parts: Collection[str] = ()
+    """The parts of the reward that it adds itself to what the scorer gives, at weight 1."""
 
     def __init__(
         self,
@@ -141,9 +148,10 @@ class GroupRollout:
                 async for sample in generated:
                     samples.append(sample)
                     if at_once is None:
-                        tasks.append(asyncio.create_task(self._scored(sample, opening.prompt, settings)))
+                        tasks.append(asyncio.create_task(self._weighted_score(sample, opening.prompt, settings)))
             if at_once is not None:
-                return await self._scored_at_once(samples, opening.prompt, at_once, settings)
+                scored = await self._scored_at_once(samples, opening.prompt, at_once, settings)
+                return [self._weighted(sample, settings) for sample in scored]
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
@@ -194,6 +202,16 @@ class GroupRollout:
             stops=stops,
             regex=regex,
         )
+
+    async def _weighted_score(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
+        return self._weighted(await self._scored(sample, prompt, settings), settings)
+
+    def _weighted(self, sample: Sample, settings: GroupSettings) -> Sample:
+        """Return a sample in whose reward its parts count as they are to."""
+        if not settings.part_weights:
+            return sample
+        reward = weighted(sample.scored, settings.part_weights, paid=self.paid_parts, location=sample.row.location)
+        return replace(sample, reward=reward)
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
         """Return a sample with its reward; without a scorer a reward model gives it later."""

@@ -69,7 +69,8 @@ class TransformersEngine:
             for (index, row), prompt, completions in zip(taken, prompts, samples, strict=True):
                 begun = self.codec.begun_with(row, prompt.engine_token_ids)
                 whole = tuple(completion.behind(begun) for completion in completions)
-                yield Outcome(index=index, row=row, completions=whole, seconds=seconds)
+                read = len(prompt.token_ids)
+                yield Outcome(index=index, row=row, completions=whole, seconds=seconds, prompt_tokens=read)
 
     def stream(
         self,

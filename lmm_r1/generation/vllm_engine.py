@@ -154,7 +154,13 @@ class VllmEngine:
             return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(self._completion(response).behind(begun) for response in request.responses)
-        return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
+        return Outcome(
+            index=index,
+            row=row,
+            completions=completions,
+            seconds=time.perf_counter() - began,
+            prompt_tokens=len(request.read_token_ids or ()),
+        )
 
     def _request(self, row: Row, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]) -> Request:
         encoded = self.codec.encode(row)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmm_r1.config.part_weights import WEIGHT_PREFIX
 from lmm_r1.records.metrics import MetricLog
 
 MAX_POINTS = 400
@@ -105,11 +106,15 @@ class Panel:
 
 
 def panels(metrics: MetricLog) -> list[Panel]:
-    """Return the panels of the known metrics that occur, ending with the seconds per phase."""
+    """Return the panels of the known metrics that occur, ending with the weights of parts and the seconds per phase."""
+    weighted = [name for name in metrics.names if name.startswith(WEIGHT_PREFIX)]
+    weights = PanelSpec(
+        title="Weights of reward parts", unit="", metrics=tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False
+    )
     phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
     timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
-    drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, timing)]
+    drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, weights, timing)]
     return [panel for panel in drawn if is_worth_showing(panel)]
 
 
@@ -157,10 +162,14 @@ def _mean_point(points: Points) -> Point:
 def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
     found = [(name, points) for name in spec.metrics if (points := metrics.series(name))]
     lines = (
-        drawn_line(points, smoothed=spec.smoothed, name=name.removeprefix(TIMING_PREFIX), color=color)
+        drawn_line(points, smoothed=spec.smoothed, name=_short(name), color=color)
         for color, (name, points) in enumerate(found, start=1)
     )
     return Panel(spec=spec, lines=tuple(lines))
+
+
+def _short(metric: str) -> str:
+    return metric.removeprefix(TIMING_PREFIX).removeprefix(WEIGHT_PREFIX)
 
 
 def drawn_line(

@@ -19,6 +19,7 @@ from lmm_r1 import cpu
 from lmm_r1.checkpoints.folder import step_of
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
+from lmm_r1.config.part_weights import part_weights
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
@@ -91,7 +92,9 @@ class KitPPOTrainer(BasePPOTrainer):
         self.folder = folder
         self.trackers = trackers or Trackers()
         self.console = Console(highlight=False)
-        self.generator = KitSamplesGenerator(self.args, engines, group_settings(config))
+        self.generator = KitSamplesGenerator(
+            self.args, engines, group_settings(config), part_weights=part_weights(config.reward)
+        )
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
@@ -371,6 +374,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
             "media_bytes": rollout.media_bytes,
+            **{part.metric: part.weight for part in rollout.part_weights},
         }
         self.folder.metrics(step, metrics)
         shown_rollouts = self._record_rollouts(step, groups)

@@ -14,6 +14,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
+from lmm_r1.config.part_weights import PartWeight, WeightedPart
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
@@ -40,6 +41,8 @@ class Rollout:
     """Prompts left out because they leave no room for a response."""
     filtered: int
     """Groups dropped by dynamic filtering."""
+    part_weights: tuple[WeightedPart, ...] = ()
+    """What parts of the rewards counted."""
 
     @property
     def locations(self) -> list[str]:
@@ -61,10 +64,18 @@ class Rollout:
 class KitSamplesGenerator:
     """Generates groups on all engines, the least busy first, and replaces the groups that are dropped."""
 
-    def __init__(self, args: SimpleNamespace, engines: Sequence[Any], settings: GroupSettings) -> None:
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        engines: Sequence[Any],
+        settings: GroupSettings,
+        *,
+        part_weights: Sequence[PartWeight] = (),
+    ) -> None:
         self.args = args
         self.vllm_engines = list(engines)
         self.settings = settings
+        self.part_weights = part_weights
         # When in the run what is generated next is scored; of groups that replace dropped ones it is the same.
         self.moment: Moment | None = None
 
@@ -74,7 +85,7 @@ class KitSamplesGenerator:
         Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
         never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
         """
-        settings = self.settings if self.moment is None else replace(self.settings, moment=self.moment)
+        settings = self._settings_of_step()
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
         groups: list[list[Sample]] = []
@@ -103,7 +114,20 @@ class KitSamplesGenerator:
         _check_parts(groups)
         _check_loss_tokens(groups)
         experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
-        return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
+        return Rollout(
+            experiences=experiences,
+            groups=groups,
+            overlong=overlong,
+            filtered=filtered,
+            part_weights=settings.part_weights,
+        )
+
+    def _settings_of_step(self) -> GroupSettings:
+        if self.moment is None:
+            assert not self.part_weights, "a weight is one of a step"
+            return self.settings
+        weights = tuple(weight.at(self.moment.step) for weight in self.part_weights)
+        return replace(self.settings, moment=self.moment, part_weights=weights)
 
     def why_dropped(self, *, filtered: int, overlong: int) -> str:
         """Return why a step's groups were dropped, and what can be done about it."""

@@ -15,14 +15,17 @@ def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[st
     """Return of each turn whether it keeps to the format.
 
     All but the last are one think block and then one or more tool calls, `<tool_call>...</tool_call>`; the last is what
-    `format_score` wants. White space may stand around the blocks, and nothing else; no turn both calls and answers.
+    `format_score` wants. White space may stand around the blocks, and nothing else; no turn both calls and answers. Without
+    call tags no turn calls, and each is what the last must be.
 
     Args:
         turns: what the policy said in each, with what the turn was begun with, and without end tokens.
         prompt: what the chat template opens each turn with, of which only a `<think>` at its end counts.
     """
-    calls = _Calls(call_tags)
     opened = [THINK + turn if prompt.rstrip().endswith(THINK) else turn for turn in turns]
+    if not call_tags:
+        return [format_score(turn) == 1.0 for turn in opened]
+    calls = _Calls(call_tags)
     return [calls.are_all_after_thinking(turn) for turn in opened[:-1]] + [
         format_score(turn) == 1.0 and not calls.are_named(turn) for turn in opened[-1:]
     ]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from remote_rm.service.middleware import RequestRecord
-from remote_rm.verifier import Score
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class Sampler:
         self._step = round(1 / share) if share else None
         self._seen = 0
 
-    def rollouts(self, items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
+    def rollouts(self, items: Sequence[Any], scores: Sequence[Any]) -> list[dict[str, Any]]:
         """Return those of the items whose turn it is, with their scores."""
         if self._step is None:
             return []
@@ -72,7 +71,7 @@ def open_access_log(file: Path | None) -> None:
     logger.propagate = False
 
 
-def _rollout(item: Any, score: Score) -> dict[str, Any]:
+def _rollout(item: Any, score: Any) -> dict[str, Any]:
     texts = {name: _clipped(text) for name, text in asdict(item).items() if text is not None}
     return texts | asdict(score)
 

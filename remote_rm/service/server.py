@@ -32,6 +32,18 @@ KEEP_ALIVE_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
+class Announced:
+    """What a service calls itself where it says where it listens, or why it cannot."""
+
+    name: str
+    path: str
+    """What clients are given behind host and port."""
+
+
+REWARD_SERVER = Announced(name="reward server", path="/get_reward")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
     """Where a service listens and what it takes on; the defaults stand at the flags in `serving_arguments`."""
 
@@ -93,7 +105,13 @@ class AnnouncingServer(uvicorn.Server):
     """A uvicorn server that says where it listens, once it does, and that finishes what it has before it stops."""
 
     def __init__(
-        self, config: uvicorn.Config, *, options: ListeningOptions, refuse: Callable[[], None], port: int
+        self,
+        config: uvicorn.Config,
+        *,
+        options: ListeningOptions,
+        refuse: Callable[[], None],
+        port: int,
+        announced: Announced,
     ) -> None:
         """Make a server.
 
@@ -104,6 +122,7 @@ class AnnouncingServer(uvicorn.Server):
         self._options = options
         self._refuse = refuse
         self._port = port
+        self._announced = announced
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application and the listener, then print the line that scripts wait for."""
@@ -112,7 +131,8 @@ class AnnouncingServer(uvicorn.Server):
             return
         if self._options.port_file is not None:
             write_atomically(self._options.port_file, text=f"{self._port}\n")
-        sys.stdout.write(f"reward server: http://{_reachable_host(self._options.host)}:{self._port}/get_reward\n")
+        address = f"http://{_reachable_host(self._options.host)}:{self._port}{self._announced.path}"
+        sys.stdout.write(f"{self._announced.name}: {address}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -151,21 +171,24 @@ def serve(verifier: Verifier, *, options: ServingOptions) -> None:
     serve_app(make_app, options=options)
 
 
-def serve_app(make_app: Callable[[str | None], FastAPI], *, options: ListeningOptions) -> None:
-    """Serve an application of `create_service` until SIGINT or SIGTERM; exits with code 1 if it cannot listen or start.
+def serve_app(
+    make_app: Callable[[str | None], FastAPI], *, options: ListeningOptions, announced: Announced = REWARD_SERVER
+) -> None:
+    """Serve an application until SIGINT or SIGTERM; exits with code 1 if it cannot listen or start.
 
     Args:
-        make_app: (token) -> application; called once the address is had, since it may take long.
+        make_app: (token) -> application, such as one of `create_service`, whose `state.refuse()` ends all that is open; called
+            once the address is had, since it may take long.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    token = _token(options.token_env)
-    _open_access_log(options.access_log)
-    listener = bind(options.host, port=options.port)
+    token = _token(options.token_env, announced)
+    _open_access_log(options.access_log, announced)
+    listener = bind(options.host, port=options.port, announced=announced)
     try:
         if options.port_file is not None:
-            _clear(options.port_file)
+            _clear(options.port_file, announced)
         app = make_app(token)
-        server = _server(app, options=options, port=listener.getsockname()[1])
+        server = _server(app, options=options, port=listener.getsockname()[1], announced=announced)
         # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         server.run(sockets=[listener])
@@ -175,7 +198,7 @@ def serve_app(make_app: Callable[[str | None], FastAPI], *, options: ListeningOp
         sys.exit(1)
 
 
-def _server(app: FastAPI, *, options: ListeningOptions, port: int) -> AnnouncingServer:
+def _server(app: FastAPI, *, options: ListeningOptions, port: int, announced: Announced) -> AnnouncingServer:
     limits = options.limits
     protocol = guarded_protocol(
         max_connections=connections_within(limits.max_connections), head_seconds=limits.head_seconds
@@ -190,17 +213,17 @@ def _server(app: FastAPI, *, options: ListeningOptions, port: int) -> Announcing
         # Where uvicorn has h11 only, whose own limit would answer a large head with 400 before the guard tells why.
         h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
     )
-    return AnnouncingServer(config, options=options, refuse=app.state.refuse, port=port)
+    return AnnouncingServer(config, options=options, refuse=app.state.refuse, port=port, announced=announced)
 
 
-def bind(host: str, *, port: int) -> socket.socket:
+def bind(host: str, *, port: int, announced: Announced) -> socket.socket:
     """Return a bound socket; exits with code 1 and one sentence where the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         sys.exit(
-            f"reward server: error: --host {host} is no address of this machine ({error}); choose another, "
+            f"{announced.name}: error: --host {host} is no address of this machine ({error}); choose another, "
             "such as 127.0.0.1"
         )
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,42 +232,42 @@ def bind(host: str, *, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         sys.exit(
-            f"reward server: error: cannot listen on {host}:{port} ({error.strerror}); "
+            f"{announced.name}: error: cannot listen on {host}:{port} ({error.strerror}); "
             "stop what uses that port, choose another --port, or let --port 0 pick a free one"
         )
     return listener
 
 
-def _token(name: str | None) -> str | None:
+def _token(name: str | None, announced: Announced) -> str | None:
     """The token in an environment variable; exits with code 1 and one sentence where it holds none."""
     if name is None:
         return None
     token = os.environ.get(name, "").strip()
     if not token:
         sys.exit(
-            f"reward server: error: --token-env {name}: the environment variable {name} is not set; "
+            f"{announced.name}: error: --token-env {name}: the environment variable {name} is not set; "
             f"export it, for example {name}=$(openssl rand -hex 16), or leave the flag out"
         )
     return token
 
 
-def _open_access_log(file: Path | None) -> None:
+def _open_access_log(file: Path | None, announced: Announced) -> None:
     try:
         open_access_log(file)
     except OSError as error:
         sys.exit(
-            f"reward server: error: --access-log {file} cannot be written ({error.strerror}); choose another place"
+            f"{announced.name}: error: --access-log {file} cannot be written ({error.strerror}); choose another place"
         )
 
 
-def _clear(port_file: Path) -> None:
+def _clear(port_file: Path, announced: Announced) -> None:
     """Remove the file of an earlier server; exits with code 1 and one sentence where none can be written."""
     try:
         port_file.parent.mkdir(parents=True, exist_ok=True)
         port_file.unlink(missing_ok=True)
     except OSError as error:
         sys.exit(
-            f"reward server: error: --port-file {port_file} cannot be written ({error.strerror}); choose another place"
+            f"{announced.name}: error: --port-file {port_file} cannot be written ({error.strerror}); choose another place"
         )
 
 

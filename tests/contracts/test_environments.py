@@ -76,6 +76,9 @@ def test_malformed_turns_are_always_answered(environment: Environment, asked: Ro
         assert set(answered.counts) <= set(environment.counts)
         assert set(answered.rewards) <= set(environment.rewards)
     assert not set(environment.counts) & set(environment.rewards), "each name is logged once"
+    derived = environment.derived(dict.fromkeys(environment.counts, 0.0))
+    assert derived.keys() == environment.derived(dict.fromkeys(environment.counts, 3.0)).keys()
+    assert not derived.keys() & {*environment.counts, *environment.rewards}
 
 
 @pytest.mark.parametrize(("name", "tag"), [("crop", "grounding"), ("tool", "tool_call")])

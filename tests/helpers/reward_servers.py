@@ -109,12 +109,16 @@ def unruly_command(folder: Path, *flags: str) -> list[str]:
     return [sys.executable, str(script), "--port", "0", *flags]
 
 
+def everything(env: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server: this one, in which modules are found, and more."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+
+
 @contextlib.contextmanager
 def running(command: list[str], *, env: dict[str, str] | None = None) -> Iterator[RunningServer]:
     """Start a server, wait until it listens, and end it afterwards."""
-    everything = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     with subprocess.Popen(
-        command, cwd=ROOT, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=everything(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         # Nobody reads the log, and a full pipe would stop the server.
         threading.Thread(target=process.stderr.read, daemon=True).start()

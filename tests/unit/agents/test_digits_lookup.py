@@ -103,3 +103,10 @@ def test_whatever_is_called_is_answered(text):
 def test_a_megabyte_of_anything_is_answered_shortly(text):
     (answered,) = play_episode(DigitsLookup(), ROW, call(text)).answers
     assert len(texts_of(answered.shown)) < 300
+
+
+def test_a_tool_was_used_where_a_cell_was_looked_up():
+    environment = DigitsLookup()
+    assert environment.call_tags == ("lookup",)
+    used = [environment.derived({"tool_calls": calls, "malformed_calls": 1.0}) for calls in (1.0, 2.0)]
+    assert used == [{"used_tool": 0.0}, {"used_tool": 1.0}]

@@ -297,3 +297,12 @@ def test_a_tool_that_hangs_costs_its_own_episode_the_deadline():
     # Nobody waited for it.
     assert [first for first, _ in finished] == [done] * 8 + [hang]
     assert finished[-1][1] >= 0.3
+
+
+def test_what_follows_from_the_counts_of_calls():
+    environment = ToolEnvironment([fail])
+    assert environment.call_tags == ("tool_call",)
+    counts = {"tool_calls": 4.0, "malformed_calls": 2.0, "failed_calls": 1.0}
+    assert environment.derived(counts) == {"used_tool": 1.0, "tool_execution": 0.25}
+    assert environment.derived(counts | {"failed_calls": 2.0}) == {"used_tool": 0.0, "tool_execution": 0.0}
+    assert environment.derived(dict.fromkeys(counts, 0.0)) == {"used_tool": 0.0, "tool_execution": 0.0}

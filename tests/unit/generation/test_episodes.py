@@ -14,6 +14,7 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Said, Sample
@@ -276,6 +277,7 @@ def test_what_the_environment_gives_is_added_to_the_score_of_the_last_turn():
     assert scorer.asked[0]["query"] == "u1+1?<end>\na5<end>\nuno<end>\na2<end>"
     assert (sample.scored.reward, sample.scored.score) == (1.75, 1.0)
     noted = {"turns": 2.0, "shown_images": 0.0, "over_turn": 0.0, "environment_failed": 0.0}
+    noted |= {"turn_format": 0.0, "kept_turns": 0.0}
     assert sample.scored.parts == {"accuracy": 1.0, "step": 0.75, "calls": 1.0, **noted}
 
 
@@ -343,6 +345,63 @@ def test_a_crop_that_the_policy_asks_for_is_shown_to_it_and_counted():
     wanted = {"tool_calls": 1.0, "malformed_calls": 0.0, "failed_calls": 0.0, "shown_images": 1.0, "turns": 2.0}
     assert {name: sample.scored.parts[name] for name in wanted} == wanted
     assert "observation_1" in sample.played.said[1][1]
+
+
+def weighing(**weights: float) -> GroupSettings:
+    parts = (WeightedPart(name=name, factors=(name,), weight=weight) for name, weight in weights.items())
+    return replace(SETTINGS, max_len=6000, part_weights=tuple(parts))
+
+
+@pytest.mark.parametrize(
+    ("weights", "reward"),
+    [
+        ({}, 1.0 + 0.75),
+        # 0.25 and 0.5 of the environment's at 2 in place of 1, and a call at 0.125 beside the scorer's 1.
+        ({"step": 2.0, "calls": 0.125}, 1.0 + 1.5 + 0.125),
+        ({"step": 0.0, "turns": -0.25}, 1.0 - 0.5),
+    ],
+)
+def test_what_an_environment_pays_and_counts_may_be_weighted(weights, reward):
+    (sample,), _ = play(
+        Scripted(told("no", rewards={"step": 0.25}, counts={"calls": 1}), Answered(rewards={"step": 0.5})),
+        [said("5"), said("2")],
+        scorer=LastTurnScorer(),
+        settings=weighing(**weights),
+    )
+    assert (sample.scored.reward, sample.scored.score) == (reward, 1.0)
+    assert sample.scored.parts["step"] == 0.75
+
+
+CALL = '<grounding>{"bbox_2d": [0, 0, 1, 1], "source": "original_image"}</grounding>'
+THOUGHT, ANSWER = "<think>t</think>", "<think>t</think><answer>2</answer>"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "kept"),
+    [(THOUGHT + CALL, ANSWER, 2), (CALL, ANSWER, 1), (THOUGHT + CALL, "2", 1), (CALL, "2", 0)],
+)
+def test_the_format_of_an_episode_is_that_of_all_its_turns(first, last, kept):
+    prompt = row(message("user", Image.new("RGB", (60, 40)), "?"), answer="2")
+    settings = replace(weighing(turn_format=0.5), sampling=replace(SETTINGS.sampling, max_new_tokens=400))
+    turns = [(first.encode(), "stop", "</grounding>"), said(last)]
+    (sample,), _ = play(load_environment("crop"), turns, prompt=prompt, settings=settings)
+    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (float(kept == 2), kept / 2)
+    assert sample.scored.reward == (0.5 if kept == 2 else 0.0)
+    assert (sample.scored.parts["used_tool"], sample.scored.parts["tool_execution"]) == (1.0, 1.0)
+
+
+def test_turns_of_an_environment_without_tools_think_and_answer_each():
+    (sample,), _ = play(Scripted(told("sure?"), OVER), [said(ANSWER), said(ANSWER)], settings=weighing())
+    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (1.0, 1.0)
+
+
+def test_a_name_that_scorer_and_environment_both_give_is_refused():
+    class Counting(LastTurnScorer):
+        async def reward(self, **request: Any) -> Score:
+            return Score(reward=1.0, score=1.0, parts={"turn_format": 1.0})
+
+    with pytest.raises(UserError, match="it and --reward.remote_url both give turn_format"):
+        play(Scripted(OVER), [said("2")], scorer=Counting())
 
 
 CROP = '<grounding>{"bbox_2d": [0.5, 0, 1, 0.5], "source": "original_image"}</grounding>'

@@ -13,6 +13,7 @@ from helpers.conversations import message, row
 from helpers.samples import media_ref
 from PIL import Image
 
+from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
@@ -368,3 +369,18 @@ def test_a_source_of_whole_rows_is_given_each_response_with_its_row_and_the_step
 def test_the_rows_place_stands_once_in_front_of_an_error(said):
     with pytest.raises(UserError, match="^rows.jsonl, line 1: no image file none.png$"):
         run(scorer=WholeRowScorer(UserError(said)))
+
+
+WEIGHTS = (WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),)
+
+
+def test_parts_count_in_the_reward_as_their_weights_of_the_step_say():
+    samples, _, _ = run(settings=replace(SETTINGS, part_weights=WEIGHTS))
+    rewards = {sample.response: sample.scored for sample in samples}
+    assert rewards["2"] == Score(reward=2.5, score=1.0, parts={"accuracy": 1.0})
+    assert rewards["345"].reward == 0.0
+
+
+def test_weights_hold_for_what_scores_whole_groups_and_an_unknown_part_is_told_with_the_row():
+    with pytest.raises(UserError, match="^rows.jsonl, line 1: --reward.part_weights names accuracy, and .* are: none"):
+        run(scorer=WholeGroupScorer(), settings=replace(SETTINGS, part_weights=WEIGHTS))

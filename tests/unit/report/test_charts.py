@@ -92,6 +92,16 @@ def test_a_seventh_phase_gets_a_chart_of_its_own():
     assert [panel.spec.title for panel in other_panels(metrics)] == ["timing/a"]
 
 
+def test_the_weights_of_reward_parts_are_drawn_together():
+    metrics = log(**{"part_weight/format": [0.5, 0.5], "part_weight/accuracy x used_tool": [0.0, -0.1]})
+
+    (panel,) = panels(metrics)
+
+    assert panel.spec.title == "Weights of reward parts"
+    assert [line.name for line in panel.lines] == ["format", "accuracy x used_tool"]
+    assert line_chart(panel).lines[1].last == "−0.1"
+
+
 def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
     assert [panel.spec.title for panel in panels(log(kl=[0.0, 0.0], reward=[1.0, 2.0]))] == ["Reward"]
     assert [panel.spec.title for panel in other_panels(log(kl=[0.0, 0.0]))] == ["kl"]

@@ -12,11 +12,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
+from lmm_r1.config.part_weights import part_weights
+from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.mismatch import ROWS_WITH
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
@@ -219,6 +222,30 @@ def test_the_media_of_a_micro_batch_are_one_entry_per_row():
     one, other = {"pixel_values": 1}, {"pixel_values": 2}
     assert media_per_row([[one, None], [None], other, None], "cpu") == {"media": [one, None, None, other, None]}
     assert media_per_row([], "cpu") == {"media": []}
+
+
+def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
+    asked: list[GroupSettings] = []
+
+    class Asked(ScriptedGenerator):
+        def generate(self, rows, settings):
+            asked.append(settings)
+            return super().generate(rows, settings)
+
+    args = SimpleNamespace(
+        algo=SimpleNamespace(dynamic_filtering_enable=False, dynamic_filtering_range=(0.0, 1.0)),
+        vllm=SimpleNamespace(enable_sleep=False),
+    )
+    weights = part_weights(RewardConfig(part_weights='{"accuracy": {"from": 1, "to": 0, "steps": 4}}'))
+    generator = Asked(args, [], SETTINGS, part_weights=weights)
+    item = row(message("user", "?"), answer="a")
+    # As a run that was resumed at step 2 begins.
+    generator.moment = Moment(step=3, held_out=False)
+    made = generator.rollout(PromptStream([item], seed=0, episodes=1), count=1)
+    generator.moment = Moment(step=3, held_out=True)
+    generator.evaluate([item], temperature=0.0, n_samples=1)
+    assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
+    assert made.part_weights == asked[0].part_weights
 
 
 def test_evaluation_plays_every_episode_by_itself_whatever_training_does():

@@ -11,6 +11,7 @@ from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run_folder import RunFolder
@@ -70,7 +71,10 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
         )
         assert (trainer.wandb_logger, trainer.tensorboard_logger) == (None, None)
         group = [sample("2", reward=1.0), sample("<b>", reward=0.0)]
-        rollout = Rollout(experiences=[SimpleNamespace(info={})] * 2, groups=[group], overlong=0, filtered=0)
+        weights = (WeightedPart(name="accuracy", factors=("accuracy",), weight=0.25),)
+        rollout = Rollout(
+            experiences=[SimpleNamespace(info={})] * 2, groups=[group], overlong=0, filtered=0, part_weights=weights
+        )
         status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5, "generated_samples": ["text", 1.0]}
         for step in (1, 2, 3):
             trainer._record(step, status | {"policy_loss": step / 4}, rollout)
@@ -83,6 +87,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     # Every second step, as --logger.logging_steps says, and the last one.
     assert shown["train/policy_loss"] == [(2, 0.5), (3, 0.75)]
     assert shown["train/reward"] == shown["train/accuracy"] == [(2, 0.5), (3, 0.5)]
+    assert shown["train/part_weight/accuracy"] == [(2, 0.25), (3, 0.25)]
     assert shown["eval/eval_test_pass1"] == [(3, 0.5)]
     assert [step for step, _ in shown["train/generated_samples_images/0_sample_0"]] == [2, 3]
     *_, first, second = texts_of_tensorboard(tmp_path / "tb/tried", "train/generated_samples/text_summary")[3].split(

@@ -89,3 +89,8 @@ def test_endless_repetition_is_read_in_linear_time(piece):
     started = time.perf_counter()
     turns_kept(["<think>a</think>" + piece * 20_000 + "x", ANSWER])
     assert time.perf_counter() - started < 1.0
+
+
+def test_without_call_tags_every_turn_answers():
+    assert turns_kept([ANSWER, CROP, ANSWER], call_tags=()) == [True, False, True]
+    assert turns_kept([ANSWER.removeprefix("<think>")], prompt="<think>", call_tags=()) == [True]

@@ -1,0 +1,156 @@
+"""`lmm-r1 serve_chat --model FOLDER --port 8000`: a checkpoint behind the OpenAI chat API, over HTTP."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmm_r1.cli.arguments import user_errors
+from lmm_r1.config.interactive_chat import ChatConfig, check
+from lmm_r1.errors import UserError
+from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from lmm_r1.chat.chat_model import ChatModel
+
+PROG = "lmm-r1 serve_chat"
+DESCRIPTION = (
+    "Serve a checkpoint, for text and images, with OpenAI's chat API: for evaluations elsewhere, or as the judge of the "
+    "verifier llm_judge. Answers come whole, not as streams."
+)
+PORT = 8000
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; an unknown flag or a bad value ends the process with code 2."""
+    args = parse_flags(build_parser(), argv)
+    with user_errors(PROG):
+        _serve(args)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser: the flags of the model, then those that every server has."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description=DESCRIPTION,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="CHECKPOINT", help="a folder or a hub name, or an adapter's folder"
+    )
+    parser.add_argument("--name", help="what requests call the model; by default as --model does")
+    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter to merge into the model")
+    parser.add_argument(
+        "--backend",
+        choices=("vllm", "transformers"),
+        default=ChatConfig.backend,
+        help="what generates: vLLM, or plain transformers, which takes every architecture and one request at a time",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=ChatConfig.dtype,
+        help="precision of the model; auto takes that of the weights",
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=positive(int),
+        metavar="TOKENS",
+        help="longest conversation with its answer; by default 8192, or what the model takes",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=positive(int),
+        default=ChatConfig.max_new_tokens,
+        metavar="TOKENS",
+        help="longest answer to a request that gives no max_tokens",
+    )
+    parser.add_argument(
+        "--max-images", type=int, default=ChatConfig.max_images, help="most images in one conversation"
+    )
+    parser.add_argument(
+        "--max-videos", type=int, default=ChatConfig.max_videos, help="most videos in one conversation"
+    )
+    _add_engine_arguments(parser)
+    parser.add_argument(
+        "--image-root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder below which images and videos that requests name by their path are read; may be given several times",
+    )
+    parser.add_argument("--allow-urls", action="store_true", help="fetch images that requests name by an http(s) URL")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
+    )
+    add_listening_arguments(parser)
+    parser.set_defaults(port=PORT)
+    return parser
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=positive(int),
+        default=ChatConfig.tensor_parallel_size,
+        help="GPUs over which vLLM splits the model",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=positive(float),
+        default=ChatConfig.gpu_memory_utilization,
+        help="share of a GPU's memory for vLLM",
+    )
+    parser.add_argument("--enforce-eager", action="store_true", help="run vLLM without CUDA graphs")
+    parser.add_argument("--seed", type=int, default=ChatConfig.seed, help="seed of the sampling")
+
+
+def _serve(args: argparse.Namespace) -> None:
+    for root in args.image_root:
+        if not root.is_dir():
+            raise UserError(f"--image_root {root}: no such folder; check the path")
+    config = ChatConfig(
+        model=args.model,
+        adapter=args.adapter,
+        backend=args.backend,
+        max_model_len=args.max_model_len,
+        max_images=args.max_images,
+        max_videos=args.max_videos,
+        dtype=args.dtype,
+        tensor_parallel_size=args.tensor_parallel_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+        seed=args.seed,
+        trust_remote_code=args.trust_remote_code,
+    )
+    check(config)
+    from lmm_r1.chat.chat_api import ChatService, create_app
+    from lmm_r1.chat.chat_model import load_model, model_name
+    from lmm_r1.chat.served_model import ServedModel
+    from lmm_r1.data.sent_prompt import MediaAccess
+    from remote_rm.service.server import Announced, ListeningOptions, serve_app
+
+    options = ListeningOptions.from_arguments(args)
+
+    def load() -> "ChatModel":
+        return load_model(config)
+
+    def make_app(token: str | None) -> "FastAPI":
+        service = ChatService(
+            ServedModel(load, max_waiting=options.limits.max_queued_items),
+            name=args.name or model_name(config),
+            media=MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls),
+            max_new_tokens=args.max_new_tokens,
+            max_choices=options.limits.max_request_items,
+        )
+        return create_app(service, limits=options.limits, token=token, log_sample_share=options.log_sample_share)
+
+    serve_app(make_app, options=options, announced=Announced(name="chat server", path="/v1"))
+
+
+if __name__ == "__main__":
+    main()

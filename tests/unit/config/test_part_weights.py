@@ -1,0 +1,126 @@
+"""`--reward.part_weights`: constants, schedules and products, and what is refused."""
+
+import json
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.cli.yaml_file import YamlError, parse_settings
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.config.part_weights import part_weights
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def weights_at(value: object, *steps: int) -> list[float]:
+    (weight,) = part_weights(RewardConfig(part_weights=json.dumps({"format": value})))
+    return [round(weight.at(step).weight, 6) for step in steps]
+
+
+def test_a_constant_holds_in_every_step():
+    assert weights_at(0.5, 1, 2, 10**9) == [0.5] * 3
+    assert weights_at({"weight": -1}, 1, 7) == [-1.0] * 2
+    assert part_weights(RewardConfig()) == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights"),
+    [
+        # 4 steps from 0.8: a quarter of the way in each; (1 - cos(pi / 4)) / 2 = 0.146447.
+        (None, [0.8, 0.6, 0.4, 0.2, 0.0, 0.0]),
+        ("linear", [0.8, 0.6, 0.4, 0.2, 0.0, 0.0]),
+        ("cosine", [0.8, 0.682843, 0.4, 0.117157, 0.0, 0.0]),
+        ("step", [0.8, 0.8, 0.8, 0.8, 0.0, 0.0]),
+    ],
+)
+def test_a_schedule_begins_with_the_first_step_and_has_ended_behind_its_last(shape, weights):
+    schedule = {"from": 0.8, "to": 0, "steps": 4} | ({} if shape is None else {"shape": shape})
+    assert weights_at(schedule, 1, 2, 3, 4, 5, 100) == weights
+
+
+def test_a_weight_depends_on_the_step_alone_so_that_a_resumed_run_goes_on_with_it():
+    config = RewardConfig(part_weights='{"a": {"from": 0, "to": 1, "steps": 10}}')
+    first, resumed = part_weights(config), part_weights(config)
+    assert [one.at(6) for one in first] == [one.at(6) for one in resumed]
+    assert first[0].at(6).weight == 0.5
+
+
+def test_a_product_of_parts_is_one_part_and_may_have_a_most():
+    right, calls = part_weights(
+        RewardConfig(part_weights='{"accuracy * used_tool": 0.5, "tool_calls": {"weight": 0.2, "at_most": 5}}')
+    )
+    assert (right.factors, right.at(1).metric) == (("accuracy", "used_tool"), "part_weight/accuracy x used_tool")
+    earned = [right.at(1).earned({"accuracy": acc, "used_tool": used}) for acc in (0.0, 1.0) for used in (0.0, 1.0)]
+    assert earned == [0.0, 0.0, 0.0, 0.5]
+    assert [calls.at(1).earned({"tool_calls": count}) for count in (0.0, 3.0, 9.0)] == pytest.approx([0.0, 0.6, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"a": 1, "a": 2}', "gives a twice"),
+        ('{"a * b": 1, "b*a": 2}', r"names one part twice, as 'a \* b' and 'b\*a'"),
+        ('{"a *": 1}', r"names the part 'a \*'"),
+        ('{"a": "0.5"}', "'a': '0.5' is no finite number"),
+        ('{"a": true}', "'a': True is no finite number"),
+        ('{"a": NaN}', "'a': nan is no finite number"),
+        ('{"a": {"from": 1, "to": 0}}', "'a' lacks steps"),
+        ('{"a": {}}', "'a' lacks from, to, steps"),
+        ('{"a": {"from": 1, "to": 0, "steps": 0}}', "'a', steps: 0 must be a whole number from 1 up"),
+        ('{"a": {"from": 1, "to": 0, "steps": 2.5}}', "'a', steps: 2.5 must be"),
+        ('{"a": {"from": 1, "to": 0, "steps": 3, "shape": "sine"}}', "'sine' is none of linear, cosine, step"),
+        ('{"a": {"from": 1, "to": 0, "step": 3}}', "unknown key 'step'; the keys are weight, from, to, steps"),
+        ('{"a": {"weight": 1, "steps": 3}}', "has weight and steps; give a constant or a schedule"),
+        ('{"a": {"weight": 1, "at_most": Infinity}}', "'a', at_most: inf is no finite number"),
+    ],
+)
+def test_what_is_no_weight_is_refused_with_its_place(text, said):
+    with pytest.raises(UserError, match=f"^--reward.part_weights .*{said}"):
+        part_weights(RewardConfig(part_weights=text))
+
+
+FLAGS = {
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "data.prompt_dataset": "rows.jsonl",
+    "rollout.batch_size": 1,
+    "rollout.n_samples_per_prompt": 2,
+    "train.batch_size": 2,
+}
+
+
+def test_weights_are_read_before_anything_starts_and_need_a_source_of_parts():
+    served = FLAGS | {"reward.remote_url": "http://127.0.0.1:5000/get_reward"}
+    resolve(dotted.replace(PPOConfig(), served | {"reward.part_weights": '{"format": 0.5}'}))
+    with pytest.raises(UserError, match="--reward.part_weights \\[\\] must be a JSON object"):
+        resolve(dotted.replace(PPOConfig(), served | {"reward.part_weights": "[]"}))
+    modelled = FLAGS | {"reward.model_name_or_path": "rm", "reward.part_weights": '{"format": 0.5}'}
+    with pytest.raises(UserError, match="--reward.model_name_or_path rm gives rewards without parts; leave it out"):
+        resolve(dotted.replace(PPOConfig(), modelled))
+
+
+def test_a_yaml_file_may_hold_them_as_a_mapping_or_as_text():
+    known = dotted.leaf_types(PPOConfig)
+    nested = """
+reward:
+  part_weights:
+    format: 0.5
+    accuracy * used_tool: 1e-1
+    tool_calls: {from: 0.2, to: 0, steps: 100, shape: cosine}
+"""
+    expected = {
+        "format": 0.5,
+        "accuracy * used_tool": 0.1,
+        "tool_calls": {"from": 0.2, "to": 0, "steps": 100, "shape": "cosine"},
+    }
+    found = parse_settings(nested, known, source="run.yaml")
+    assert json.loads(found["reward.part_weights"]) == expected
+    text = f"reward.part_weights: '{json.dumps(expected)}'"
+    assert json.loads(parse_settings(text, known, source="run.yaml")["reward.part_weights"]) == expected
+    with pytest.raises(YamlError, match="^run.yaml:2: reward.part_weights names a key twice$"):
+        parse_settings("reward.part_weights:\n  {a: 1, a: 2}", known, source="run.yaml")
