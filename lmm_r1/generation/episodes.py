@@ -18,6 +18,7 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
 from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
 from lmm_r1.generation.request import Request, Response
@@ -36,6 +37,8 @@ class _Play:
     engine_ids: list[int]
     """All tokens as the engine takes them, one placeholder per image."""
     images: list[Image.Image]
+    image_ids: tuple[str, ...]
+    """The engine is sent all images in every turn, and need not look at their pixels each time."""
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
@@ -75,6 +78,7 @@ class EpisodeRollout(GroupRollout):
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
         """Yield the group's episodes, without rewards, as they end; raises UserError where a turn does not come whole."""
+        opening = replace(opening, prompt=await self.in_thread(with_image_ids, opening.prompt))
         tasks = [
             asyncio.create_task(self._episode(engine, opening, settings, number=number))
             for number in range(settings.sampling.n_samples)
@@ -94,6 +98,7 @@ class EpisodeRollout(GroupRollout):
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
             images=list(opening.prompt.images),
+            image_ids=opening.prompt.image_ids,
             segments=[opening.segment],
             begun=opening.begun,
         )
@@ -131,6 +136,7 @@ class EpisodeRollout(GroupRollout):
             images=play.images,
             media=None,
             videos=play.opening.prompt.videos,
+            image_ids=play.image_ids,
         )
         parameters = self._parameters(
             settings,
@@ -180,6 +186,7 @@ class EpisodeRollout(GroupRollout):
         play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
         play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
         play.images = [*play.images, *encoded.images]
+        play.image_ids = (*play.image_ids, *encoded.image_ids)
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
         pictures = tuple(part for part in answered.shown if isinstance(part, ImagePart)) if settings.pictures else ()
@@ -202,7 +209,7 @@ class EpisodeRollout(GroupRollout):
         ]
         message = Message(role=answered.role, parts=tuple(answered.shown))
         turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
-        return without_end(turn, response.token_ids)
+        return with_image_ids(without_end(turn, response.token_ids))
 
     def _note(self, play: _Play, answered: Answered) -> None:
         """Add up what a turn has earned and counted; raises UserError for a name that the environment does not state."""

@@ -88,7 +88,7 @@ class GroupRollout:
         self.codec = codec
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
-        # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
+        # Runs a function elsewhere than in the event loop, which images would hold up.
         self.in_thread = in_thread
         # Takes media to where the models' workers find them.
         self.store = store

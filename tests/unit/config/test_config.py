@@ -139,6 +139,13 @@ def test_an_environment_may_give_the_rewards_alone():
     assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
 
 
+def test_engines_keep_what_episodes_have_read_unless_the_user_says_otherwise():
+    episodes = {"train__agent": "a.py", "reward__remote_url": None}
+    assert resolve(ppo(**episodes)).vllm.enable_prefix_caching
+    assert not resolve(ppo(**episodes, agent__prefix_caching=False)).vllm.enable_prefix_caching
+    assert not resolve(ppo()).vllm.enable_prefix_caching
+
+
 def test_engines_that_share_no_gpu_do_not_sleep(caplog):
     with caplog.at_level(logging.WARNING):
         assert resolve(ppo(vllm__enable_sleep=True)).vllm.enable_sleep is False
