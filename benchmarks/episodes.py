@@ -1,6 +1,6 @@
 """Generated tokens per second of episodes with a tool, against the same tokens without one; JSON on the last line.
 
-python benchmarks/episodes.py --episodes 16 --turns 12 --new-tokens 96 [--output benchmarks/results/episodes.json]
+python benchmarks/episodes.py --episodes 16 --turns 12 --new-tokens 32 [--output benchmarks/results/episodes.json]
 
 Episodes run on the engine of a CPU's rollout worker, with a checkpoint of random weights: each turn is of exactly so many
 tokens, is read as a call of the environment `tool` (text) or `crop` (images), and answered. What is compared, in turns:
@@ -54,11 +54,11 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what the tool answers with")
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--turns", type=int, default=12, help="of each episode")
-    parser.add_argument("--new-tokens", type=int, default=96, help="of each turn")
+    parser.add_argument("--new-tokens", type=int, default=32, help="of each turn")
     parser.add_argument("--image-side", type=int, default=448, help="pixels of each side of the picture of a prompt")
     parser.add_argument("--crop-pixels", type=int, default=112 * 112, help="of a crop, as it is shown")
     parser.add_argument(
-        "--repeats", type=int, default=5, help="of which medians are taken, after one that is left out"
+        "--repeats", type=int, default=3, help="of which medians are taken, after one that is left out"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--no-prefix-caching", action="store_true", help="as with --agent.no_prefix_caching")

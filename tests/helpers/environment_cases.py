@@ -92,7 +92,7 @@ def _box(draw: Draw) -> list[float]:
 
 
 def _source(draw: Draw) -> str:
-    return draw.choice(("original_image", "original_image", "original_image_1", "observation_1", "observation_2"))
+    return draw.choice(("original_image", "original_image_1", "original_image_1", "original_image_1", "observation_1"))
 
 
 def _grounding(draw: Draw) -> str:
