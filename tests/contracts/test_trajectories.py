@@ -19,7 +19,7 @@ from helpers.environment_cases import CASES
 from helpers.packed_batches import Batch, DoubleThroughout, log_probs_of
 from helpers.random_policies import RandomPolicy, Spoken
 from helpers.tiny_models import encode, make_actor
-from helpers.trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoint, packed_sample
+from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoint, packed_sample
 
 from lmm_r1.agents.registry import ENVIRONMENTS
 from lmm_r1.data.sample import Sample
