@@ -80,10 +80,8 @@ def make_batch(
     """Return a batch of `samples` responses to each of several prompts, all of which differ."""
     noise = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    prompts = [_prompt(kit, processor, sizes, noise=noise) for sizes in groups]
-    banned = {*kit.banned_token_ids(config, kit.tokenizer_of(processor)), *kit.tokenizer_of(processor).all_special_ids}
-    # From 3 on: some tokenizers' special tokens stand there and are not in their list.
-    ordinary = torch.tensor([token for token in range(3, len(kit.tokenizer_of(processor))) if token not in banned])
+    prompts = [prompt_of(kit, processor, sizes, noise=noise) for sizes in groups]
+    ordinary = ordinary_tokens(kit, processor, config)
     rows, lengths = [], []
     for prompt, sizes in zip(prompts, groups, strict=True):
         for length in _spread(sizes.responses, samples):
@@ -105,9 +103,18 @@ def make_batch(
     )
 
 
-def _prompt(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.Random) -> EncodedPrompt:
+def ordinary_tokens(kit: LmmKit, processor: Any, config: Any) -> torch.Tensor:
+    """Return the ids that a policy may sample and that are no special tokens."""
+    tokenizer = kit.tokenizer_of(processor)
+    banned = {*kit.banned_token_ids(config, tokenizer), *tokenizer.all_special_ids}
+    # From 3 on: some tokenizers' special tokens stand there and are not in their list.
+    return torch.tensor([token for token in range(3, len(tokenizer)) if token not in banned])
+
+
+def prompt_of(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.Random) -> EncodedPrompt:
+    """Return a prompt of about as many tokens, with its image."""
     question = f"Question {noise.randrange(10**6)}."
-    images = [] if sizes.image_side is None else [_picture(sizes.image_side, noise=noise)]
+    images = [] if sizes.image_side is None else [noise_picture(sizes.image_side, noise=noise)]
 
     def encode(text: str) -> EncodedPrompt:
         parts = (*(ImagePart(image) for image in images), TextPart(text))
@@ -120,7 +127,7 @@ def _prompt(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.Ran
     return encode(question + SENTENCE * missing) if missing else bare
 
 
-def _picture(side: int, *, noise: random.Random) -> Image.Image:
+def noise_picture(side: int, *, noise: random.Random) -> Image.Image:
     """Return coloured noise in large squares."""
     pixels = Image.frombytes("RGB", (NOISE_SIDE, NOISE_SIDE), noise.randbytes(3 * NOISE_SIDE * NOISE_SIDE))
     return pixels.resize((side, side), Image.Resampling.NEAREST)

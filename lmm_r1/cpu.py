@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmm_r1 import loading
 from lmm_r1.errors import UserError
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
@@ -117,6 +118,7 @@ def worker_environment() -> dict[str, str]:
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
+    loading.begin()
     if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -127,6 +129,7 @@ def prepare_process() -> None:
 
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
+    loading.begin()
     if own_cuda():
         return
     import torch
@@ -176,3 +179,35 @@ def prepare_training() -> None:
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     # OpenRLHF names "cuda" as the mesh's device type.
     openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
+
+
+def take_seeds() -> None:
+    """Let vLLM's engine in this process take requests with seeds of their own.
+
+    Where a prompt is read in several parts, what was drawn behind each but the last is drawn again: vLLM turns the
+    request's generator back by an offset, which those of a CPU do not have.
+    """
+    if own_cuda():
+        return
+    import numpy as np
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if hasattr(CPUModelRunner, "_lmm_r1_bookkeeping"):
+        return
+    bookkeeping = CPUModelRunner._bookkeeping_sync
+
+    def rewound(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self.input_batch
+        generators = batch.generators
+        for place in np.nonzero(self.discard_request_mask.np[: batch.num_reqs])[0]:
+            if int(place) in generators:
+                # Nothing of it is kept yet: the first token comes behind the whole prompt.
+                generators[int(place)].manual_seed(generators[int(place)].initial_seed())
+        batch.generators = {}
+        try:
+            return bookkeeping(self, *args, **kwargs)
+        finally:
+            batch.generators = generators
+
+    CPUModelRunner._lmm_r1_bookkeeping = bookkeeping
+    CPUModelRunner._bookkeeping_sync = rewound

@@ -13,7 +13,7 @@ from lmm_r1.agents.bad_call import BadCall, quoted
 from lmm_r1.agents.calls import CROP
 from lmm_r1.agents.images import MOST_ASPECT, EpisodeImages, is_too_thin
 from lmm_r1.agents.tools import Tool, ToolResult
-from lmm_r1.data.messages import ImagePart
+from lmm_r1.data.turn_details import Cut, CutImage
 from lmm_r1.errors import UserError
 
 Coordinates = Literal["relative", "thousandths", "absolute"]
@@ -73,10 +73,11 @@ def crop_tool(*, coordinates: Coordinates = "relative") -> Tool:
         source = images.known(source)
         image = images.load(source)
         limits = _limits(images, source, coordinates=coordinates)
-        return _part(image, box_in_pixels(bbox_2d, limits=limits, size=image.size), source=source)
+        box = box_in_pixels(bbox_2d, limits=limits, size=image.size)
+        return _part(image, Cut(picture=images.number(source), name=source, box=box, size=image.size))
 
-    box = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {unit}."
-    return Tool(crop, name=CROP, descriptions={"bbox_2d": box, "source": _SOURCE})
+    described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {unit}."
+    return Tool(crop, name=CROP, descriptions={"bbox_2d": described, "source": _SOURCE})
 
 
 def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -> Tool:
@@ -109,8 +110,14 @@ def zoom_tool(*, coordinates: Coordinates = "relative", side: int = ZOOM_SIDE) -
         _check_thin((width, height), said=said)
         scale = max(1.0, max(images.shown_size(source)) / max(width, height))
         wanted = max(int(width * height * scale**2), images.bounds.min_pixels)
-        box = (left, upper, left + width, upper + height)
-        return _part(image, box, source=source, min_pixels=min(wanted, images.bounds.max_pixels))
+        cut = Cut(
+            picture=images.number(source),
+            name=source,
+            box=(left, upper, left + width, upper + height),
+            size=image.size,
+            keypoint=(keypoint[0] / limits[0] * image.width, keypoint[1] / limits[1] * image.height),
+        )
+        return _part(image, cut, min_pixels=min(wanted, images.bounds.max_pixels))
 
     point = f"The point to look at as [x, y], {unit}."
     return Tool(zoom, descriptions={"keypoint": point, "source": _SOURCE})
@@ -154,11 +161,9 @@ def _window(center: float, *, side: int, pixels: int) -> tuple[int, int]:
     return min(max(round(center * pixels - width / 2), 0), pixels - width), width
 
 
-def _part(
-    image: Image.Image, box: tuple[int, int, int, int], *, source: str, min_pixels: int | None = None
-) -> ToolResult:
-    left, upper, right, lower = box
+def _part(image: Image.Image, cut: Cut, *, min_pixels: int | None = None) -> ToolResult:
+    left, upper, right, lower = cut.box
     return ToolResult(
-        text=f"A part of {source}, cut from {right - left} x {lower - upper} pixels of its full resolution.",
-        images=(ImagePart(image.crop(box), min_pixels=min_pixels),),
+        text=f"A part of {cut.name}, cut from {right - left} x {lower - upper} pixels of its full resolution.",
+        images=(CutImage(image.crop(cut.box), min_pixels=min_pixels, cut=cut),),
     )

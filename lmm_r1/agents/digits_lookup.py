@@ -11,6 +11,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.rewards import RunningParts, is_right, label_of
 from lmm_r1.agents.shown import with_parts
 from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.turn_details import CallOutcome
 from lmm_r1.errors import UserError
 
 TABLE_COLUMN = "table"
@@ -86,15 +87,16 @@ class _Looking(Episode):
             row, column = read_cell(calls[-1][1])
             told = f"Row {row}, column {column}: {look_up(row, column, self.row)}"
             self.carried_out += 1
-            malformed = 0
+            call = CallOutcome(tool="lookup", outcome="done")
         except ValueError as error:
             told = f"Nothing was looked up: {error}."
-            malformed = 1
+            call = CallOutcome(tool="lookup", outcome="malformed", problem=str(error))
         return Answered(
             shown=(TextPart(told),),
             prefill=self.prefill,
             rewards=self._pay(False),
-            counts={"tool_calls": 1, "malformed_calls": malformed},
+            counts={"tool_calls": 1, "malformed_calls": int(call.outcome == "malformed")},
+            calls=(call,),
         )
 
     def _pay(self, right: bool) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from PIL import Image
 
@@ -71,10 +73,21 @@ class EpisodeImages:
         self._loaded: dict[str, Image.Image] = {}
         self._lock = threading.Lock()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpisodeImages:
+        # The same pictures; what one adds the other has not seen.
+        other = copy(self)
+        other._parts, other._loaded = dict(self._parts), dict(self._loaded)
+        other._lock = threading.Lock()
+        return other
+
     @property
     def names(self) -> tuple[str, ...]:
         """The row's images, then the observations, in the order in which they were shown."""
         return tuple(self._parts)
+
+    def number(self, name: str) -> int:
+        """Return the place of an image in `names`, from 0; raises BadCall where there is none."""
+        return self.names.index(self.known(name))
 
     def known(self, name: str) -> str:
         """Return the name of an image as it stands in `names`; raises BadCall where there is none."""

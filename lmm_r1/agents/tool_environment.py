@@ -14,11 +14,13 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.agents.tools import Tool, ToolFailed, ToolResult, as_tools
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, images_of
+from lmm_r1.data.turn_details import CallEnd, CallOutcome
 from lmm_r1.errors import UserError
 
 MIN_PIXELS, MAX_PIXELS = 40_000, 2_000_000
 SIDE_MULTIPLE = 28
 TOOL_CALLS, MALFORMED_CALLS, FAILED_CALLS = COUNTS = ("tool_calls", "malformed_calls", "failed_calls")
+_COUNTED: dict[CallEnd, str] = {"malformed": MALFORMED_CALLS, "failed": FAILED_CALLS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,9 @@ class ToolOutcome:
     """Those that the result's images were given."""
     problem: str = ""
     """What went wrong, as a clause; empty where nothing did."""
-    count: str = TOOL_CALLS
-    """The count that it adds to, beside the calls."""
+    tool: str = ""
+    """The name of the tool; empty where the call names none that there is."""
+    end: CallEnd = "done"
 
 
 class ToolEnvironment(Environment):
@@ -142,28 +145,34 @@ class ToolEpisode(Episode):
         written = written_calls(turn.text, self._environment.formats)
         taken = written[: self._environment.calls_per_turn]
         parts: list[Part] = []
+        calls: list[CallOutcome] = []
         for call in taken:
             outcome = await self._outcome(call)
             counts[TOOL_CALLS] += 1
-            if outcome.problem:
-                counts[outcome.count] += 1
+            if outcome.end != "done":
+                counts[_COUNTED[outcome.end]] += 1
+            calls.append(CallOutcome(tool=outcome.tool, outcome=outcome.end, problem=outcome.problem))
             parts += self._environment.answered(outcome)
         if len(written) > len(taken):
             parts.append(TextPart(self._environment.ignored(len(written) - len(taken))))
         if not parts:
-            return Answered(counts=counts)
-        return Answered(shown=merged_texts(parts), prefill=self._environment.prefill, counts=counts)
+            return Answered(counts=counts, calls=tuple(calls))
+        shown = merged_texts(parts)
+        return Answered(shown=shown, prefill=self._environment.prefill, counts=counts, calls=tuple(calls))
 
     async def _outcome(self, written: WrittenCall) -> ToolOutcome:
+        name = ""
         try:
             call = written.read()
             tool = self._environment.tool(call.name)
+            name = tool.name
             result = await tool.call(call.arguments, images=self._images, row=self._row)
         except BadCall as error:
-            return ToolOutcome(problem=str(error), count=MALFORMED_CALLS)
+            return ToolOutcome(problem=str(error), tool=name, end="malformed")
         except ToolFailed as error:
-            return ToolOutcome(problem=f"the tool failed: {error}", count=FAILED_CALLS)
-        return ToolOutcome(result=result, names=tuple(self._images.add(image) for image in result.images))
+            return ToolOutcome(problem=f"the tool failed: {error}", tool=name, end="failed")
+        names = tuple(self._images.add(image) for image in result.images)
+        return ToolOutcome(result=result, names=names, tool=name)
 
 
 def explained_tools(tools: Sequence[Tool], *, has_images: bool) -> str:

@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -216,4 +216,4 @@ def _image(value: Image.Image | ImagePart) -> ImagePart:
         raise ToolFailed("it returned an image that cannot be read") from error
     if min(image.size) < 1 or is_too_thin(image.size):
         raise ToolFailed(f"it returned an image of {image.width} x {image.height} pixels, which cannot be shown")
-    return ImagePart(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels)
+    return replace(part, source=image)

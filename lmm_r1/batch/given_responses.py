@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lmm_r1.batch.trajectories import MESSAGES
 from lmm_r1.data.files import SkippedRow, read_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
@@ -69,6 +70,10 @@ def _outcome(
         return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
     if not isinstance(listed, list) or not listed:
         raise UserError(f'{location}: "{RESPONSES_KEY}" must be a list with at least one response')
+    if any(isinstance(response, Mapping) and MESSAGES in response for response in listed):
+        raise UserError(
+            f"{location}: the row holds episodes of several turns, and what scores responses here scores single ones"
+        )
     completions = tuple(_completion(response, location, count_tokens) for response in listed)
     return Outcome(index=index, row=row, completions=completions)
 

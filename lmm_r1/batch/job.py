@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmm_r1.batch.row_log import INDEX, RowLog
+from lmm_r1.batch.trajectories import episode_fields, with_earned
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row
+from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -37,6 +40,8 @@ def run_job(
 ) -> JobTotals:
     """Write every outcome to the log, in `order`, as soon as all before it are written.
 
+    The pictures of episodes go to the folder beside it as they come, and wait in no memory.
+
     Args:
         outcomes: one for each index in `order`, in any order.
 
@@ -44,14 +49,16 @@ def run_job(
         UserError: the log cannot be written.
     """
     totals = JobTotals()
-    for outcome in in_order(outcomes, order=order):
+    pictures = PictureFolder.beside(log.path)
+    kept = (outcome.with_images(pictures.kept) for outcome in outcomes)
+    for outcome in in_order(kept, order=order):
         record = None
         reason = outcome.reason
         if reason is None:
             assert outcome.row is not None, "an outcome without a reason has its row"
             try:
                 scores = None if scorer is None else scorer.score(outcome.row, outcome.completions)
-                record = record_of(outcome, scores)
+                record = record_of(outcome, scores, folder=log.path.parent)
             except UserError as error:
                 reason = str(error)
         if record is None:
@@ -80,14 +87,20 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
     assert wanted is None, f"no outcome came for row {wanted}"
 
 
-def record_of(outcome: Outcome, scores: Sequence[Score] | None) -> dict[str, Any]:
-    """Return a row's line in the output."""
-    responses = [_response(completion) for completion in outcome.completions]
-    if scores is not None:
-        for response, score in zip(responses, scores, strict=True):
+def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path) -> dict[str, Any]:
+    """Return a row's line in the output, a file in `folder`; raises UserError for an episode that cannot be written."""
+    assert outcome.row is not None, "what was answered is a row"
+    given: Sequence[Score | None] = scores or [None] * len(outcome.completions)
+    responses = []
+    for completion, score in zip(outcome.completions, given, strict=True):
+        response = _response(completion)
+        if completion.played is not None:
+            score = with_earned(score, completion.played)
+            response |= episode_fields(completion.played, folder=folder, location=outcome.row.location)
+        if score is not None:
             timed_out = {"timed_out": 1.0} if score.timed_out else {}
             response |= {"reward": score.reward, "scores": {**score.parts, **timed_out}}
-    assert outcome.row is not None, "what was answered is a row"
+        responses.append(response)
     return {**row_fields(outcome.index, outcome.row), "responses": responses, "seconds": round(outcome.seconds, 4)}
 
 

@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from lmm_r1.batch.given_responses import load_responses
 from lmm_r1.batch.job import JobTotals, run_job
 from lmm_r1.batch.row_log import INDEX, RowLog
 from lmm_r1.batch.selection import select
+from lmm_r1.batch.trajectories import MESSAGES, with_paths
 from lmm_r1.config.batch_inference import BatchConfig, check
+from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
 from lmm_r1.config.rows import row_reading
+from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.generation.adapter_merge import split_adapter
-from lmm_r1.generation.backends import Backend, check_backend, make_engine, prepare_process
-from lmm_r1.generation.engine import EngineSettings, Outcome, Responder, SamplingSettings
-from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.generation.backends import (
+    PLAIN_TRANSFORMERS,
+    Backend,
+    check_backend,
+    make_engine,
+    playing,
+    prepare_process,
+)
+from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
+from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
 # What may differ between two sessions of one job: it changes no response.
@@ -69,7 +84,9 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     """Do the job, or go on with it; raises UserError for what the user gave and for a full disk."""
     check(config)
     log = RowLog(config.output)
-    kept = {name: value for name, value in json.loads(_as_json(config)).items() if name not in NOT_KEPT}
+    # Outputs of single responses were begun without a word of episodes.
+    unused = EPISODE_FLAGS if config.agent is None else ()
+    kept = {name: value for name, value in json.loads(_as_json(config)).items() if name not in (*NOT_KEPT, *unused)}
     prepare_process()
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate
@@ -98,17 +115,21 @@ def _generate(
     rows, skipped = read.rows, read.skipped
     path, adapter = split_adapter(config.model, config.adapter)
     _check_models(config, path)
+    episodes = _episodes(config)
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
     plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told)
     if not todo:
         return plan, JobTotals()
+    if episodes is not None and first == 0:
+        PictureFolder.beside(log.path).clear()
+    shown_images = config.agent_max_images if episodes and _kit(config, path).takes_images else 0
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        max_images=max(len(images_of(row.messages)) for row in rows.values()),
+        max_images=max(len(images_of(row.messages)) for row in rows.values()) + shown_images,
         max_videos=max(len(videos_of(row.messages)) for row in rows.values()),
         batch_rows=config.batch_rows,
         tensor_parallel_size=config.tensor_parallel_size,
@@ -117,7 +138,7 @@ def _generate(
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
     )
-    with _scorer(config) as scorer, contextlib.closing(_responder(config, path, settings)) as engine:
+    with _scorer(config) as scorer, contextlib.closing(_responder(config, path, settings, episodes)) as engine:
         return plan, _run(config, plan, _outcomes(engine, todo, config), scorer=scorer, progress=progress)
 
 
@@ -195,13 +216,41 @@ def _left_out(row: SkippedRow) -> Outcome:
     return Outcome(index=row.index, reason=row.reason)
 
 
-def _responder(config: BatchConfig, path: str, settings: EngineSettings) -> Responder:
+def _responder(
+    config: BatchConfig, path: str, settings: EngineSettings, episodes: EpisodeSettings | None
+) -> Responder:
     backend = BACKENDS[config.eval_task]
     if config.engines > 1:
         from lmm_r1.generation.ray_engines import RayEngines
 
-        return RayEngines(backend, path, settings, count=config.engines)
-    return make_engine(backend, path, settings)
+        return RayEngines(backend, path, settings, count=config.engines, episodes=episodes)
+    return playing(make_engine(backend, path, settings), episodes)
+
+
+def _episodes(config: BatchConfig) -> EpisodeSettings | None:
+    """Return how episodes are played, None for single responses; raises UserError where they cannot be, or not be scored."""
+    if config.agent is None:
+        return None
+    limits = episode_limits(config)
+    episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
+    environment = episodes.environment()
+    if config.verifier is not None:
+        verifier = verifier_from(config.verifier, flag="--verifier")
+        judged = verifier.failed_score(Item(prompt="", response="", label="")).parts
+        if twice := sorted(set(environment.rewards) & set(judged)):
+            raise UserError(
+                f"--agent {config.agent} and --verifier {config.verifier} both give {', '.join(twice)}; leave the "
+                "environment to reward alone, without --verifier, or take another of the two"
+            )
+    elif config.select is not None and not environment.rewards:
+        raise UserError(
+            f"--select {config.select} needs rewards, and the environment {environment.name} gives none: add --verifier math"
+        )
+    return episodes
+
+
+def _kit(config: BatchConfig, path: str) -> LmmKit:
+    return Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
 
 
 @contextlib.contextmanager
@@ -236,15 +285,27 @@ def _select(config: BatchConfig, log: RowLog) -> int:
             min_margin=config.min_margin,
         )
     )
+    start, end = config.output.absolute().parent, config.selected.absolute().parent
+    rows = [_moved(row, start=start, end=end) for row in rows]
     write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
+
+
+def _moved(row: dict[str, Any], *, start: Path, end: Path) -> dict[str, Any]:
+    """Return a selected row whose pictures have paths from its own file's folder, where they had them from the output's."""
+
+    def path_from_there(path: str) -> str:
+        return path if os.path.isabs(path) else os.path.relpath(start / path, end)
+
+    return {**row, MESSAGES: with_paths(row[MESSAGES], path_from_there)} if MESSAGES in row else row
 
 
 def _check_models(config: BatchConfig, path: str) -> None:
     """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
     model = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     if config.eval_task != "rm":
-        check_backend(BACKENDS[config.eval_task], model.kit, model=f"--model {path}")
+        instead = PLAIN_TRANSFORMERS if config.agent is None else "play episodes with a model that vLLM has"
+        check_backend(BACKENDS[config.eval_task], model.kit, model=f"--model {path}", instead=instead)
     check_pixel_bounds(config, model, model=f"--model {path}")
     for checkpoint in filter(None, (path, config.reward_model)):
         _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor

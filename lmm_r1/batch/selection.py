@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
+
+from lmm_r1.batch.trajectories import END, MESSAGES
 
 Selection = Literal["best_of_n", "rejection_sampling", "dpo_pairs"]
 
@@ -22,16 +25,18 @@ def select(
 
 
 def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
-    """Yield SFT rows of the best different responses that reach `min_reward`; none that was cut off.
+    """Yield SFT rows of the best different responses that reach `min_reward`; none that was cut off, or ended by a limit.
 
     Rejection sampling as in RAFT (arXiv 2304.06767).
     """
-    texts: set[str] = set()
+    found: set[tuple[str, ...]] = set()
     for response in _ranked(record):
-        if len(texts) == max_per_prompt or response["reward"] < min_reward:
+        if len(found) == max_per_prompt or response["reward"] < min_reward:
             return
-        if response["finish_reason"] == "stop" and response["text"] not in texts:
-            texts.add(response["text"])
+        is_whole = response["finish_reason"] == "stop" and response.get(END) in (None, "over")
+        written = _written(response)
+        if is_whole and written not in found:
+            found.add(written)
             yield _answered(record, response)
 
 
@@ -60,9 +65,17 @@ def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(record["responses"], key=lambda response: -response["reward"])
 
 
+def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the model wrote; of an episode, in each of its turns."""
+    if MESSAGES not in response:
+        return (response["text"],)
+    return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")
+
+
 def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
     turn = {"role": "assistant", "content": response["text"]}
-    return {"messages": [*record["prompt"], turn], "reward": response["reward"], **_origin(record)}
+    messages = response[MESSAGES] if MESSAGES in response else [*record["prompt"], turn]
+    return {"messages": messages, "reward": response["reward"], **_origin(record)}
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmm_r1.config.episodes import episode_limits
 from lmm_r1.config.interactive_chat import LONGEST_CONVERSATION, ChatConfig
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
+from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Engine, EngineSettings
+from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from lmm_r1.generation.episode_engine import EpisodeEngine
 
 logger = logging.getLogger(__name__)
 _OPENED_THOUGHT = "<think>"
@@ -34,6 +38,10 @@ class ChatModel:
     max_videos: int
     opens_thought: bool
     """Whether the chat template begins each answer with `<think>`, which the model then does not write."""
+    episodes: EpisodeEngine | None = None
+    """Plays them on the same engine, where an environment answers the model's turns."""
+    pictures: PictureFolder | None = None
+    """Where those are written that the environment shows."""
 
     def check_media(self, messages: Sequence[Message], *, more_images: int = 0, more_videos: int = 0) -> None:
         """Raise UserError where a conversation with more images or videos in it could not be answered."""
@@ -74,7 +82,7 @@ def _longest(model_config: PretrainedConfig) -> int:
 def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
     from lmm_r1.generation.adapter_merge import split_adapter
-    from lmm_r1.generation.backends import make_engine, prepare_process
+    from lmm_r1.generation.backends import make_engine, playing_engine, prepare_process
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.weight_files import check_weights
 
@@ -89,7 +97,7 @@ def load_model(config: ChatConfig) -> ChatModel:
         adapter=adapter,
         dtype=config.dtype,
         max_model_len=config.max_model_len or _longest(checkpoint.config),
-        max_images=max_images,
+        max_images=max_images + (config.agent_max_images if config.agent is not None and kit.takes_images else 0),
         max_videos=max_videos,
         batch_rows=1,
         tensor_parallel_size=config.tensor_parallel_size,
@@ -101,8 +109,17 @@ def load_model(config: ChatConfig) -> ChatModel:
     question = Message(role="user", parts=(TextPart("?"),))
     prompt = kit.render(processor, [question], add_generation_prompt=True)
     ending = checkpoint.tokenizer.decode(prompt[-_LAST_TOKENS:])
+    episodes = None
+    if config.agent is not None:
+        limits = episode_limits(config)
+        episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
+        # Before the engine is loaded, which takes long.
+        episodes.environment()
+    engine = make_engine(config.backend, path, settings)
     return ChatModel(
-        engine=make_engine(config.backend, path, settings),
+        engine=engine,
+        episodes=None if episodes is None else playing_engine(engine, episodes),
+        pictures=None if config.agent_pictures is None else PictureFolder(config.agent_pictures),
         name=model_name(config),
         takes_images=kit.takes_images,
         takes_videos=kit.takes_videos,

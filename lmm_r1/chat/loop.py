@@ -16,6 +16,7 @@ from lmm_r1.chat.attachments import dragged_image
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.commands import COMMANDS, SIGN, attach_images, run_command
 from lmm_r1.chat.conversation import SavedConversation, load
+from lmm_r1.chat.episodes import greeting
 from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
 from lmm_r1.chat.sampling import NAMES, Sampling
 from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
@@ -120,6 +121,8 @@ def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Sessi
         model = load_model(config)
     session = Session(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
     screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
+    if model.episodes is not None:
+        screen.say(greeting(model.episodes.environment.name))
     return session
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from lmm_r1.chat.attachments import Attachment
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.conversation import USER, Conversation, SavedConversation
+from lmm_r1.chat.episodes import EpisodeScreen, episode_account
 from lmm_r1.chat.sampling import Sampling
 from lmm_r1.chat.screen import Screen
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
@@ -97,17 +98,12 @@ class Session:
 
     def _answer(self, before: Conversation, question: Message) -> None:
         row = Row(messages=(*before.messages, question), answer="", datasource="default", location="this conversation")
-        writer = self.screen.answer(thinking=self.model.opens_thought)
         began = time.perf_counter()
         try:
             with self._interruption() as should_stop:
-                completion = self.model.engine.stream(
-                    row, self.sampling.for_one_answer(), on_text=writer.write, should_stop=should_stop
-                )
+                completion = self._completion(row, should_stop=should_stop)
         except UserError as error:
             raise UserError(f"{error}; {_NOT_ADDED}") from error
-        finally:
-            writer.close()
         seconds = time.perf_counter() - began
         self.stopped = completion.finish_reason == "aborted"
         if not completion.text.strip():
@@ -117,10 +113,32 @@ class Session:
         self.conversation = before
         self.screen.say(self._account(completion, seconds=seconds))
 
+    def _completion(self, row: Row, *, should_stop: Callable[[], bool]) -> Completion:
+        sampling = self.sampling.for_one_answer()
+        if self.model.episodes is None:
+            writer = self.screen.answer(thinking=self.model.opens_thought)
+            try:
+                return self.model.engine.stream(row, sampling, on_text=writer.write, should_stop=should_stop)
+            finally:
+                writer.close()
+        shown = EpisodeScreen(
+            self.screen,
+            environment=self.model.episodes.environment.name,
+            thinking=self.model.opens_thought,
+            pictures=self.model.pictures,
+        )
+        try:
+            return self.model.episodes.play(row, sampling, watcher=shown, should_stop=should_stop)
+        finally:
+            shown.end_turn()
+
     def _account(self, completion: Completion, *, seconds: float) -> str:
         tokens = completion.num_tokens
         assert tokens is not None, "an engine in this process counts"
         account = f"{tokens} {'token' if tokens == 1 else 'tokens'}, {tokens / seconds:.1f} tokens/s"
+        if self.model.episodes is not None:
+            limits, longest = self.model.episodes.settings.limits, self.sampling.max_new_tokens
+            return f"{account}, {episode_account(completion, limits, max_new_tokens=longest)}"
         if self.stopped:
             return f"{account}, stopped"
         if completion.finish_reason == "stop":

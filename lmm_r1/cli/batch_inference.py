@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 PROG = "lmm-r1 batch_inference"
 DESCRIPTION = (
-    "Generate responses to every row of a file, or score responses with a reward model; select the best of n, samples "
-    "to fine-tune on, or pairs for DPO. A killed job goes on where it was when the same command runs again. Rows that "
-    "cannot be used are left out and listed at the end, with exit code 3."
+    "Generate responses to every row of a file, play episodes on it with an environment (--agent), or score responses with "
+    "a reward model; select the best of n, samples to fine-tune on, or pairs for DPO. A killed job goes on where it was "
+    "when the same command runs again. Rows that cannot be used are left out and listed at the end, with exit code 3."
 )
 
 
@@ -41,8 +41,9 @@ def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
     else:
         before = f", {report.done_before} were done before" if report.done_before else ""
         left_out = f", {totals.skipped} left out" if totals.skipped else ""
+        what = "responses" if config.agent is None else "episodes"
         lines = [
-            f"{config.output}: {totals.rows} rows{before}{left_out}; {totals.responses} responses of {totals.tokens:,} "
+            f"{config.output}: {totals.rows} rows{before}{left_out}; {totals.responses} {what} of {totals.tokens:,} "
             f"tokens in {seconds:.1f} s"
         ]
     if report.selected is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
+from lmm_r1.config.episodes import EPISODE_FLAGS
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,
     EvaluateConfig,
@@ -199,6 +200,8 @@ def _finish(
 def _settings(config: EvaluateConfig, files: Sequence[MeasuredFile]) -> dict[str, object]:
     """The flags as they worked: what all files have in common stands here, what differs with each file only."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    if config.agent is None:
+        settings |= dict.fromkeys(EPISODE_FLAGS)
     for name in ("temperature", "n_samples", "max_new_tokens"):
         values = {file.sampling.get(name) for file in files}
         settings[name] = values.pop() if len(values) == 1 else None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
+from lmm_r1.config.episodes import EpisodeFlags, check_episodes
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
@@ -25,7 +26,7 @@ COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig(RowsConfig):
+class BatchConfig(RowsConfig, EpisodeFlags):
     eval_task: Literal["generate_vllm", "generate", "rm"] = "generate_vllm"
     """Generate through vLLM, generate through plain transformers, or score given responses with a reward model."""
     model: str
@@ -35,7 +36,7 @@ class BatchConfig(RowsConfig):
     data: str
     """Rows in any format that the trainers read; for `rm` an output of this command, or conversations."""
     output: Path
-    """JSON lines: one per row, in the order of the rows."""
+    """JSON lines: one per row, in the order of the rows; pictures of episodes go beside it, into STEM.images/."""
     overwrite: bool = False
     """Begin anew where the output exists."""
     split: str = "train"
@@ -43,15 +44,15 @@ class BatchConfig(RowsConfig):
     max_rows: int | None = None
     """Rows taken from the start of the file; None takes all."""
     n_samples: int = 1
-    """Responses per row."""
+    """Responses, or episodes, per row."""
     temperature: float = 0.0
     """Sampling temperature; 0 decodes greedily."""
     top_p: float = 1.0
     """Nucleus of the sampling."""
     max_new_tokens: int = 1024
-    """Longest response in tokens."""
+    """Longest response in tokens; of an episode, its longest turn."""
     max_model_len: int = 4096
-    """Longest prompt and response together, in tokens."""
+    """Longest prompt and response together, in tokens; of an episode, with all turns."""
     verifier: str | None = None
     """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
     composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
@@ -110,10 +111,27 @@ def check(config: BatchConfig) -> None:
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
     if config.verifier is not None:
         verifier_from(config.verifier, flag="--verifier")
+    _check_agent(config)
     _check_selection(config)
     check_creatable(config.output, flag="--output")
     if config.output.is_dir():
         raise UserError(f"--output {config.output} is a folder; name a file")
+
+
+def _check_agent(config: BatchConfig) -> None:
+    check_episodes(config, backend=f"--eval_task {config.eval_task}", vllm="--eval_task generate_vllm")
+    if config.agent is None:
+        return
+    if config.reward_model is not None:
+        raise UserError(
+            f"--agent {config.agent} with --reward_model {config.reward_model}: a reward model scores single responses; "
+            "give --verifier, or leave the rewards to the environment"
+        )
+    if config.select == "dpo_pairs":
+        raise UserError(
+            f"--agent {config.agent} with --select dpo_pairs: pairs are of single responses; take best_of_n or "
+            "rejection_sampling"
+        )
 
 
 def _check_selection(config: BatchConfig) -> None:
@@ -123,7 +141,8 @@ def _check_selection(config: BatchConfig) -> None:
         )
     if config.select is None or config.selected is None:
         return
-    if config.verifier is None and config.reward_model is None and config.eval_task != "rm":
+    # Of episodes the environment may give the rewards.
+    if config.verifier is None and config.reward_model is None and config.eval_task != "rm" and config.agent is None:
         raise UserError(f"--select {config.select} needs rewards: add --verifier math or --reward_model DIR")
     if config.select != "rejection_sampling" and config.n_samples == 1 and config.eval_task != "rm":
         raise UserError(f"--select {config.select} needs several responses per row; add --n_samples 8 --temperature 1")

@@ -7,6 +7,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
+from lmm_r1.config.episodes import EpisodeFlags, check_episodes, reward_part
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -25,7 +26,7 @@ REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RowsConfig):
+class EvaluateConfig(RowsConfig, EpisodeFlags):
     checkpoints: tuple[str, ...] = ()
     """Checkpoints or LoRA adapters as NAME=FOLDER, in the order of the table."""
     backend: Literal["vllm", "transformers"] = "vllm"
@@ -72,8 +73,8 @@ class EvaluateConfig(RowsConfig):
     """The checkpoint that the others are compared with; None takes the first."""
     verifiers: tuple[str, ...] = ()
     """Verifiers as `serve_verifier` names them, the accuracy being the first one's: `math`, `choice`, `list:unordered`,
-    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`; by default math for files, and each
-    suite's own."""
+    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`; of episodes also `agent:PART`, a part of
+    the environment's reward. By default that for files where it gives one, else math, and each suite's own."""
     k: tuple[int, ...] = ()
     """The k of pass@k and majority@k; by default the powers of two up to n_samples."""
     temperature: float | None = None
@@ -83,9 +84,9 @@ class EvaluateConfig(RowsConfig):
     n_samples: int | None = None
     """Responses per row, over which the accuracy is a mean; None takes each suite's own, and 1 for files."""
     max_new_tokens: int | None = None
-    """Longest response in tokens; None takes each suite's own, and 1024 for files."""
+    """Longest response in tokens, of an episode its longest turn; None takes each suite's own, and 1024 for files."""
     max_model_len: int = 4096
-    """Longest prompt and response together."""
+    """Longest prompt and response together; of an episode, with all turns."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
     judge_workers: int = 4
@@ -115,9 +116,11 @@ class EvaluateConfig(RowsConfig):
 def check(config: EvaluateConfig) -> None:
     """Raise UserError for what can be told from the flags alone."""
     if config.compare:
-        _refuse_both(config, "compare", ("checkpoints", "endpoint", "files", "suite", "rejudge"), "saved responses")
+        _refuse_both(
+            config, "compare", ("checkpoints", "endpoint", "files", "suite", "rejudge", "agent"), "saved responses"
+        )
     elif config.rejudge:
-        _refuse_both(config, "rejudge", ("checkpoints", "endpoint", "files", "suite"), "responses of others")
+        _refuse_both(config, "rejudge", ("checkpoints", "endpoint", "files", "suite", "agent"), "responses of others")
         _refuse_changed(
             config,
             (*ENGINE_FLAGS, *SAMPLING_FLAGS, "input_key", "label_key", "suite_data", "baseline"),
@@ -144,6 +147,7 @@ def check(config: EvaluateConfig) -> None:
     if config.output is not None and responses_path(config.output).is_dir():
         raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
+    _check_agent(config)
     if len(set(config.verifiers)) < len(config.verifiers):
         raise UserError(f"--verifiers {' '.join(config.verifiers)}: one of them is given twice; give each once")
     _check_numbers(config)
@@ -175,6 +179,18 @@ def _check_measurement(config: EvaluateConfig) -> None:
             config, ENGINE_FLAGS, "an endpoint has an engine of its own; what it takes goes into --endpoint_body"
         )
     endpoint_fields(config)
+
+
+def _check_agent(config: EvaluateConfig) -> None:
+    if config.agent is not None and config.endpoint is not None:
+        raise UserError(
+            f"--agent {config.agent} with --endpoint {config.endpoint}: episodes are played on an engine in this process; "
+            "give --checkpoints, and leave --endpoint out"
+        )
+    check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
+    judged = [verifier for verifier in config.verifiers if reward_part(verifier) is not None]
+    if judged and config.agent is None:
+        raise UserError(f"--verifiers {judged[0]} judges by an environment's reward; give --agent, too")
 
 
 def _refuse_both(config: EvaluateConfig, mode: str, names: tuple[str, ...], takes: str) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.config.checks import check_eager
+from lmm_r1.config.episodes import EpisodeFlags, check_episodes
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable
 
 LONGEST_CONVERSATION = 8192
 """Tokens of a conversation where `max_model_len` is None; never more than the model takes."""
@@ -14,7 +16,7 @@ NOT_NEGATIVE = ("max_images", "max_videos")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatConfig:
+class ChatConfig(EpisodeFlags):
     model: str
     """The checkpoint (a folder or a name on the hub), or an adapter's folder."""
     adapter: Path | None = None
@@ -30,13 +32,15 @@ class ChatConfig:
     top_p: float = 0.95
     """Nucleus of the sampling."""
     max_new_tokens: int = 2048
-    """Longest answer in tokens."""
+    """Longest answer in tokens; of an episode, its longest turn."""
     max_model_len: int | None = None
     """Longest conversation in tokens, the answer included; None is 8192, or with longrope as long as short factors hold."""
     max_images: int = 8
     """Most images in one conversation."""
     max_videos: int = 0
     """Most videos in one conversation, for models that take videos."""
+    agent_pictures: Path | None = None
+    """Folder to write the pictures to that the environment shows; None writes none."""
     history: Path | None = Path("~/.lmm_r1_history")
     """File with what was typed at the prompt, for the arrow keys; None keeps no history."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -63,5 +67,12 @@ def check(config: ChatConfig) -> None:
         if getattr(config, name) < 0:
             raise UserError(f"--{name} {getattr(config, name)}: must be 0 or more")
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
+    check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
+    if config.agent_pictures is not None:
+        if config.agent is None:
+            raise UserError(f"--agent_pictures {config.agent_pictures}: it is for episodes; give --agent, too")
+        check_creatable(config.agent_pictures, flag="--agent_pictures")
+        if config.agent_pictures.is_file():
+            raise UserError(f"--agent_pictures {config.agent_pictures} is a file; name a folder")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")

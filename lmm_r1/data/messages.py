@@ -1,7 +1,7 @@
 """The one row schema: chat messages of text, image and video parts, with an answer."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -76,6 +76,14 @@ def demonstration(row: Row) -> Row:
     if row.response is None:
         return row
     return replace(row, messages=(*row.messages, row.response), response=None, prefill="")
+
+
+def with_images(messages: Sequence[Message], change: Callable[[ImagePart], ImagePart]) -> tuple[Message, ...]:
+    """Return the messages with each image part changed."""
+    return tuple(
+        replace(one, parts=tuple(change(part) if isinstance(part, ImagePart) else part for part in one.parts))
+        for one in messages
+    )
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:

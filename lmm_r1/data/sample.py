@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from lmm_r1.data.messages import ImagePart, Row, to_json
+from lmm_r1.data.messages import ImagePart, Message, Row, to_json, with_images
+from lmm_r1.data.turn_details import CallOutcome
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Completion:
     """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
     finish_reason: FinishReason | Literal["unknown"]
     """`unknown` only for a response that was read from a file which does not say."""
+    played: Played | None = None
+    """Of an episode: `text` is then its last turn's, and `num_tokens` are those of all turns of the model."""
 
     def behind(self, prefill: str) -> Completion:
         """Return the response with what it was begun with in front of its text; the model wrote none of those tokens."""
@@ -60,11 +63,24 @@ class Segment:
     """The engine's, of each generated token; None where it was not asked for them."""
     media: MediaRef | None = field(default=None, compare=False)
     """The tensors for the training forward of the segment's images and videos, put once per group for a prompt's."""
+    constrained: bool = False
+    """Whether a regular expression bounded what could be sampled, in which case the loss leaves the tokens out.
+
+    The engine's log-probs are then those of a distribution that holds the allowed tokens alone, which the trainer does
+    not compute: a ratio of the two is none of two policies, and the choice between allowed tokens was not the policy's.
+    """
 
     def __post_init__(self) -> None:
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
+        if self.constrained:
+            assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether its tokens are loss tokens: sampled, and from the policy's own distribution."""
+        return self.kind == "generated" and not self.constrained
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,8 @@ class PlacedRef:
     start: int
     """The segment's first token in its sample, padding not counted: 0 for the prompt."""
     ref: MediaRef
+    end: int | None = None
+    """The token behind its last; None where nobody has said."""
 
     @property
     def key(self) -> Hashable:
@@ -89,6 +107,8 @@ class PlacedMedia:
     tensors: dict[str, torch.Tensor]
     ref_key: str | None = None
     """The key of the `MediaRef` that they came by; None for tensors that this process made itself."""
+    end: int | None = None
+    """As that of a `PlacedRef`."""
 
     @property
     def key(self) -> Hashable:
@@ -127,6 +147,10 @@ class Said(NamedTuple):
     """With the mark `<image>` in the place of each picture."""
     images: tuple[ImagePart, ...] = ()
     """The pictures of the marks, in their order; empty where they are not kept."""
+    calls: tuple[CallOutcome, ...] = ()
+    """What became of the calls in a turn of the policy."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """The parts of the reward that a turn of the policy has earned, with their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +165,27 @@ class Played:
     counts: Mapping[str, int]
     said: tuple[Said, ...]
     """The turns behind the prompt, the policy's and the environment's."""
+    number: int = 0
+    """Which of the episodes of its row it is."""
+    shown: tuple[Message, ...] = ()
+    """The prompt as the policy was shown it; empty where pictures are not kept."""
+    pictures: ray.ObjectRef | None = field(default=None, compare=False)
+    """Stands for `shown` and the pictures of `said` where they stay with the engine: see `picture_store`."""
 
     @property
     def over_turn(self) -> bool:
         """Whether a limit ended it, and not the policy or the environment."""
         return self.end in ("turns", "images", "tokens")
+
+    @property
+    def turns(self) -> int:
+        """How often the policy has spoken."""
+        return sum(said.role == "assistant" for said in self.said)
+
+    def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Played:
+        """Return it with each picture changed that was shown, those of the prompt too."""
+        said = tuple(one._replace(images=tuple(map(change, one.images))) for one in self.said)
+        return replace(self, said=said, shown=with_images(self.shown, change))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +225,8 @@ class Sample:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """Which tokens the policy generated, (T,): those that the loss is about."""
-        return [segment.kind == "generated" for segment in self.segments for _ in segment.token_ids]
+        """Which tokens the policy generated as it liked, (T,): those that the loss is about."""
+        return [segment.in_loss for segment in self.segments for _ in segment.token_ids]
 
     @property
     def action_ranges(self) -> list[tuple[int, int]]:
@@ -196,19 +236,21 @@ class Sample:
 
     @property
     def log_probs(self) -> list[float] | None:
-        """The engine's log-prob of each token, (T,), 0 for those that it did not generate; None where it gave none."""
+        """The engine's log-prob of each loss token, (T,), 0 for all others; None where it gave none."""
         if any(segment.log_probs is None for segment in self.generated):
             return None
-        return list(
-            chain.from_iterable(segment.log_probs or (0.0,) * len(segment.token_ids) for segment in self.segments)
-        )
+        known = (segment.log_probs if segment.in_loss else None for segment in self.segments)
+        pairs = zip(self.segments, known, strict=True)
+        return list(chain.from_iterable(given or (0.0,) * len(segment.token_ids) for segment, given in pairs))
 
     @property
     def media(self) -> tuple[PlacedRef, ...]:
         """The media of the segments that have some, in the order in which the model reads them."""
-        starts = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
-        places = zip(starts, self.segments, strict=False)
-        return tuple(PlacedRef(start, segment.media) for start, segment in places if segment.media is not None)
+        spans = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
+        places = zip(spans, self.segments, strict=True)
+        return tuple(
+            PlacedRef(start, segment.media, end=end) for (start, end), segment in places if segment.media is not None
+        )
 
     @property
     def generated_tokens(self) -> int:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.episodes import environment_scores, episode_of
 from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.generation.engine import Responder, SamplingSettings
 from lmm_r1.records.responses import JudgedResponse, Verdict
@@ -38,6 +40,7 @@ def answer_files(
     files: Mapping[str, Mapping[int, Row]],
     sampling: Mapping[str, SamplingSettings],
     report: Callable[[str], None],
+    pictures: PictureFolder | None = None,
 ) -> dict[str, AnsweredRows]:
     """Return what a model answers to the rows of each file; `report` gets a line now and then.
 
@@ -46,23 +49,31 @@ def answer_files(
     Args:
         make: gives the model's engine.
         model: as the lines name it.
+        pictures: where those go that episodes have shown.
     """
     with contextlib.closing(make()) as engine:
         return {
-            name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report)
+            name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report, pictures=pictures)
             for name, rows in files.items()
         }
 
 
 def _answers(
-    engine: Responder, rows: Mapping[int, Row], sampling: SamplingSettings, *, what: str, report: Callable[[str], None]
+    engine: Responder,
+    rows: Mapping[int, Row],
+    sampling: SamplingSettings,
+    *,
+    what: str,
+    report: Callable[[str], None],
+    pictures: PictureFolder | None,
 ) -> AnsweredRows:
     began = time.perf_counter()
     found: dict[int, tuple[Completion, ...]] = {}
     skipped: list[SkippedRow] = []
     for done, outcome in enumerate(engine.respond(rows.items(), sampling), start=1):
         if outcome.reason is None:
-            found[outcome.index] = outcome.completions
+            kept = outcome if pictures is None else outcome.with_images(pictures.kept)
+            found[outcome.index] = kept.completions
         else:
             skipped.append(SkippedRow(index=outcome.index, reason=outcome.reason))
         if done % REPORTED_ROWS == 0 or done == len(rows):
@@ -83,7 +94,7 @@ def judge_responses(
 
     Args:
         completions: by the row's place in the file.
-        judges: by verifier; they are running.
+        judges: by verifier, but for those that judge by an environment's reward; they are running.
     """
     asked = [
         (index, row_set.rows[index], sample, completion)
@@ -93,7 +104,11 @@ def judge_responses(
     items = [
         Item(prompt=question_of(row), response=completion.text, label=row.answer) for _, row, _, completion in asked
     ]
-    judged = {verifier: judges[verifier].judge(items) for verifier in row_set.file.verifiers}
+    played = [completion.played for _, _, _, completion in asked]
+    judged = {
+        verifier: judges[verifier].judge(items) if verifier in judges else environment_scores(verifier, played)
+        for verifier in row_set.file.verifiers
+    }
     return [
         JudgedResponse(
             checkpoint=checkpoint,
@@ -113,6 +128,7 @@ def judge_responses(
                 )
                 for verifier, scores in judged.items()
             },
+            episode=None if completion.played is None else episode_of(completion.played),
         )
         for place, (index, row, sample, completion) in enumerate(asked)
     ]

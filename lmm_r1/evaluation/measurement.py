@@ -7,22 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lmm_r1.config.episodes import episode_limits, reward_part
 from lmm_r1.config.evaluate import EvaluateConfig, answers_path, responses_path
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
+from lmm_r1.evaluation.episodes import check_reward_parts, default_verifiers
 from lmm_r1.evaluation.remote_models import remote_models
-from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, suite_rows
+from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.suites import get_suite
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.answer_log import AnswerLog
-from lmm_r1.generation.backends import check_backend, make_engine, prepare_process
+from lmm_r1.generation.backends import PLAIN_TRANSFORMERS, check_backend, make_engine, playing, prepare_process
 from lmm_r1.generation.endpoint import EndpointEngine
-from lmm_r1.generation.engine import EngineSettings, Responder, SamplingSettings
-from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Responder, SamplingSettings
+from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.records.responses import write_responses
@@ -38,6 +41,11 @@ def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: M
     """
     chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
     choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
+    episodes = episode_settings(config)
+    if episodes is not None:
+        environment = episodes.environment()
+        check_reward_parts(config.verifiers, environment)
+        choices = replace(choices, file_verifiers=default_verifiers(environment, otherwise=DEFAULT_VERIFIER))
     suites = [get_suite(name) for name in config.suite]
     recipes = {recipe.name: recipe for recipe in suites}
     if len(recipes) < len(suites):
@@ -70,16 +78,19 @@ def measure(
         checkpoints: paths by name; the models behind `--endpoint` come after them.
         report: gets a line now and then.
     """
-    verifiers = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
+    named = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
+    verifiers = [verifier for verifier in named if reward_part(verifier) is None]
     judges = {
         verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
         for verifier in verifiers
     }
     for row_set in row_sets:
-        for verifier in row_set.file.verifiers:
+        for verifier in filter(judges.__contains__, row_set.file.verifiers):
             judges[verifier].check_labels(list(row_set.rows.values()))
     if checkpoints:
         prepare_process()
+        if config.agent is not None:
+            _pictures(config).clear()
         _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
     remote = _remote(config, report=report)
     refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
@@ -110,7 +121,23 @@ class _Subject:
 def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowSet]) -> _Subject:
     base, _ = split_adapter(path, None)
     settings = _engine_settings(config, path, row_sets)
-    return _Subject(name=name, path=path, said=path, make=partial(make_engine, config.backend, base, settings))
+
+    def make() -> Responder:
+        return playing(make_engine(config.backend, base, settings), episode_settings(config))
+
+    return _Subject(name=name, path=path, said=path, make=make)
+
+
+def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
+    """Return how episodes are played, None where responses are single ones."""
+    if config.agent is None:
+        return None
+    return EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="small")
+
+
+def _pictures(config: EvaluateConfig) -> PictureFolder:
+    assert config.output is not None, "the checks ask for it where checkpoints answer"
+    return PictureFolder.beside(config.output)
 
 
 def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_Subject]:
@@ -150,6 +177,7 @@ def _measured(
             for row_set in row_sets
         },
         report=report,
+        pictures=None if config.agent is None else _pictures(config),
     )
     judged = {}
     # Only now, with the engine gone: judging would take the cores from it.
@@ -169,12 +197,16 @@ def _measured(
 
 
 def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:
+    base, adapter = split_adapter(path, None)
+    shown_images = 0
+    if config.agent is not None and kit_of(base, trust_remote_code=config.trust_remote_code).takes_images:
+        shown_images = config.agent_max_images
     rows = [row for row_set in row_sets for row in row_set.rows.values()]
     return EngineSettings(
-        adapter=split_adapter(path, None)[1],
+        adapter=adapter,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        max_images=max(len(images_of(row.messages)) for row in rows),
+        max_images=max(len(images_of(row.messages)) for row in rows) + shown_images,
         max_videos=max(len(videos_of(row.messages)) for row in rows),
         batch_rows=config.batch_rows,
         tensor_parallel_size=config.tensor_parallel_size,
@@ -190,7 +222,8 @@ def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], r
     for name, path in checkpoints.items():
         path, _ = split_adapter(path, None)
         checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
-        check_backend(config.backend, checkpoint.kit, model=f"--checkpoints {name}={path}")
+        instead = PLAIN_TRANSFORMERS if config.agent is None else "play episodes with a model that vLLM has"
+        check_backend(config.backend, checkpoint.kit, model=f"--checkpoints {name}={path}", instead=instead)
         check_pixel_bounds(config, checkpoint, model=f"--checkpoints {name}={path}")
         _ = checkpoint.processor
         check_weights(path)

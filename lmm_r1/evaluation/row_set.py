@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lmm_r1.config.episodes import reward_part
 from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
@@ -23,6 +24,8 @@ class Choices:
     """What the user chose over the defaults of a file or a suite; None and () leave them."""
 
     verifiers: tuple[str, ...] = ()
+    file_verifiers: tuple[str, ...] = (DEFAULT_VERIFIER,)
+    """Those of files, where none are chosen."""
     ks: tuple[int, ...] = ()
     temperature: float | None = None
     n_samples: int | None = None
@@ -46,14 +49,17 @@ class RowSet:
 
 def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = AS_THEY_ARE) -> RowSet:
     """Return the rows of a file; raises UserError where it cannot be read or none of its rows can be used."""
-    read = read_good_rows(path, max_rows=choices.max_rows, reading=reading)
+    verifiers = choices.verifiers or choices.file_verifiers
+    # A part of an environment's reward needs no answer.
+    judged = any(reward_part(verifier) is None for verifier in verifiers)
+    read = read_good_rows(path, max_rows=choices.max_rows, reading=reading, answer_required=judged)
     rows, undecodable = _decodable(read.rows, path=path)
     skipped = sorted([*read.skipped, *undecodable], key=lambda row: row.index)
     sampling = _chosen(Sampling(), choices)
     file = MeasuredFile(
         name=name,
         source=path,
-        verifiers=choices.verifiers or (DEFAULT_VERIFIER,),
+        verifiers=verifiers,
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
 
+from lmm_r1.evaluation.episodes import EpisodeScores, episode_scores
 from lmm_r1.records.responses import JudgedResponse, by_row
 from remote_rm.answers.choice import read_choice
 from remote_rm.answers.extraction import final_answer, format_score
@@ -42,6 +43,8 @@ class VerifierScores:
     """Responses that were not judged in time; they count as wrong."""
     ungradable_rows: int
     """Rows whose label this verifier cannot read; every answer to them is wrong."""
+    within_turns: dict[int, Estimate] = field(default_factory=dict)
+    """Of episodes, the share that is right and took so many turns at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +65,19 @@ class SampleScores:
     response_tokens: dict[str, float]
     """Quantiles by the names of `QUANTILES`, likewise; empty where none's were."""
     verifiers: dict[str, VerifierScores]
+    episodes: EpisodeScores | None = None
+    """Where the responses are the last turns of some."""
 
 
-def summarize(responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int]) -> SampleScores:
+def summarize(
+    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
+) -> SampleScores:
     """Return the scores of the responses to one or more rows of one file by one checkpoint.
 
     Args:
         verifiers: by whose verdicts; every response has theirs.
         ks: the k of pass@k and majority@k; no row may have fewer samples.
+        most_turns: so many turns are allowed at most in `within_turns`; 0 for single responses.
     """
     rows = by_row(responses)
     tokens = [response.response_tokens for response in responses if response.response_tokens is not None]
@@ -85,21 +93,24 @@ def summarize(responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], 
         response_tokens=(
             {name: float(np.quantile(tokens, share)) for name, share in QUANTILES.items()} if tokens else {}
         ),
-        verifiers={name: _verifier_scores(rows, verifier=name, ks=ks) for name in verifiers},
+        verifiers={name: _verifier_scores(rows, verifier=name, ks=ks, most_turns=most_turns) for name in verifiers},
+        episodes=episode_scores(responses),
     )
 
 
 def by_datasource(
-    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int]
+    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
 ) -> dict[str, SampleScores]:
     """Return `summarize` of each data source, in the order of first occurrence."""
     sources: dict[str, list[JudgedResponse]] = {}
     for response in responses:
         sources.setdefault(response.datasource, []).append(response)
-    return {name: summarize(own, verifiers=verifiers, ks=ks) for name, own in sources.items()}
+    return {name: summarize(own, verifiers=verifiers, ks=ks, most_turns=most_turns) for name, own in sources.items()}
 
 
-def _verifier_scores(rows: Sequence[Sequence[JudgedResponse]], *, verifier: str, ks: Sequence[int]) -> VerifierScores:
+def _verifier_scores(
+    rows: Sequence[Sequence[JudgedResponse]], *, verifier: str, ks: Sequence[int], most_turns: int
+) -> VerifierScores:
     verdicts = [[response.verdicts[verifier] for response in row] for row in rows]
     ballots = [
         [
@@ -115,7 +126,19 @@ def _verifier_scores(rows: Sequence[Sequence[JudgedResponse]], *, verifier: str,
         majority_at_k={k: majority_at_k(ballots, k=k) for k in ks},
         timed_out=sum(verdict.timed_out for row in verdicts for verdict in row),
         ungradable_rows=sum(row[0].parts.get("ungradable", 0.0) > 0 for row in verdicts),
+        within_turns={
+            turns: clustered_mean(
+                [[float(_solved(one, verifier=verifier, turns=turns)) for one in row] for row in rows]
+            )
+            for turns in range(1, most_turns + 1)
+        },
     )
+
+
+def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
+    """Whether a response is right and took so many turns at most."""
+    took = 1 if response.episode is None else response.episode.turns
+    return response.verdicts[verifier].right and took <= turns
 
 
 def pass_at_k(*, samples: int, right: int, k: int) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from lmm_r1 import loading
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Engine, EngineSettings
+from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings, Responder
 from lmm_r1.lmm_kits import LmmKit, kit_of
+
+if TYPE_CHECKING:
+    from lmm_r1.generation.episode_engine import EpisodeEngine
 
 Backend = Literal["vllm", "transformers"]
 # What can be done with a kit that vLLM does not have.
@@ -45,7 +49,30 @@ def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine
     if backend == "vllm":
         from lmm_r1.generation.vllm_engine import VllmEngine
 
+        loading.done()
         return VllmEngine(path, settings)
     from lmm_r1.generation.transformers_engine import TransformersEngine
 
+    loading.done()
     return TransformersEngine(path, settings)
+
+
+def playing(engine: Engine, episodes: EpisodeSettings | None) -> Responder:
+    """Return an engine that plays episodes on another one, or that one where there are none to play; raises as `playing_engine`."""
+    return engine if episodes is None else playing_engine(engine, episodes)
+
+
+def playing_engine(engine: Engine, episodes: EpisodeSettings) -> EpisodeEngine:
+    """Return an engine that plays episodes on another one.
+
+    Raises UserError where the environment cannot be had, or the checkpoint's chat template knows no turns.
+    """
+    from lmm_r1.generation.episode_engine import EpisodeEngine
+    from lmm_r1.generation.vllm_engine import VllmEngine
+
+    assert isinstance(engine, VllmEngine), "the commands take nothing else with episodes"
+    try:
+        return EpisodeEngine(engine, episodes)
+    except BaseException:
+        engine.close()
+        raise

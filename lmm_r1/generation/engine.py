@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from lmm_r1.data.messages import Row
+from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.registry import load_environment
+from lmm_r1.config.checks import agent_options
+from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 
 if TYPE_CHECKING:
@@ -52,6 +56,23 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """Which environment answers the turns of a checkpoint outside of training, and how far its episodes go."""
+
+    agent: str
+    """As `load_environment` takes it."""
+    limits: AgentConfig
+    seed: int
+    """Of the sampling: with it each turn is drawn alike again, whatever is played beside it."""
+    pictures: Literal["whole", "small"]
+    """How the pictures come along that an environment has shown: as they are, with the prompt, or small, to look at."""
+
+    def environment(self) -> Environment:
+        """Return the environment; raises UserError where it cannot be had."""
+        return load_environment(self.agent, options=agent_options(self.limits, flag="--agent_options"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How one row went: its completions, or why it could not be taken."""
 
@@ -63,6 +84,14 @@ class Outcome:
     """One sentence with the row's place; None where there are completions."""
     seconds: float = 0.0
     """From the moment the engine got the prompt to its last completion."""
+
+    def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Outcome:
+        """Return it with each picture changed that its episodes have shown."""
+        completions = (
+            one if one.played is None else replace(one, played=one.played.with_images(change))
+            for one in self.completions
+        )
+        return replace(self, completions=tuple(completions))
 
 
 class TokenEngine(Protocol):

@@ -12,15 +12,15 @@ from typing import Any
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, loading
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.data.messages import Row
-from lmm_r1.generation import media_store
+from lmm_r1.generation import media_store, picture_store
+from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -52,6 +52,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     ) -> None:
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
+        loading.done()
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=ENCODERS))
@@ -69,7 +70,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         if agent is None:
             self.groups = GroupRollout(**room)
         else:
-            self.groups = EpisodeRollout(
+            self.groups = BranchingRollout(
                 environment=load_environment(agent.name, options=agent_options(agent.settings)),
                 limits=agent.settings,
                 **room,
@@ -93,6 +94,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
         samples = await self.groups.run(self.llm, row, settings, weight_version=self.weight_version)
+        if settings.pictures:
+            samples = await self.groups.in_thread(picture_store.put_pictures, samples, settings.pictured)
         return SampledGroup(samples=samples)
 
     async def load_weights_from(self, folder: str) -> None:

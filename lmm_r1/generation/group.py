@@ -42,11 +42,16 @@ class GroupSettings:
     logprobs: bool
     """Whether the engine reports the log-probs of the sampled tokens."""
     ignore_eos: bool
-    overlong_prompts: Literal["error", "skip"]
+    overlong_prompts: Literal["error", "skip", "take"]
+    """What becomes of a prompt that leaves less room than `max_new_tokens`; `take` gives its responses what there is."""
     media: bool
     """Whether samples bring their media along, which nothing but training needs."""
+    branches: int = 1
+    """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
     pictures: bool = False
     """Whether episodes bring the pictures along that they were shown, for people to look at."""
+    pictured: int | None = None
+    """How many of a group do on their way to the driver, from the first; None stands for all."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
 
@@ -106,9 +111,9 @@ class GroupRollout:
             weight_version: of the engine.
         """
         shown = self.shown_row(row)
-        prompt = await self.in_thread(self.codec.encode, shown)
+        prompt = await self.in_thread(self.encoded_prompt, shown)
         room = settings.max_len - len(prompt.token_ids)
-        wanted = settings.sampling.max_new_tokens
+        wanted = 1 if settings.overlong_prompts == "take" else settings.sampling.max_new_tokens
         if room < (wanted or 1):
             if settings.overlong_prompts == "skip":
                 return []
@@ -148,6 +153,10 @@ class GroupRollout:
         """Return the row as the policy is shown it."""
         return row
 
+    def encoded_prompt(self, shown: Row) -> EncodedPrompt:
+        """Return the prompt of a row as it is shown; it may take long."""
+        return self.codec.encode(shown)
+
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
@@ -169,7 +178,13 @@ class GroupRollout:
         check_whole(request, opening.row)
 
     def _parameters(
-        self, settings: GroupSettings, *, max_tokens: int, n_samples: int | None = None, stops: Sequence[str] = ()
+        self,
+        settings: GroupSettings,
+        *,
+        max_tokens: int,
+        n_samples: int | None = None,
+        stops: Sequence[str] = (),
+        regex: str | None = None,
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -181,6 +196,7 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
+            regex=regex,
         )
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
@@ -250,15 +266,19 @@ def _placed(error: Exception, row: Row) -> str:
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
 
+class BrokenOff(UserError):
+    """The engine has not given a response whole."""
+
+
 def check_whole(request: Request, row: Row) -> None:
-    """Raise UserError where a response of a group did not end as responses do."""
+    """Raise BrokenOff where a response of a group did not end as responses do."""
     if broken := request.broken:
         ends = ", ".join(
             f"{count} never ended" if reason is None else f"{count} ended in {reason}"
             for reason, count in broken.items()
         )
         count = len(request.responses)
-        raise UserError(
+        raise BrokenOff(
             f"{row.location}: the engine gave {count - broken.total()} of {count} responses whole ({ends}), and a group "
             "is not learnt from in part; look at the engine's output with --logger.worker_logs"
         )

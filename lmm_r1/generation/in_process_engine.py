@@ -38,6 +38,11 @@ class InProcessEngine:
         """What OpenRLHF asks for the number of unfinished requests."""
         return self.engine.output_processor
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything; for who drives it from its own thread."""
+        return self.engine.has_unfinished_requests()
+
     async def generate(
         self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:

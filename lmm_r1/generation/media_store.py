@@ -40,6 +40,10 @@ def _with_tensors(row: SentMedia | SampleMedia, tensors: Mapping[str, Media]) ->
     if not isinstance(row, tuple):
         return row
     return tuple(
-        PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key) if isinstance(item, PlacedRef) else item
+        (
+            PlacedMedia(item.start, tensors[item.ref.key], ref_key=item.ref.key, end=item.end)
+            if isinstance(item, PlacedRef)
+            else item
+        )
         for item in row
     )

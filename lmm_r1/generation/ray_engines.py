@@ -15,8 +15,8 @@ from lmm_r1 import cpu
 from lmm_r1.cluster import nodes
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import Backend, make_engine, prepare_process
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.backends import Backend, make_engine, playing, prepare_process
+from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, SamplingSettings
 
 # Rows that an engine gets at a time; it has two such shares, so that it need not wait for the next.
 SHARE_ROWS = 32
@@ -24,10 +24,10 @@ SHARES_PER_ENGINE = 2
 
 
 class _EngineActor:
-    def load(self, backend: Backend, path: str, settings: EngineSettings) -> None:
+    def load(self, backend: Backend, path: str, settings: EngineSettings, episodes: EpisodeSettings | None) -> None:
         """Load the engine; not in the constructor, whose errors Ray hands on without their type."""
         prepare_process()
-        self.engine = make_engine(backend, path, settings)
+        self.engine = playing(make_engine(backend, path, settings), episodes)
 
     def respond(self, rows: list[tuple[int, Row]], sampling: SamplingSettings) -> list[Outcome]:
         return list(self.engine.respond(rows, sampling))
@@ -36,7 +36,15 @@ class _EngineActor:
 class RayEngines:
     """An engine that hands shares of its rows to several others."""
 
-    def __init__(self, backend: Backend, path: str, settings: EngineSettings, *, count: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        path: str,
+        settings: EngineSettings,
+        *,
+        count: int,
+        episodes: EpisodeSettings | None = None,
+    ) -> None:
         nodes.follow_cluster()
         _start_ray(count=count)
         actor = ray.remote(_EngineActor)
@@ -46,7 +54,7 @@ class RayEngines:
         seeds = (settings.seed + number for number in range(count))
         ray.get(
             [
-                actor.load.remote(backend, path, replace(settings, seed=seed))
+                actor.load.remote(backend, path, replace(settings, seed=seed), episodes)
                 for actor, seed in zip(self._actors, seeds, strict=True)
             ]
         )

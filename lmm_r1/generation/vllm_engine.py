@@ -6,12 +6,15 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from vllm import LLM
 
+from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
@@ -25,6 +28,10 @@ from lmm_r1.generation.sampling import sampling_params
 
 # Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
 RESPONSES_AT_ONCE = 256
+# While the engine has nothing to do, tools of episodes and the like are waited for, without a loop that spins.
+IDLE_TURNS = 10
+IDLE_S = 0.01
+LAST_TURNS = 10
 
 
 class VllmEngine:
@@ -50,18 +57,33 @@ class VllmEngine:
             arguments |= {"seed": settings.seed, "use_tqdm_on_load": False}
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
         self._loop = asyncio.new_event_loop()
+        # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end."""
+        return self.outcomes(rows, partial(self._outcome, sampling=sampling), responses_per_row=sampling.n_samples)
+
+    def outcomes(
+        self,
+        rows: Iterable[tuple[int, Row]],
+        outcome_of: Callable[[int, Row], Awaitable[Outcome]],
+        *,
+        responses_per_row: int,
+    ) -> Iterator[Outcome]:
+        """Yield what `outcome_of` returns for each (index, row), in the order in which they end.
+
+        It asks `engine` for tokens, for several rows at a time.
+        """
         source = iter(rows)
         ended: deque[Outcome] = deque()
 
         async def work() -> None:
             # Begins the next row where the last one ended, so that the engine's next step has it already.
             for index, row in source:
-                ended.append(await self._outcome(index, row, sampling))
+                ended.append(await outcome_of(index, row))
 
-        at_once = max(2, RESPONSES_AT_ONCE // sampling.n_samples)
+        at_once = max(2, RESPONSES_AT_ONCE // responses_per_row)
         workers = [self._loop.create_task(work()) for _ in range(at_once)]
         with closing(self._turns(workers)) as turns:
             for _ in turns:
@@ -89,23 +111,37 @@ class VllmEngine:
                     if piece := text.add(written):
                         on_text(piece)
 
-        with closing(self._turns([self._loop.create_task(hand_on())])) as turns:
-            for _ in turns:
-                if should_stop():
-                    break
+        self.run(hand_on(), should_stop=should_stop)
         if piece := text.rest():
             on_text(piece)
         return self._completion(request.responses[0])
+
+    def run(self, work: Coroutine[Any, Any, None], *, should_stop: Callable[[], bool]) -> None:
+        """See a coroutine through that asks `engine` for tokens; where it is to stop, it ends and its requests are aborted.
+
+        Raises what it raises.
+        """
+        with closing(self._turns([self._loop.create_task(work)])) as turns:
+            for _ in turns:
+                if should_stop():
+                    break
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function returns that may run beside the engine, one at a time; on a CPU it runs in its thread."""
+        if cpu.has_cuda():
+            return await self._loop.run_in_executor(self._beside, partial(function, *arguments))
+        return function(*arguments)
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
         self._end(asyncio.all_tasks(self._loop))
         self._loop.close()
+        self._beside.shutdown(wait=False)
         self.engine.engine.engine_core.shutdown()
         del self.engine
         gc.collect()
 
-    async def _outcome(self, index: int, row: Row, sampling: SamplingSettings) -> Outcome:
+    async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
             request = self._request(row, sampling, output_per="prompt")
@@ -140,9 +176,11 @@ class VllmEngine:
 
         Raises what a task raises; leaving early ends them all, and aborts their requests.
         """
+        idle_turns = 0
         try:
             while not all(task.done() for task in tasks):
-                self._turn()
+                self._turn(wait_s=IDLE_S if idle_turns > IDLE_TURNS else 0.0)
+                idle_turns = 0 if self.engine.has_work else idle_turns + 1
                 yield
                 for task in tasks:
                     if task.done():
@@ -150,8 +188,12 @@ class VllmEngine:
         finally:
             self._end(tasks)
 
-    def _turn(self) -> None:
-        self._loop.call_soon(self._loop.stop)
+    def _turn(self, *, wait_s: float = 0.0) -> None:
+        """Let the event loop do what is to be done now, or whatever comes within some seconds."""
+        if wait_s:
+            self._loop.call_later(wait_s, self._loop.stop)
+        else:
+            self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
 
     def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
@@ -159,6 +201,9 @@ class VllmEngine:
         for task in tasks:
             task.cancel()
         while not all(task.done() for task in tasks):
+            self._turn()
+        # What they have cancelled in their turn, the episodes of a row, lets its requests go.
+        for _ in range(LAST_TURNS):
             self._turn()
         for task in tasks:
             if not task.cancelled():

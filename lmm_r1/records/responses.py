@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,34 @@ class Verdict:
     def right(self) -> bool:
         """Whether the answer is right."""
         return self.parts.get("accuracy", self.score) > 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownTurn:
+    """One turn of an episode behind the prompt."""
+
+    role: str
+    text: str
+    """With the mark `<image>` in the place of each picture."""
+    images: tuple[str, ...] = ()
+    """Files with the pictures of the marks; in the file of responses, from its folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedEpisode:
+    """An episode, of which the response is the last turn."""
+
+    end: str
+    """`over`, or the limit that ended it: `turns`, `images`, `tokens`."""
+    turns: int
+    """Of the model."""
+    shown_images: int
+    """By the environment, beside those of the prompt."""
+    rewards: dict[str, float]
+    """The parts of the reward that the environment gave."""
+    counts: dict[str, int]
+    """What it counted: tool calls, malformed calls, moves."""
+    said: tuple[ShownTurn, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +79,8 @@ class JudgedResponse:
     """`stop`, `length`, or `unknown` of a response that was read from a file which does not say."""
     verdicts: dict[str, Verdict]
     """By verifier."""
+    episode: PlayedEpisode | None = None
+    """None of a single response."""
 
     @property
     def truncated(self) -> bool | None:
@@ -66,7 +97,7 @@ def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: 
         path.parent.mkdir(parents=True, exist_ok=True)
         if not append:
             path.write_bytes(b"")
-        append_json_lines(path, map(asdict, responses))
+        append_json_lines(path, (_record(response, folder=path.parent) for response in responses))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
 
@@ -79,7 +110,7 @@ def read_responses(path: Path) -> list[JudgedResponse]:
     for line in read_json_lines(path):
         if line.record is None:
             raise UserError(f"{line.place}: the line is cut short; evaluate again")
-        responses.append(_response(line.record, place=line.place))
+        responses.append(_response(line.record, place=line.place, folder=path.parent))
     if not responses:
         raise UserError(f"{path} holds no responses; evaluate again")
     return responses
@@ -93,7 +124,18 @@ def by_row(responses: Sequence[JudgedResponse]) -> list[list[JudgedResponse]]:
     return list(rows.values())
 
 
-def _response(record: dict[str, object], *, place: str) -> JudgedResponse:
+def _record(response: JudgedResponse, *, folder: Path) -> dict[str, object]:
+    """Return a response as a line of a file in `folder` holds it."""
+    record = asdict(response)
+    if response.episode is None:
+        del record["episode"]
+        return record
+    for turn in record["episode"]["said"]:
+        turn["images"] = [os.path.relpath(image, folder) for image in turn["images"]]
+    return record
+
+
+def _response(record: dict[str, object], *, place: str, folder: Path) -> JudgedResponse:
     verdicts = record.get("verdicts")
     if not isinstance(verdicts, dict) or not verdicts or not all(isinstance(said, dict) for said in verdicts.values()):
         raise UserError(f"{place}: verdicts must be an object by verifier; evaluate again")
@@ -110,7 +152,48 @@ def _response(record: dict[str, object], *, place: str) -> JudgedResponse:
         sample=count_field(record, "sample", place=place),
         response_tokens=_tokens(record, place=place),
         verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()},
+        episode=None if record.get("episode") is None else _episode(record["episode"], place=place, folder=folder),
     )
+
+
+def _episode(record: object, *, place: str, folder: Path) -> PlayedEpisode:
+    said = record.get("said") if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
+        raise UserError(f"{place}: an episode must be an object with the turns that were said; evaluate again")
+    return PlayedEpisode(
+        end=text_field(record, "end", place=place),
+        turns=count_field(record, "turns", place=place),
+        shown_images=count_field(record, "shown_images", place=place),
+        rewards=_numbers(record, "rewards", place=place),
+        counts={name: int(value) for name, value in _numbers(record, "counts", place=place).items()},
+        said=tuple(_turn(one, place=place, folder=folder) for one in said),
+    )
+
+
+def _turn(record: dict[str, object], *, place: str, folder: Path) -> ShownTurn:
+    images = record.get("images", [])
+    # A page is made of them, which may be passed on: no other file of this machine may get into it.
+    if not isinstance(images, list) or not all(isinstance(one, str) and _is_below(one) for one in images):
+        raise UserError(
+            f"{place}: the pictures of an episode must be files below the folder of this one; evaluate again"
+        )
+    return ShownTurn(
+        role=text_field(record, "role", place=place),
+        text=text_field(record, "text", place=place),
+        images=tuple(str(folder / one) for one in images),
+    )
+
+
+def _is_below(path: str) -> bool:
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def _numbers(record: dict[str, object], name: str, *, place: str) -> dict[str, float]:
+    values = record.get(name)
+    if not isinstance(values, dict):
+        raise UserError(f"{place}: {name} must be an object of numbers by name; evaluate again")
+    numbers = {key: number_field(values, key, place=f"{place}, {name}") for key in values}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _tokens(record: dict[str, object], *, place: str) -> int | None:

@@ -1,24 +1,29 @@
-"""rollouts.jsonl of a run folder: sampled responses with their prompts, whose images lie beside it."""
+"""rollouts.jsonl of a run folder: sampled responses and episodes with their prompts, whose images lie beside it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from io import BytesIO
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, get_args
 
 from lmm_r1.data import messages as data_messages
-from lmm_r1.data.images import load_image
-from lmm_r1.data.sample import Sample
+from lmm_r1.data.sample import EpisodeEnd, Sample
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import write_bytes_atomically
 from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
+from lmm_r1.records.conversations import Message, Turn, read_messages, read_turns, turn_record, write_message
 
 ROLLOUTS_FILE = "rollouts.jsonl"
-IMAGES_FOLDER = "images"
+END_WORDS: dict[str, str] = {
+    "over": "finished",
+    "turns": "out of turns",
+    "images": "out of pictures",
+    "tokens": "out of tokens",
+    "failed": "the environment failed",
+}
+"""How an episode has ended, by the name in its record."""
+assert set(END_WORDS) == set(get_args(EpisodeEnd))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,24 +34,36 @@ class SampledResponse:
     group: int
     """Responses to the same prompt within a step share this number."""
     response: str
+    """Of an episode, the policy's last turn."""
     label: str
     reward: float | None
     scores: Mapping[str, float | None]
-    """The named parts of the reward."""
+    """The named parts of the reward, and of an episode what is counted in it."""
     response_tokens: int
     truncated: bool
     weight_version: int | None = None
     """How many weight updates the engine had had; None in records of earlier versions."""
     held_out: bool = False
     """Whether it answers a row of the evaluation, and nothing was learnt from it."""
-    said: tuple[tuple[str, str], ...] = ()
-    """Of an episode, its turns behind the prompt as (role, text); empty for a single response."""
+    said: tuple[Turn, ...] = ()
+    """Of an episode, its turns behind the prompt; empty for a single response."""
     end: str | None = None
-    """How an episode has ended."""
+    """How an episode has ended: `EpisodeEnd`."""
+    masked: bool = False
+    """Whether nothing is learnt from an episode, and its group is compared without it."""
+    counts: Mapping[str, float | None] = field(default_factory=dict)
+    """What the environment has counted in an episode; `scores` has it, too."""
 
     @classmethod
-    def of(cls, sample: Sample, *, step: int, group: int, held_out: bool = False) -> SampledResponse:
-        """Return what is kept of a sample that has its reward."""
+    def of(
+        cls, sample: Sample, *, step: int, group: int, held_out: bool = False, said: tuple[Turn, ...] = ()
+    ) -> SampledResponse:
+        """Return what is kept of a sample that has its reward.
+
+        Args:
+            said: the turns of an episode, as the run folder keeps them.
+        """
+        played = sample.played
         return cls(
             step=step,
             group=group,
@@ -58,26 +75,16 @@ class SampledResponse:
             truncated=sample.truncated,
             weight_version=sample.weight_version,
             held_out=held_out,
-            said=() if sample.played is None else tuple((one.role, one.text) for one in sample.played.said),
-            end=None if sample.played is None else sample.played.end,
+            said=said,
+            end=None if played is None else played.end,
+            masked=sample.masked,
+            counts={} if played is None else played.counts,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One part of a message."""
-
-    kind: Literal["text", "image"]
-    value: str
-    """The text, or where the image lies: a path relative to the stage's folder, or a data URI."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    parts: tuple[Part, ...]
+def shown_messages(sample: Sample) -> tuple[data_messages.Message, ...]:
+    """Return a sample's prompt as the policy was shown it, as far as that is kept; else as its row has it."""
+    return sample.row.messages if sample.played is None else sample.played.shown or sample.row.messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,31 +130,10 @@ def append_rollout(
 
     The prompt's images are kept once each under images/; `location` names its row for messages.
     """
-    written = [_written_message(message, folder=folder, location=location) for message in messages]
-    append_json_lines(folder / ROLLOUTS_FILE, [{**asdict(response), "messages": written}])
+    written = [write_message(message, folder=folder, location=location) for message in messages]
+    said = [turn_record(turn) for turn in response.said]
+    append_json_lines(folder / ROLLOUTS_FILE, [{**asdict(response), "said": said, "messages": written}])
     return written
-
-
-def _written_message(message: data_messages.Message, *, folder: Path, location: str) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = []
-    for part in message.parts:
-        if isinstance(part, data_messages.ImagePart):
-            parts.append({"type": "image", "image": _written_image(part, folder=folder, location=location)})
-        elif isinstance(part, data_messages.VideoPart):
-            parts.append({"type": "video", "video": data_messages.describe_video(part)})
-        else:
-            parts.append({"type": "text", "text": part.text})
-    return {"role": message.role, "content": parts}
-
-
-def _written_image(part: data_messages.ImagePart, *, folder: Path, location: str) -> str:
-    buffer = BytesIO()
-    load_image(part, location=location).save(buffer, format="PNG")
-    name = f"{IMAGES_FOLDER}/{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.png"
-    target = folder / name
-    if not target.exists():
-        write_bytes_atomically(target, data=buffer.getvalue())
-    return name
 
 
 def read_rollouts(path: Path) -> RolloutLog:
@@ -167,59 +153,29 @@ def read_rollouts(path: Path) -> RolloutLog:
 
 
 def _rollout(record: dict[str, object], *, place: str) -> Rollout:
-    scores = record.get("scores", {})
-    if not isinstance(scores, dict):
-        raise UserError(f"{place}: scores must be an object of numbers by name, found {scores!r}")
     return Rollout(
         step=count_field(record, "step", place=place),
         group=count_field(record, "group", place=place),
-        messages=_messages(record.get("messages"), place=place),
+        messages=read_messages(record.get("messages"), place=place),
         response=text_field(record, "response", place=place),
         label=text_field(record, "label", place=place),
         reward=number_field(record, "reward", place=place),
-        scores={name: number_field(scores, name, place=f"{place}, scores") for name in scores},
+        scores=_numbers(record, "scores", place=place),
         response_tokens=count_field(record, "response_tokens", place=place),
         truncated=record.get("truncated") is True,
         weight_version=(
             None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
         ),
         held_out=record.get("held_out") is True,
-        said=_said(record.get("said", []), place=place),
+        said=read_turns(record.get("said", []), place=place),
         end=None if record.get("end") is None else text_field(record, "end", place=place),
+        masked=record.get("masked") is True,
+        counts=_numbers(record, "counts", place=place),
     )
 
 
-def _said(value: object, *, place: str) -> tuple[tuple[str, str], ...]:
-    """The turns of an episode; records of earlier versions have none."""
-    if isinstance(value, list) and all(
-        isinstance(turn, list) and len(turn) == 2 and all(isinstance(item, str) for item in turn) for turn in value
-    ):
-        return tuple((role, text) for role, text in value)
-    raise UserError(f"{place}: said must be a list of [role, text], found {value!r:.80}")
-
-
-def _messages(value: object, *, place: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise UserError(f"{place}: messages must be a list of objects with role and content")
-    return tuple(_message(message, place=f"{place}, message {number}") for number, message in enumerate(value, 1))
-
-
-def _message(message: dict[str, object], *, place: str) -> Message:
-    role = text_field(message, "role", place=place)
-    content = message.get("content")
-    if isinstance(content, str):
-        return Message(role=role, parts=(Part(kind="text", value=content),))
-    if not isinstance(content, list):
-        raise UserError(f"{place}: content must be a string or a list of parts, found {type(content).__name__}")
-    return Message(role=role, parts=tuple(_part(part, place=place) for part in content))
-
-
-def _part(part: object, *, place: str) -> Part:
-    if not isinstance(part, dict):
-        raise UserError(f"{place}: a content part must be an object with a type, found {type(part).__name__}")
-    kind = text_field(part, "type", place=place)
-    if kind == "text":
-        return Part(kind="text", value=text_field(part, "text", place=place))
-    if kind == "image":
-        return Part(kind="image", value=text_field(part, "image", place=place))
-    return Part(kind="text", value=f"[{kind}]")
+def _numbers(record: dict[str, object], key: str, *, place: str) -> dict[str, float | None]:
+    values = record.get(key, {})
+    if not isinstance(values, dict):
+        raise UserError(f"{place}: {key} must be an object of numbers by name, found {values!r}")
+    return {name: number_field(values, name, place=f"{place}, {key}") for name in values}

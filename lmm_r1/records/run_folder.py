@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.messages import Message
+from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
@@ -24,8 +25,9 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
+from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
 from lmm_r1.records.metrics import METRICS_FILE, STEP, append_metrics, last_seconds
-from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, append_rollout
+from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
@@ -112,6 +114,14 @@ class RunFolder:
         The prompt's images are kept once each under images/.
         """
         return append_rollout(self.path, response, messages=messages, location=location)
+
+    def turns(self, said: Sequence[Said], *, location: str) -> tuple[Turn, ...]:
+        """Return the turns of an episode as they are kept: their pictures once each under images/.
+
+        Args:
+            location: of the row, for messages.
+        """
+        return keep_turns(said, folder=self.path, location=location)
 
     def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
         """Append a restart, which a resumed run keeps.

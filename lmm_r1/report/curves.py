@@ -39,6 +39,25 @@ PANELS = (
         is_share=True,
         hidden_at_zero=True,
     ),
+    PanelSpec(
+        title="Turns and pictures shown", unit="mean per episode", metrics=("turns", "shown_images"), from_zero=True
+    ),
+    PanelSpec(
+        title="Tool calls",
+        unit="mean per episode",
+        metrics=("tool_calls", "malformed_calls", "failed_calls"),
+        from_zero=True,
+    ),
+    PanelSpec(
+        title="Episodes cut short",
+        unit="share of episodes",
+        metrics=("over_turn", "environment_failed", "masked"),
+        is_share=True,
+    ),
+    PanelSpec(
+        title="Levels", unit="mean per episode", metrics=("solved", "boxes_on_goals", "optimality"), from_zero=True
+    ),
+    PanelSpec(title="Moves", unit="mean per episode", metrics=("moves", "invalid_moves", "pushes"), from_zero=True),
     PanelSpec(title="Loss", unit="nats per token", metrics=("loss", "eval_loss")),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),

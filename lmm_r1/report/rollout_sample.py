@@ -3,13 +3,16 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from markupsafe import Markup
 
-from lmm_r1.records.rollouts import Message, Part, Rollout, SampledResponse
+from lmm_r1.records.conversations import Message
+from lmm_r1.records.rollouts import Rollout, SampledResponse
 from lmm_r1.records.run import Stage
-from lmm_r1.report.inline_images import ImageError, InlineImages, image_key
+from lmm_r1.report.inline_images import InlineImages, image_key
 from lmm_r1.report.page_text import script_json
+from lmm_r1.report.trajectories import episode_record, shown_part
 
 DEFAULT_MAX_ROLLOUTS = 5000
 
@@ -34,7 +37,7 @@ class RolloutSample:
     prompts: list[list[dict[str, object]]]
     """Conversations; a rollout holds the place of its own in this list, the same for the same words and images."""
     images: list[str]
-    """Data URIs; an image part of a prompt is a place in this list."""
+    """Data URIs; an image part of a prompt or a turn is a place in this list."""
     missing_images: int
 
 
@@ -54,15 +57,17 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
     images = InlineImages(count=_image_count(drawn, stages=stages))
     prompts = Prompts(images)
     places = [prompts.add(rollout.messages, stage=stages[number]) for number, rollout in drawn]
+    episodes = [episode_record(rollout, images=images, folder=stages[number].folder) for number, rollout in drawn]
     records = [
-        _record(rollout, series=number, prompt=place) for place, (number, rollout) in zip(places, drawn, strict=True)
+        _record(rollout, series=number, prompt=place) | episode
+        for place, (number, rollout), episode in zip(places, drawn, episodes, strict=True)
     ]
     return RolloutSample(
         total=sum(len(stage.rollouts) for stage in stages),
         rollouts=records,
         prompts=prompts.records,
         images=images.uris,
-        missing_images=sum(prompts.missing_images[place] for place in places),
+        missing_images=sum(prompts.missing_images[place] for place in places) + _missing(episodes),
     )
 
 
@@ -115,16 +120,23 @@ def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage
     keys = {
         image_key(part.value, folder=stages[number].folder)
         for number, rollout in drawn
-        for message in rollout.messages
+        for message in (*rollout.messages, *rollout.said)
         for part in message.parts
         if part.kind == "image"
     }
     return len(keys)
 
 
+def _missing(episodes: Sequence[dict[str, Any]]) -> int:
+    return sum("missing" in part for episode in episodes for turn in episode["said"] for part in turn["parts"])
+
+
 def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
-    """Return a rollout as the page's script reads it: all that is kept of a sample, and under the same names but one."""
-    kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse)}
+    """Return a rollout as the page's script reads it: all that is kept of a sample, and under the same names but one.
+
+    What is kept of an episode takes the form of `episode_record`.
+    """
+    kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse) if field.name != "said"}
     # Addresses of pages that were shared have it by this name.
     kept["tokens"] = kept.pop("response_tokens")
     return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
@@ -152,7 +164,10 @@ class Prompts:
 
     def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
         """Return the place in `records` of a conversation of this stage."""
-        parts = [[self._part(part, stage=stage) for part in message.parts] for message in messages]
+        parts = [
+            [shown_part(part, images=self._images, folder=stage.folder) for part in message.parts]
+            for message in messages
+        ]
         record: list[dict[str, object]] = [
             {"role": message.role, "parts": own} for message, own in zip(messages, parts, strict=True)
         ]
@@ -162,12 +177,3 @@ class Prompts:
             self.records.append(record)
             self.missing_images.append(sum("missing" in part for own in parts for part in own))
         return self._places[key]
-
-    def _part(self, part: Part, *, stage: Stage) -> dict[str, object]:
-        if part.kind == "text":
-            return {"text": part.value}
-        try:
-            return {"image": self._images.add(part.value, folder=stage.folder)}
-        except ImageError as error:
-            shown = "data URI" if part.value.startswith("data:") else part.value
-            return {"missing": f"{shown}: {error}"}

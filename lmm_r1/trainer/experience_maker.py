@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import ray
 import torch
-from openrlhf.models.utils import compute_approx_kl, masked_mean
+from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -23,14 +24,15 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
+from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
-from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 from lmm_r1.trainer.mismatch import Mismatch
 from lmm_r1.trainer.workers import PassMedia
 
-# What a rollout takes at least: every prompt once.
+# What a rollout takes at least: what samples of a group begin with once.
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
 REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
 ADVANTAGE_SOURCES = (
@@ -46,7 +48,7 @@ class UpdatePasses:
     steps: list[list[Experience]]
     """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
     unique_tokens: int
-    """How many tokens the steps would compute if each computed every prompt once."""
+    """How many tokens the steps would compute if each computed once what samples of a group begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
     def __init__(self, config: PPOConfig, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.config = config
-        # Whether the models compute a group's prompt once: they say so when they are loaded.
+        # Whether the models compute once what a group's samples begin with: they say so when they are loaded.
         self.share_prefix = False
         self.is_on_policy = is_on_policy(config)
         # Where the prompt of each sample of the rollout at hand stands, for errors.
@@ -94,7 +96,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         places = [index for experience in experiences for index in experience.index]
         parts = [part for experience in experiences for part in split_experience_batch(experience)]
         by_place = dict(zip(places, remove_padding_in_sequences(parts), strict=True))
-        items = [by_place[place] for place in range(len(places))]
+        items = [_learnt_from(by_place[place]) for place in range(len(places))]
         sizes = sample_sizes(items)
         plan = plan_update(
             sizes,
@@ -132,8 +134,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
                     policy = experience.action_log_probs
                     experience.kl = compute_approx_kl(policy, reference, kl_estimator=kl.estimator)
                     difference = policy.float() - reference.float()
-            experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
-            experience.info["logprobs_diff"] = masked_mean(difference, mask, dim=-1)
+            experience.info["kl"] = _means(experience.kl, mask)
+            experience.info["logprobs_diff"] = _means(difference, mask)
         if outputs.log_probs is not None:
             self.mismatch.measure(samples_list)
         if self.is_on_policy:
@@ -258,6 +260,11 @@ class KitExperienceMaker(RemoteExperienceMaker):
         return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
 
 
+def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return each sample's mean over its loss tokens (B,), of values and mask (B, A); 0 for one that has none."""
+    return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
+
+
 def _masked(experience: Experience) -> torch.Tensor:
     """Return which of the B samples of a pass nothing is learnt from, (B,)."""
     noted = experience.info.get("masked")
@@ -271,6 +278,31 @@ def _unlearnt(
     masked = _masked(experience)[:, None]
     kept = returns if experience.values is None else torch.where(masked, experience.values, returns)
     return torch.where(masked, 0.0, advantages), kept
+
+
+def _learnt_from(sample: Experience) -> Experience:
+    """Return what an update takes of a sample without padding: of a masked one its prompt alone.
+
+    No loss then counts it, nor divides by it, by its tokens or as a sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
+    arXiv:2509.07969), nor do entropy and KL. Its prompt, which its group computes anyway, takes no pass any longer.
+    """
+    prompt = _prompt_tokens(sample)
+    if not sample.info.get("masked") or prompt == len(sample.sequences):
+        return sample
+    cut: dict[str, Any] = {}
+    for name, value in vars(sample).items():
+        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
+            cut[name] = value[: prompt if len(value) == len(sample.sequences) else prompt - 1]
+    (media,) = sample.mm_train_inputs
+    kept = tuple(item for item in media if item.start < prompt) if media else ()
+    return replace(sample, **cut, mm_train_inputs=[kept or None])
+
+
+def _prompt_tokens(sample: Experience) -> int:
+    """Return how many tokens of a sample without padding stand before its first loss token; all where it has none."""
+    first = sample.action_mask.flatten().nonzero().flatten()[:1]
+    # The action mask is about the token after each.
+    return int(first) + 1 if len(first) else sample.sequences.numel()
 
 
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
@@ -331,12 +363,42 @@ def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> Pass
 
 def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
     """Return what matters of experiences of one sample each, without padding; groups have prompt and media in common."""
-    sizes = []
+    groups: dict[Hashable, list[int]] = {}
+    prompts = []
     for index, sample in enumerate(samples):
-        token_ids, loss_mask = sample.sequences.flatten(), sample.action_mask.flatten()
-        first = loss_mask.nonzero().flatten()[:1]
-        # The action mask is about the token after each.
-        prompt = int(first) + 1 if len(first) else len(token_ids)
-        group = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
-        sizes.append(SampleSize(index=index, group=group, prompt=prompt, response=len(token_ids) - prompt))
-    return sizes
+        token_ids, prompt = sample.sequences.flatten(), _prompt_tokens(sample)
+        key = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
+        groups.setdefault(key, []).append(index)
+        prompts.append(prompt)
+    sizes = [
+        SampleSize(
+            index=index,
+            group=number,
+            prompt=prompts[index],
+            response=samples[index].sequences.numel() - prompts[index],
+            shared=shared,
+        )
+        for number, members in enumerate(groups.values())
+        for index, shared in zip(
+            members, _shared([samples[index] for index in members], prompt=prompts[members[0]]), strict=True
+        )
+    ]
+    return sorted(sizes, key=attrgetter("index"))
+
+
+def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTokens, ...]]:
+    """Return of each sample of a group the nodes behind the prompt that it has in common with others."""
+    rows = [
+        TreeSample(
+            token_ids=sample.sequences.flatten().numpy(),
+            media=media if isinstance(media := sample.mm_train_inputs[0], tuple) else (),
+        )
+        for sample in group
+    ]
+    shared: list[list[SharedTokens]] = [[] for _ in group]
+    for number, node in enumerate(prefix_tree(rows, known=prompt)):
+        tokens = node.end - max(node.start, prompt)
+        if tokens and len(node.samples) > 1:
+            for member in node.samples:
+                shared[member].append(SharedTokens(node=number, tokens=tokens))
+    return [tuple(parts) for parts in shared]

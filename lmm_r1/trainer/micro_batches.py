@@ -6,8 +6,17 @@ import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 Batch = list["SampleSize"]
+
+
+class SharedTokens(NamedTuple):
+    """A node of the tree of a group's samples."""
+
+    node: int
+    """Its number within the group."""
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,18 @@ class SampleSize:
     prompt: int
     """Tokens of the prompt, those of its images included."""
     response: int
+    shared: tuple[SharedTokens, ...] = ()
+    """What its response begins with that other samples of the group have as well, in order."""
+
+    @property
+    def own(self) -> int:
+        """Tokens that no other sample has."""
+        return self.response - sum(part.tokens for part in self.shared)
+
+    @property
+    def path(self) -> tuple[Hashable, ...]:
+        """What it shares with others, from what most do to what is its own."""
+        return (self.group, *(part.node for part in self.shared), ("sample", self.index))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +53,15 @@ class PassLimits:
     tokens: int | None
     """Tokens that are computed in a pass, which only a single sample may exceed; None for any number."""
     share_prefix: bool
-    """Whether the prompt of a group is computed once per pass, which keeps groups in one pass."""
+    """Whether what samples of a group begin with is computed once per pass, which keeps groups in one pass."""
 
     def cost(self, batch: Batch) -> int:
         """Return the tokens that are computed for samples in one pass."""
-        responses = sum(sample.response for sample in batch)
         if not self.share_prefix:
-            return responses + sum(sample.prompt for sample in batch)
-        return responses + sum({sample.group: sample.prompt for sample in batch}.values())
+            return sum(sample.prompt + sample.response for sample in batch)
+        prompts = {sample.group: sample.prompt for sample in batch}
+        nodes = {(sample.group, part.node): part.tokens for sample in batch for part in sample.shared}
+        return sum(prompts.values()) + sum(nodes.values()) + sum(sample.own for sample in batch)
 
     def has_room(self, *, samples: int, tokens: int, more_tokens: int) -> bool:
         """Say whether a pass with so many samples and tokens may get something more."""
@@ -129,16 +151,29 @@ def _add_to_first(passes: list[_Load], part: Batch, *, tokens: int, limits: Pass
 
 
 def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
-    """Return what of a group stays together: all of it, or as much as the tokens allow, each with its own prompt."""
+    """Return what of a group stays together: all of it, or as much as the tokens allow, each part with all it begins with."""
     if not limits.share_prefix:
         return [[sample] for sample in group]
     if limits.tokens is None or limits.cost(group) <= limits.tokens:
         return [group]
-    responses = PassLimits(samples=None, tokens=limits.tokens - group[0].prompt, share_prefix=False)
-    parts: list[_Load] = []
-    for sample in sorted(group, key=attrgetter("response"), reverse=True):
-        _add_to_first(parts, [sample], tokens=sample.response, limits=responses)
-    return [part.batch for part in parts]
+    parts: list[Batch] = []
+    for twig in sorted(_twigs(group, limits), key=limits.cost, reverse=True):
+        fitting = [part for part in parts if limits.cost(part + twig) <= limits.tokens]
+        if fitting:
+            # Where it has the most in common with what is there.
+            best = min(fitting, key=lambda part: limits.cost(part + twig) - limits.cost(part))
+            best += twig
+        else:
+            parts.append(list(twig))
+    return parts
+
+
+def _twigs(batch: Batch, limits: PassLimits) -> list[Batch]:
+    """Return the largest branches of a tree that fit into a pass, or single samples."""
+    assert limits.tokens is not None, "without a limit all of it fits"
+    if len(batch) == 1 or limits.cost(batch) <= limits.tokens:
+        return [batch]
+    return [twig for branch in _branches(batch) for twig in _twigs(branch, limits)]
 
 
 def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Batch]:
@@ -152,9 +187,8 @@ def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Bat
 
 
 def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
-    """Return a pass in two of about as many tokens, between its groups where it holds several."""
-    groups = _groups(batch)
-    parts = groups if limits.share_prefix and len(groups) > 1 else [[sample] for sample in batch]
+    """Return a pass in two of about as many tokens, between its groups or else branches where they are shared."""
+    parts = _branches(batch) if limits.share_prefix else [[sample] for sample in batch]
     one: Batch = []
     other: Batch = []
     for part in sorted(parts, key=limits.cost, reverse=True):
@@ -164,8 +198,26 @@ def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
 
 
 def _groups(samples: Sequence[SampleSize]) -> list[Batch]:
-    """Return the samples by group, in the order in which groups come first."""
+    """Return the samples by group, in the order in which groups come first, and those of a branch side by side."""
     groups: dict[Hashable, Batch] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
-    return list(groups.values())
+    return [_in_tree_order(group) for group in groups.values()]
+
+
+def _in_tree_order(batch: Batch) -> Batch:
+    branches = _branches(batch)
+    if len(branches) == len(batch):
+        return batch
+    return [sample for branch in branches for sample in _in_tree_order(branch)]
+
+
+def _branches(batch: Batch) -> list[Batch]:
+    """Return samples by what they go on with where not all of them go on alike: by group, by node or each by itself."""
+    for place in range(max(len(sample.path) for sample in batch)):
+        branches: dict[Hashable, Batch] = {}
+        for sample in batch:
+            branches.setdefault(sample.path[place], []).append(sample)
+        if len(branches) > 1:
+            return list(branches.values())
+    return [batch]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,7 +25,8 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.records.rollouts import SampledResponse
+from lmm_r1.generation.picture_store import fetch_pictures
+from lmm_r1.records.rollouts import SampledResponse, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation, Trackers
 from lmm_r1.records.trackers.tracker import make_generation
@@ -393,11 +394,12 @@ class KitPPOTrainer(BasePPOTrainer):
     ) -> list[Generation]:
         """Write and return `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
         shown = []
-        count = self.config.logger.rollouts_per_step
-        for index in range(min(count, sum(map(len, groups)))):
-            sample = groups[index % len(groups)][index // len(groups)]
-            response = SampledResponse.of(sample, step=step, group=index % len(groups), held_out=held_out)
-            written = self.folder.rollout(response, messages=sample.row.messages, location=sample.row.location)
+        for group, sample in recorded_samples(groups, count=self.config.logger.rollouts_per_step):
+            sample = fetch_pictures(sample)
+            place = sample.row.location
+            said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
+            response = SampledResponse.of(sample, step=step, group=group, held_out=held_out, said=said)
+            written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
             shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
 
@@ -427,6 +429,18 @@ def shares_device_with_critic(config: PPOConfig) -> bool:
     return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
 
 
+def recorded_samples(groups: Sequence[Sequence[Sample]], *, count: int) -> Iterator[tuple[int, Sample]]:
+    """Yield at most `count` samples with the places of their groups, each of another group while there are enough.
+
+    Of episodes those come first that have pictures, and in a group the first that was begun: in the order in which they
+    have ended, short ones would be seen most.
+    """
+    ordered = sorted(groups, key=lambda group: not any(sample.played and sample.played.pictures for sample in group))
+    ordered = [sorted(group, key=lambda sample: sample.played.number if sample.played else 0) for group in ordered]
+    for index in range(min(count, sum(map(len, ordered)))):
+        yield index % len(ordered), ordered[index % len(ordered)][index // len(ordered)]
+
+
 def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:
     """Write the rewards of a step's experiences, which a reward model may have given, into the rollout's samples."""
     for experience in experiences:
@@ -449,6 +463,8 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
         media=True,
+        branches=config.agent.branches,
+        pictures=config.train.agent is not None and config.logger.rollouts_per_step > 0,
     )
 
 

@@ -25,6 +25,9 @@ from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
+# How many times more groups bring pictures than are recorded: some may be dropped.
+_SPARE = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
@@ -98,6 +101,7 @@ class KitSamplesGenerator:
                 )
         sleep(self.args, self.vllm_engines)
         _check_parts(groups)
+        _check_loss_tokens(groups)
         experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
 
@@ -123,7 +127,9 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment)
+        settings = replace(
+            self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment, branches=1
+        )
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups
@@ -142,7 +148,7 @@ class KitSamplesGenerator:
         asked = self.args.rollout.vllm_generate_batch_size
         limit = asked if asked < self.args.rollout.batch_size else len(rows)
         with SilenceWatch(refs, rows, after_s=self.args.reward.deadline_s):
-            for row in rows:
+            for place, row in enumerate(rows):
                 if len(engine_of) == limit:
                     [done], _ = ray.wait(list(engine_of), num_returns=1)
                     with told_by_workers():
@@ -152,12 +158,23 @@ class KitSamplesGenerator:
                     heapq.heapify(load)
                 count, index = heapq.heappop(load)
                 heapq.heappush(load, (count + settings.sampling.n_samples, index))
-                refs.append(self.vllm_engines[index].generate_group.remote(row, settings))
+                refs.append(
+                    self.vllm_engines[index].generate_group.remote(
+                        row, self._of_row(settings, place=place, rows=len(rows))
+                    )
+                )
                 engine_of[refs[-1]] = index
             with told_by_workers():
                 groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
+
+    def _of_row(self, settings: GroupSettings, *, place: int, rows: int) -> GroupSettings:
+        """Return how the group of a row is generated: with pictures only where its samples may be recorded."""
+        if not settings.pictures:
+            return settings
+        recorded = self.args.logger.rollouts_per_step
+        return replace(settings, pictures=place < _SPARE * recorded, pictured=-(-recorded // rows))
 
 
 def experience_of(sample: Sample, *, max_len: int) -> Experience:
@@ -237,6 +254,17 @@ def _check_parts(groups: Sequence[Sequence[Sample]]) -> None:
                 f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
                 f"{samples[0].row.location} the parts {known}; give all responses the same, 0.0 where one does not apply"
             )
+
+
+def _check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
+    """Raise UserError where the loss leaves out all of a step: an environment constrains every turn."""
+    samples = [sample for group in groups for sample in group]
+    if samples and not any(segment.in_loss for sample in samples for segment in sample.segments):
+        raise UserError(
+            f"{samples[0].row.location}: there is nothing to learn from in a step of {len(samples)} samples, as each of their "
+            "turns was to match a regular expression, and the loss leaves such turns out; let the environment give "
+            "TurnOptions.regex to some turns alone"
+        )
 
 
 def _mean_score(group: list[Sample]) -> float:

@@ -162,3 +162,25 @@ def test_the_row_that_is_shown_keeps_what_the_row_asks(environment: Environment,
     assert shown.messages[-1].role == asked.messages[-1].role
     assert repr(asked) == before
     assert shown == environment.shown_row(asked)
+
+
+def test_branches_of_an_episode_go_on_by_themselves_from_where_it_was(environment: Environment, asked: Row):
+    begun, one, other = (list(malformed_turns(30, seed=SEED + 20 + number)) for number in range(3))
+
+    async def branched() -> list[list[Answered]]:
+        trunk = environment.begin(asked, seed=0)
+        for number, text in enumerate(begun):
+            await trunk.answer(turn(text, number=number))
+        branch = trunk.branch()
+        answers = [
+            [await episode.answer(turn(text, number=number)) for episode, text in ((trunk, mine), (branch, theirs))]
+            for number, (mine, theirs) in enumerate(zip(one, other, strict=True), len(begun))
+        ]
+        for episode in (branch, trunk):
+            await episode.close()
+        return answers
+
+    plain = [asyncio.run(answers_of(environment, asked, begun + texts))[len(begun) :] for texts in (one, other)]
+    assert [[told(answer) for answer in turns] for turns in asyncio.run(branched())] == [
+        [told(answer) for answer in turns] for turns in zip(*plain, strict=True)
+    ]

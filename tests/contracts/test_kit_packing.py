@@ -1,8 +1,7 @@
 """Packed sequences and shared prefixes against the samples one by one, for every kit: log-probs, entropies and gradients."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
-from helpers.engines import disturb
 from helpers.longrope import LONGROPE, with_longrope
+from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
 from helpers.packed_batches import (
     Batch,
-    DoubleThroughout,
     Results,
     Sample,
     ShapeLog,
@@ -24,14 +22,15 @@ from helpers.packed_batches import (
     one_by_one,
     shuffled,
     together,
+    turns,
 )
-from helpers.tiny_models import altered, encode, make_actor
+from helpers.tiny_models import altered, encode
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
-from lmm_r1.models.actor import KitActor, wanted_targets
+from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
 from lmm_r1.models.packed.self_check import check_packing
@@ -42,12 +41,6 @@ IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
 CAUSAL = LmmKit.bidirectional_token_ids
 BIDIRECTIONAL_KITS = [name for name in KITS if type(get_kit(name)).bidirectional_token_ids is not CAUSAL]
-# Largest difference of a log-prob or entropy; of a gradient, relative to its norm. Some 40 operations in a row, each a sum
-# of up to 339 terms (the vocabulary), round by sqrt(40 x 339) x eps in the mean: 7e-6 in fp32, 1.3e-14 in fp64.
-SINGLE = 1e-5
-DOUBLE = 1e-12
-# Of a gradient that is zero but for rounding (that of a bias of attention's keys), relative to the norm of them all.
-ZERO = 1e-7
 
 TEXT = [message("user", "What is 12 + 34?")]
 OTHER_TEXT = [message("system", "Think first."), message("user", "And 46 + 1?")]
@@ -88,41 +81,6 @@ TRAINED = [
     ("lora", "shared", "not reentrant"),
     ("lora", "shared", None),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Actors:
-    """The same weights with stock attention, which runs samples one by one or padded, and with packed sequences."""
-
-    stock: KitActor
-    packing: KitActor
-
-    @contextmanager
-    def running(self, way: str, *, mode: str = "eval") -> Iterator[KitActor]:
-        actor = self.stock if way == "padded" else self.packing
-        actor.share_prefix = way == "shared"
-        actor.train(mode == "train")
-        yield actor
-        actor.eval()
-
-    @contextmanager
-    def in_double_precision(self) -> Iterator[None]:
-        for actor in (self.stock, self.packing):
-            actor.model.double()
-        with DoubleThroughout():
-            yield
-        for actor in (self.stock, self.packing):
-            actor.model.float()
-
-
-def make_actors(folder: Path, **settings: Any) -> Actors:
-    settings = {"temperature": 0.8, "ban_media_tokens": True, **settings}
-    stock, packing = make_actor(folder, **settings), make_actor(folder, packing_samples=True, **settings)
-    # Some weights start at zero: those of Gemma 3's projector, without which images do not matter, and of adapters.
-    disturb(stock, seed=1)
-    packing.model.load_state_dict(stock.model.state_dict())
-    assert (stock.packing_samples, packing.packing_samples) == (False, True)
-    return Actors(stock=stock, packing=packing)
 
 
 @pytest.fixture(scope="module")
@@ -191,26 +149,6 @@ def zero(doubles: Callable[[str], dict[str, Results]]) -> Callable[[str], set[st
     """A function from a kit's name to the parameters whose gradient is zero but for rounding."""
 
     return lambda name: zeros(doubles(name)["alone"].gradients)
-
-
-def zeros(gradients: dict[str, torch.Tensor]) -> set[str]:
-    """Return the parameters whose gradient, in double precision, is zero but for rounding."""
-    return {name for name, gradient in gradients.items() if gradient.norm() < DOUBLE * norm_of(gradients)}
-
-
-def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    return torch.stack([gradient.double().norm() for gradient in gradients.values()]).norm().item()
-
-
-def check(mine: Results, theirs: Results, *, tolerance: float, zero: set[str]) -> None:
-    """Compare what both have; which parameters have a gradient at all is for the test to say."""
-    for values, others in ((mine.log_probs, theirs.log_probs), (mine.entropies, theirs.entropies)):
-        for one, other in zip(values, others, strict=True):
-            torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
-    total = norm_of(theirs.gradients)
-    for name, gradient in mine.gradients.items():
-        error = (gradient.double() - theirs.gradients[name].double()).norm()
-        assert error <= (ZERO * total if name in zero else tolerance * theirs.gradients[name].double().norm()), name
 
 
 @pytest.mark.parametrize(("way", "side", "mode"), PASSES)
@@ -417,21 +355,6 @@ def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, 
             mine = together(actor, batch, side=side)
         assert mine.gradients.keys() == theirs.gradients.keys()
         check(mine, theirs, tolerance=SINGLE, zero=zero(name))
-
-
-def turns(prompt: EncodedPrompt, *parts: tuple[int, ...] | EncodedPrompt) -> Sample:
-    """Return a sample whose response is made of generated tokens and of observations, each with its own media."""
-    response, loss_mask = [], []
-    media = [] if prompt.media is None else [PlacedMedia(0, prompt.media)]
-    for part in parts:
-        if isinstance(part, EncodedPrompt):
-            media.append(PlacedMedia(len(prompt.token_ids) + len(response), part.media))
-        ids = part if isinstance(part, tuple) else part.token_ids
-        response += ids
-        loss_mask += [isinstance(part, tuple)] * len(ids)
-    return Sample(
-        prompt=tuple(prompt.token_ids), response=tuple(response), loss_mask=tuple(loss_mask), media=tuple(media)
-    )
 
 
 @pytest.fixture(scope="module")

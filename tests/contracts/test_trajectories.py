@@ -18,8 +18,8 @@ from helpers.engines import disturb
 from helpers.environment_cases import CASES
 from helpers.packed_batches import Batch, DoubleThroughout, log_probs_of
 from helpers.random_policies import RandomPolicy, Spoken
-from helpers.tiny_models import encode, make_actor
 from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoint, packed_sample
+from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.agents.registry import ENVIRONMENTS
 from lmm_r1.data.sample import Sample
@@ -190,7 +190,8 @@ def test_the_trajectories_are_of_many_kinds(trajectories, name):
         shown = Counter(sample.played.images for _, sample in everything)
         assert min(shown[1], shown[2]) > 5, shown
     calls = sum((Counter(sample.played.counts) for _, sample in everything), Counter())
-    assert 0 < calls["malformed_calls"] < calls["tool_calls"]
+    # Without images there is nothing to cut.
+    assert 20 < calls["malformed_calls"] < calls["tool_calls"] + (not get_kit(name).takes_images)
 
 
 class Models:

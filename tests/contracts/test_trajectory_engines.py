@@ -12,8 +12,8 @@ import torch
 from helpers.engines import disturb, load_weights, running_engine
 from helpers.environment_cases import CASES
 from helpers.packed_batches import Batch, log_probs_of
-from helpers.tiny_models import make_actor
 from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
+from helpers.tiny_models import make_actor
 from PIL import Image
 
 from lmm_r1.data.sample import Sample

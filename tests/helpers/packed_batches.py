@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmm_r1.data.sample import SampleMedia
+from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
 
@@ -179,3 +179,20 @@ class ShapeLog(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self.shapes.add(tuple(value.shape))
         return output
+
+
+def turns(prompt: EncodedPrompt, *parts: tuple[int, ...] | EncodedPrompt) -> Sample:
+    """Return a sample whose response is made of generated tokens and of observations, each with its own media."""
+    response, loss_mask = [], []
+    media = [] if prompt.media is None else [PlacedMedia(0, prompt.media)]
+    for part in parts:
+        if isinstance(part, EncodedPrompt):
+            start = len(prompt.token_ids) + len(response)
+            if part.media is not None:
+                media.append(PlacedMedia(start, part.media, end=start + len(part.token_ids)))
+        ids = part if isinstance(part, tuple) else part.token_ids
+        response += ids
+        loss_mask += [isinstance(part, tuple)] * len(ids)
+    return Sample(
+        prompt=tuple(prompt.token_ids), response=tuple(response), loss_mask=tuple(loss_mask), media=tuple(media)
+    )

@@ -234,14 +234,20 @@ def _disturb(model: torch.nn.Module, *, dtype: str) -> None:
 
 
 def _batch(kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]]) -> Any:
+    from helpers.branches import fork
     from helpers.packed_batches import Batch, groups
     from helpers.tiny_models import encode
 
+    from lmm_r1.data import prefix_tree
     from lmm_r1.lmm_kits import get_kit
 
     own = get_kit(kit)
     processor = own.load_processor(path, trust_remote_code=False)
     prompts = [encode(own, processor, conversation) for conversation in _conversations(messages)]
+    if messages == "branches":
+        # Nodes of single tokens.
+        prefix_tree.LEAST_SHARED = 1
+        return fork(*prompts).padded("left")
     return Batch(tuple(groups(prompts, lengths))).padded("left")
 
 
@@ -252,7 +258,14 @@ def _conversations(name: str) -> list[Any]:
     other = [message("system", "Think first, and then say what you found."), message("user", "And 46 + 1?")]
     image = [message("user", picture(84, 56), "Which digit is this?")]
     two_images = [message("user", "Is", picture(56, 56), "or", picture(84, 56), "larger?")]
-    return {"text": [text, other], "images": [image, text, two_images], "image": [image, text], "one": [other]}[name]
+    crop, crops = [message("user", picture(56, 84))], [message("user", picture(56, 56), picture(84, 56))]
+    return {
+        "text": [text, other],
+        "images": [image, text, two_images],
+        "image": [image, text],
+        "one": [other],
+        "branches": [image, crop, crops],
+    }[name]
 
 
 def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, stage: int) -> dict[str, Any]:

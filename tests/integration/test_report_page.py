@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.chromium import CHROMIUM, Browser
 from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
+from helpers.trajectories import cropped
 
 from lmm_r1.cli.report import main
 from lmm_r1.report.line_chart import nice_axis
@@ -279,6 +280,63 @@ def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     assert tab.evaluate("document.querySelector('.prompt').innerText").startswith("<b>user\n<i>prompt</i>")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert [text for text in tab.complaints() if "favicon" not in text] == []
+
+
+def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tmp_path):
+    write_stage(tmp_path, name="crop", steps=1, seconds=1.0, hour=9)
+    last = "<img src=x onerror='window.hacked = 4'><answer>7</answer>"
+    lines = [cropped(tmp_path, last=last, end="turns"), cropped(tmp_path, step=2), rollout(step=3)]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+    main([str(tmp_path)])
+
+    for width in (1280, 400):
+        tab = browser.open((tmp_path / "report.html").as_uri(), width=width)
+        tab.until(
+            "[...document.querySelectorAll('#detail .framed img')].every((image) => image.complete && image.naturalWidth)"
+        )
+        box = tab.evaluate("""(() => {
+              const [box, source] = [".box", ".pair img"].map((name) => document.querySelector(name).getBoundingClientRect());
+              const shares = [box.left - source.left, box.top - source.top, box.width, box.height];
+              return shares.map((value, at) => value / (at % 2 ? source.height : source.width));
+            })()""")
+        # From (100, 60) to (180, 120) of 400 x 300 pixels.
+        assert box == pytest.approx([0.25, 0.2, 0.2, 0.2], abs=0.005)
+        assert tab.evaluate("document.querySelector('.box').style.left") == "25%"
+        pair = tab.evaluate(
+            "[...document.querySelectorAll('.pair img')].map((image) => image.getBoundingClientRect().x)"
+        )
+        assert pair[0] < pair[1], "the part stands beside its source"
+        shown = tab.evaluate("document.querySelector('.reply').innerText")
+        for words in (
+            "Turn 1",
+            "Where is the sign?",
+            "crop · malformed: bbox_2d [0.45, 0.2, 0.25, 0.4] has swapped corners",
+            "crop · carried out",
+            "looked +0.25",
+            "Environment, as user",
+            "original_image, x 100 to 180, y 60 to 120 of 400 × 300 pixels",
+            last,
+            "Out of turns: it would have gone on beyond the turns of --agent.max_turns.",
+            "tool calls 2",
+        ):
+            assert words in shown
+        assert tab.evaluate("document.querySelectorAll('.think').length") == 2
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.evaluate("window.hacked ?? null") is None
+        assert [text for text in tab.complaints() if "favicon" not in text] == []
+        tab.close()
+
+    tab = browser.open((tmp_path / "report.html").as_uri())
+    choose(tab, ended="finished")
+    assert [found["step"] for found in matching(tab)] == [2]
+    tab.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    tab.click(".pair .picture")
+    tab.until("document.querySelector('#lightbox p').textContent === '1 of 2 · 400 × 300 pixels'")
+    assert tab.evaluate("document.querySelector('#lightbox .box').style.top") == "20%"
+    tab.press("ArrowRight")
+    tab.until("document.querySelector('#lightbox p').textContent === '2 of 2 · 80 × 60 pixels'")
+    assert tab.evaluate("document.querySelector('#lightbox .box')") is None
+    tab.close()
 
 
 @pytest.mark.slow

@@ -66,6 +66,29 @@ def test_episodes_are_compared_with_as_many_tokens_in_one_turn(tmp_path):
         assert entry["episodes_over_in_one_turn"] > 0
 
 
+def test_trees_say_what_branches_cost_with_and_without_the_turns_they_share(tmp_path):
+    file = tmp_path / "result.json"
+    sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.1", "--branches", "3", "--repeats", "1"]
+    result = last_line_of("trees.py", *sizes, "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert (result["benchmark"], result["branches"], result["turns"], result["shared_turns"]) == ("trees", 3, 4, 3)
+    assert [episode["kind"] for episode in result["episodes"]] == ["text", "crops"]
+    for episode in result["episodes"]:
+        ways, prompt, turns = episode["ways"], episode["prompt_tokens"], episode["turn_tokens"]
+        assert list(ways) == ["separate", "prompt", "tree"]
+        # Where there is no picture, the smallest one keeps the vision tower running.
+        filler = 3 if episode["kind"] == "text" else 0
+        assert ways["separate"]["tokens_computed"] == 3 * (prompt + sum(turns)) + filler
+        assert ways["prompt"]["tokens_computed"] == prompt + 3 * sum(turns) + filler
+        assert ways["tree"]["tokens_computed"] == episode["unique_tokens"] + filler
+        assert episode["unique_tokens"] == prompt + sum(turns[:3]) + 3 * turns[3]
+        assert all(way["update_seconds"] > 0 and way["no_grad_seconds"] > 0 for way in ways.values())
+        assert max(episode["max_difference"].values()) < 1e-4
+    # One picture in the prompt, and one behind each of three turns.
+    separate, prompt, tree = (way["patches_computed"] for way in result["episodes"][1]["ways"].values())
+    assert (separate, prompt) == (3 * tree, tree + 2 * 3 * tree // 4)
+
+
 def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):
     file = tmp_path / "result.json"
     sizes = ["--device", "cpu", "--scale", "0.02", "--repeats", "1", "--output", str(file)]

@@ -148,3 +148,31 @@ def test_torchvision_can_be_imported():
 
     resized = torchvision.transforms.functional.resize(torch.zeros(3, 4, 4), [2, 2], antialias=True)
     assert resized.shape == (3, 2, 2)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(monkeypatch):
+    """vLLM turns its generator back by an offset, which a CPU's does not have."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    seen: list[object] = []
+    monkeypatch.setattr(CPUModelRunner, "_lmm_r1_bookkeeping", None, raising=False)
+    monkeypatch.delattr(CPUModelRunner, "_lmm_r1_bookkeeping")
+    monkeypatch.setattr(
+        CPUModelRunner, "_bookkeeping_sync", lambda self, what: seen.append((dict(self.input_batch.generators), what))
+    )
+    cpu.take_seeds()
+    cpu.take_seeds()
+    in_part, whole = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    first = torch.rand(2, generator=in_part)
+    torch.rand(2, generator=whole)
+    generators = {0: in_part, 2: whole}
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(num_reqs=3, generators=generators),
+        discard_request_mask=SimpleNamespace(np=torch.tensor([True, True, False, True]).numpy()),
+    )
+    CPUModelRunner._bookkeeping_sync(runner, "output")
+    assert seen == [({}, "output")]
+    assert runner.input_batch.generators is generators
+    assert torch.equal(torch.rand(2, generator=in_part), first)
+    assert not torch.equal(torch.rand(2, generator=whole), first)

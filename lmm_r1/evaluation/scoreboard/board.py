@@ -107,16 +107,18 @@ def build_board(
     Args:
         resamples: of the bootstrap; `seed` is its seed.
     """
-    cells = {
-        (checkpoint.name, file.name): Cell(
-            all=summarize(checkpoint.files[file.name], verifiers=file.verifiers, ks=file.ks),
-            datasources=by_datasource(checkpoint.files[file.name], verifiers=file.verifiers, ks=file.ks),
-            seconds=checkpoint.seconds.get(file.name),
-        )
-        for checkpoint in checkpoints
-        for file in files
-        if file.name in checkpoint.files
-    }
+    cells: dict[tuple[str, str], Cell] = {}
+    for file in files:
+        answered = {one.name: one for one in checkpoints if file.name in one.files}
+        # The same for all of them, so that they stand in one table.
+        turns = max((_most_turns(one.files[file.name]) for one in answered.values()), default=0)
+        asked: dict[str, Any] = {"verifiers": file.verifiers, "ks": file.ks, "most_turns": turns}
+        for name, one in answered.items():
+            cells[name, file.name] = Cell(
+                all=summarize(one.files[file.name], **asked),
+                datasources=by_datasource(one.files[file.name], **asked),
+                seconds=one.seconds.get(file.name),
+            )
     (first,) = (checkpoint for checkpoint in checkpoints if checkpoint.name == baseline)
     comparisons = tuple(
         compare(first.files[file.name], other.files[file.name], verifier=verifier, resamples=resamples, seed=seed)
@@ -134,6 +136,11 @@ def build_board(
         settings=settings,
         rejudged=tuple(rejudged),
     )
+
+
+def _most_turns(responses: Sequence[JudgedResponse]) -> int:
+    """Return how many turns the longest episode has, 0 where there are none."""
+    return max((response.episode.turns for response in responses if response.episode is not None), default=0)
 
 
 def board_record(board: Board) -> dict[str, Any]:
@@ -189,4 +196,9 @@ def _cell(cell: Cell, *, file: MeasuredFile) -> dict[str, Any]:
 def _scores(scores: SampleScores, *, verifier: str) -> dict[str, Any]:
     """The accuracy of the file's own verifier beside the scores of all of them."""
     accuracy = scores.verifiers[verifier].accuracy
-    return {"accuracy": accuracy.mean, "accuracy_standard_error": accuracy.standard_error, **asdict(scores)}
+    found = asdict(scores)
+    if scores.episodes is None:
+        del found["episodes"]
+        for own in found["verifiers"].values():
+            del own["within_turns"]
+    return {"accuracy": accuracy.mean, "accuracy_standard_error": accuracy.standard_error, **found}

@@ -6,26 +6,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import fmean
 
 from lmm_r1.evaluation.comparison import Comparison
 from lmm_r1.evaluation.disagreements import Agreement, Disagreement, Rejudged
 from lmm_r1.evaluation.page_templates import page_templates
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scoreboard.terminal import CONFIDENCE_TEXT, change, count, estimate, interval, p_value, share
+from lmm_r1.evaluation.scoreboard.shown_rows import MAX_SAMPLES, ShownRow, clipped, shown_rows
+from lmm_r1.evaluation.scoreboard.terminal import (
+    CONFIDENCE_TEXT,
+    change,
+    columns,
+    count,
+    episode_columns,
+    estimate,
+    interval,
+    p_value,
+    share,
+)
 from lmm_r1.evaluation.scores import SampleScores
-from lmm_r1.records.responses import JudgedResponse, by_row
 
 FILTERS = {show.__name__: show for show in (share, count, estimate, interval, p_value, change)}
 MAX_SKIPPED = 20
-PAGE_SETTINGS = ("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout")
+PAGE_SETTINGS = (
+    *("agent", "agent_options", "agent_max_turns", "agent_max_images"),
+    *("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout"),
+)
 """Of the evaluation's settings, those that a reader needs beside what stands with each file."""
 WIDTH = 200.0
 SMALLEST_REACH = 0.01
 """An axis reaches at least one percentage point to either side."""
-MAX_ROWS = 24
-MAX_SAMPLES = 4
-MAX_CHARS = 3000
 MAX_DISAGREEMENTS = 200
 
 
@@ -37,6 +46,16 @@ class Group:
     rows: int
     scores: dict[str, SampleScores]
     best: set[str]
+    played: dict[str, dict[str, str]]
+    """Of episodes, what is told of each checkpoint's, by the column's name."""
+
+    @property
+    def played_columns(self) -> list[str]:
+        return columns(self.played.values())
+
+    def most_turns(self, verifier: str) -> int:
+        """Return up to how many turns it is told what was solved within them, 0 where there are no episodes."""
+        return max(len(self.scores[name].verifiers[verifier].within_turns) for name in self.scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +142,7 @@ def _rejudged(rejudged: Rejudged) -> RejudgedView:
         reach=reach,
         shown=tuple(
             replace(
-                one, question=_clipped(one.question), predictions=tuple(map(_clipped, one.predictions[:MAX_SAMPLES]))
+                one, question=clipped(one.question), predictions=tuple(map(clipped, one.predictions[:MAX_SAMPLES]))
             )
             for one in rejudged.disagreements[:MAX_DISAGREEMENTS]
         ),
@@ -154,6 +173,7 @@ def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list
                 rows=max(found.rows for found in scores.values()),
                 scores=scores,
                 best=board.best(scores, verifier=file.verifier),
+                played={name: told for name, found in scores.items() if (told := episode_columns(found))},
             )
         )
     return groups
@@ -175,84 +195,3 @@ def interval_mark(comparison: Comparison, *, reach: float) -> IntervalMark:
     return IntervalMark(
         low=place(comparison.low), high=place(comparison.high), dot=place(comparison.difference), verdict=verdict
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownResponse:
-    text: str
-    right: bool
-    truncated: bool
-    tokens: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownAnswers:
-    """What one checkpoint made of a row."""
-
-    checkpoint: str
-    right: int
-    samples: int
-    responses: tuple[ShownResponse, ...]
-    """The first of them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownRow:
-    place: str
-    question: str
-    label: str
-    answers: tuple[ShownAnswers, ...]
-
-
-def shown_rows(board: Board, file: MeasuredFile) -> list[ShownRow]:
-    """Return up to `MAX_ROWS` rows, those on which the checkpoints differ most first, then in the order of the file."""
-    answered: dict[int, dict[str, list[JudgedResponse]]] = {}
-    for checkpoint in board.checkpoints:
-        for row in by_row(checkpoint.files.get(file.name, ())):
-            answered.setdefault(row[0].index, {})[checkpoint.name] = row
-
-    def spread(index: int) -> float:
-        means = [fmean(_right(response, file) for response in row) for row in answered[index].values()]
-        return max(means) - min(means)
-
-    chosen = sorted(answered, key=lambda index: (-spread(index), index))[:MAX_ROWS]
-    return [_shown(answered[index], file=file) for index in chosen]
-
-
-def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile) -> ShownRow:
-    first = next(iter(rows.values()))[0]
-    return ShownRow(
-        place=first.row,
-        question=_clipped(first.question),
-        label=first.label,
-        answers=tuple(_answers(name, row, file=file) for name, row in rows.items()),
-    )
-
-
-def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile) -> ShownAnswers:
-    return ShownAnswers(
-        checkpoint=name,
-        right=sum(_right(response, file) for response in row),
-        samples=len(row),
-        responses=tuple(
-            ShownResponse(
-                text=_clipped(response.response),
-                right=_right(response, file),
-                truncated=bool(response.truncated),
-                tokens=response.response_tokens,
-            )
-            for response in row[:MAX_SAMPLES]
-        ),
-    )
-
-
-def _right(response: JudgedResponse, file: MeasuredFile) -> bool:
-    return response.verdicts[file.verifier].right
-
-
-def _clipped(text: str) -> str:
-    """The text without its middle where it is long: the answer stands at the end."""
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"

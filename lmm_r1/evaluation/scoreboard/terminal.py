@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import rich.box
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +12,7 @@ from rich.text import Text
 from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison
 from lmm_r1.evaluation.disagreements import Rejudged
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scores import Estimate, SampleScores
+from lmm_r1.evaluation.scores import Estimate, SampleScores, powers_of_two
 
 BEST = "\N{BLACK STAR}"
 LOG_WIDTH = 160
@@ -18,6 +20,9 @@ LOG_WIDTH = 160
 MINUS = "\N{MINUS SIGN}"
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
+MOST_TURN_COLUMNS = 8
+END_NAMES = {"over": "over", "turns": "at most turns", "images": "at most images", "tokens": "at most tokens"}
+"""How an episode has ended, as a column."""
 LISTED_DISAGREEMENTS = 10
 SHOWN_CHARS = 60
 UNKNOWN = "\N{EN DASH}"
@@ -30,6 +35,8 @@ def print_board(board: Board) -> None:
         console = Console(width=LOG_WIDTH)
     for file in board.files:
         console.print(_file_table(board, file))
+        for table in _episode_tables(board, file):
+            console.print(table)
     if board.comparisons:
         console.print(_comparison_table(board))
     if board.rejudged:
@@ -76,6 +83,54 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
         count(scores.mean_response_tokens),
         share(scores.truncated_rate),
     ]
+
+
+def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
+    """Return what a file's episodes were like, and the share solved within so many turns; nothing where there are none."""
+    found = {name: scores for name, scores in board.scores(file).items() if scores.episodes is not None}
+    if not found:
+        return []
+    played = {name: episode_columns(scores) for name, scores in found.items()}
+    means = _table(f"{file.name}: means of an episode, and how they ended in percent", columns(played.values()))
+    for name, values in played.items():
+        means.add_row(*map(Text, [name, *(values.get(column, UNKNOWN) for column in columns(played.values()))]))
+    within = {name: scores.verifiers[file.verifier].within_turns for name, scores in found.items()}
+    turns = shown_turns(max(map(len, within.values())))
+    title = f"{file.name}: right by {file.verifier} within so many turns, percent \N{PLUS-MINUS SIGN} standard error over rows"
+    solved = _table(title, [str(number) for number in turns])
+    for name, estimates in within.items():
+        solved.add_row(*map(Text, [name, *(estimate(estimates[number]) for number in turns)]))
+    return [means, solved]
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+    table.add_column("Checkpoint")
+    for name in names:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    return table
+
+
+def episode_columns(scores: SampleScores) -> dict[str, str]:
+    """Return what is told of the episodes of a checkpoint, by the column's name; empty where there are none."""
+    episodes = scores.episodes
+    if episodes is None:
+        return {}
+    means = {"turns": episodes.turns, "images": episodes.shown_images, **episodes.counts, **episodes.rewards}
+    return {
+        **{name.replace("_", " "): f"{value:.2f}" for name, value in means.items()},
+        **{END_NAMES[end]: share(value) for end, value in episodes.ends.items()},
+    }
+
+
+def columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the columns that some row has, in the order of first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def shown_turns(most: int) -> list[int]:
+    """Return the turns of which a narrow table shows what was solved within them: 1, 2, 4, 8 and so on, and all."""
+    return list(range(1, most + 1)) if most <= MOST_TURN_COLUMNS else [*powers_of_two(most - 1), most]
 
 
 def _comparison_table(board: Board) -> Table:

@@ -71,19 +71,19 @@ def token_mask(layout: PackedLayout, *, window: int | None, device: torch.device
     def of_tokens(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32).repeat_interleave(lengths)
 
-    own = of_tokens(list(range(len(segments))))
-    # No segment has the number -1.
-    prefix = of_tokens([-1 if segment.prefix is None else segment.prefix for segment in segments])
+    # A token is seen from its segment's first one on, up to the end of all that has the segment in its prefix.
+    first = of_tokens([segment.start for segment in segments])
+    behind = of_tokens([*layout.tree_ends, _filled(end)])
     before = of_tokens([layout.prefix_length(segment) - segment.start for segment in segments])
-    position = torch.arange(len(own), dtype=torch.int32) + before
+    position = torch.arange(len(first), dtype=torch.int32) + before
     horizon = torch.full_like(position, -1) if window is None else position - window
     run = torch.full_like(position, -1)
     if layout.block_ids is not None:
         run[:end] = layout.block_ids
-    own, prefix, position, horizon, run = (tensor.to(device) for tensor in (own, prefix, position, horizon, run))
+    first, behind, position, horizon, run = (tensor.to(device) for tensor in (first, behind, position, horizon, run))
 
     def sees(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        reachable = (own[query] == own[key]) | (prefix[query] == own[key])
+        reachable = (first[key] <= query) & (query < behind[key])
         together = (run[query] == run[key]) & (run[query] >= 0)
         near = position[key] > horizon[query]
         return ((reachable & (position[key] <= position[query])) | together) & near

@@ -1,7 +1,7 @@
-"""Attention over a packed sequence on CPUs: prompts are read where they stand, by all their responses in one call.
+"""Attention over a packed sequence on CPUs: prefixes are read where they stand, by all that is behind them in one call.
 
-What a response gets from its prompt and what it gets from itself are computed apart and merged by their log-sum-exps,
-which is exact. PyTorch's kernel takes the merged values in the backward pass.
+What a segment gets from each part of its prefix and from itself is computed apart and merged by the log-sum-exps, which
+is exact. PyTorch's kernel takes the merged values in the backward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Call:
 def fits_cpu_kernel(
     query: torch.Tensor, value: torch.Tensor, layout: PackedLayout, *, window: int | None, dropout: float
 ) -> bool:
-    """Whether `attend_on_cpu` takes this: on a CPU, without dropout, every response sees all of its prompt."""
+    """Whether `attend_on_cpu` takes this: on a CPU, without dropout, every segment sees all of its prefix."""
     one_width = query.shape[-1] == value.shape[-1]
     return query.device.type == "cpu" and one_width and not dropout and not layout.cuts_prefix(window=window)
 
@@ -68,7 +68,7 @@ def _own_calls(layout: PackedLayout, *, window: int | None, dtype: torch.dtype) 
 
 
 def _prefix_calls(layout: PackedLayout) -> Iterator[_Call]:
-    """Yield the call of all tokens behind a prefix on it."""
+    """Yield the call of all tokens behind a segment in whose prefix it is."""
     for prefix, tokens in layout.runs:
         segment = layout.segments[prefix]
         yield _Call(queries=tokens, keys=slice(segment.start, segment.end), is_causal=False, bias=None)
@@ -137,7 +137,7 @@ def _is_short(call: _Call) -> bool:
 
 
 def _pieces(call: _Call, dtype: torch.dtype) -> Iterator[_Call]:
-    """Yield a call on a prefix in pieces whose gradients are computed in single precision."""
+    """Yield a call on a part of a prefix in pieces whose gradients are computed in single precision."""
     if dtype.itemsize != 2:
         yield call
         return

@@ -1,11 +1,10 @@
-"""Which tokens of a packed sequence attend to which: segments behind one another, some of which share a prefix."""
+"""Which tokens of a packed sequence attend to which: segments behind one another, which may be the nodes of trees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +16,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Tokens `start` to `end`; each attends to those before it in the segment, to itself and to the prefix."""
+    """Tokens `start` to `end`; each attends to those before it in the segment, to itself and to all of the prefix."""
 
     start: int
     end: int
     prefix: int | None = None
-    """Index of an earlier segment that all tokens of this one attend to; None for a segment by itself."""
+    """Index of an earlier segment, which with its own prefix is that of this one; None for a segment by itself."""
 
     @property
     def length(self) -> int:
@@ -31,7 +30,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedLayout:
-    """The segments of one packed sequence of T tokens, in order and without gaps.
+    """The segments of one packed sequence of T tokens, in order and without gaps; trees stand in pre-order.
 
     `block_ids` (T,) numbers the runs of tokens with bidirectional attention among them, -1 for all other tokens;
     None where there are none. No run crosses the border of a segment.
@@ -40,6 +39,12 @@ class PackedLayout:
     segments: tuple[Segment, ...]
     block_ids: torch.Tensor | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        last: tuple[int, ...] = ()
+        for index, segment in enumerate(self.segments):
+            assert segment.prefix is None or segment.prefix in last, "segments of a tree stand behind one another"
+            last = (*self.ancestors[index], index)
 
     @property
     def length(self) -> int:
@@ -57,12 +62,32 @@ class PackedLayout:
         return tuple(bool((part >= 0).any()) for part in self.block_ids.split(self.lengths))
 
     @cached_property
+    def ancestors(self) -> tuple[tuple[int, ...], ...]:
+        """Of each segment the indices of those that its prefix is made of, from its first token on."""
+        found: list[tuple[int, ...]] = []
+        for segment in self.segments:
+            found.append(() if segment.prefix is None else (*found[segment.prefix], segment.prefix))
+        return tuple(found)
+
+    @cached_property
     def key_lengths(self) -> tuple[int, ...]:
         """How many keys each segment attends to, those of its prefix among them."""
-        return tuple(self.prefix_length(segment) + segment.length for segment in self.segments)
+        lengths: list[int] = []
+        for segment in self.segments:
+            lengths.append(segment.length + (0 if segment.prefix is None else lengths[segment.prefix]))
+        return tuple(lengths)
+
+    @cached_property
+    def tree_ends(self) -> tuple[int, ...]:
+        """Where the last of the segments ends that have this one in their prefix; where it ends itself if none has."""
+        ends = [segment.end for segment in self.segments]
+        for segment, prefix in zip(self.segments, self.ancestors, strict=True):
+            for index in prefix:
+                ends[index] = segment.end
+        return tuple(ends)
 
     def prefix_length(self, segment: Segment) -> int:
-        return 0 if segment.prefix is None else self.segments[segment.prefix].length
+        return 0 if segment.prefix is None else self.key_lengths[segment.prefix]
 
     def is_plain(self, index: int, *, window: int | None) -> bool:
         """Whether a segment without a prefix is causal and nothing else."""
@@ -71,13 +96,12 @@ class PackedLayout:
 
     @cached_property
     def runs(self) -> tuple[tuple[int, slice], ...]:
-        """The index of each shared prefix, with the tokens of all segments behind it that stand behind one another."""
-        runs = []
-        for prefix, group in groupby(self.segments, key=lambda segment: segment.prefix):
-            members = list(group)
-            if prefix is not None:
-                runs.append((prefix, slice(members[0].start, members[-1].end)))
-        return tuple(runs)
+        """The index of each segment that others have in their prefix, with the tokens of all of those."""
+        return tuple(
+            (index, slice(segment.end, end))
+            for index, (segment, end) in enumerate(zip(self.segments, self.tree_ends, strict=True))
+            if end > segment.end
+        )
 
     def cuts_prefix(self, *, window: int | None) -> bool:
         """Whether the window keeps a token from some of a prefix that it attends to without it."""
@@ -132,7 +156,7 @@ class PackedLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RepeatedPrefix:
-    """A prefix that stands among the keys of every segment behind it as well as among its own."""
+    """A segment that stands among the keys of all those that have it in their prefix, as well as among its own."""
 
     start: int
     """Where it stands in the packed sequence."""
@@ -155,18 +179,15 @@ class VarlenLayout(Stretches):
     def of(cls, layout: PackedLayout, *, device: torch.device) -> VarlenLayout:
         places = [torch.arange(segment.start, segment.end) for segment in layout.segments]
         tokens = torch.cat(
-            [
-                own if segment.prefix is None else torch.cat([places[segment.prefix], own])
-                for segment, own in zip(layout.segments, places, strict=True)
-            ]
+            [places[part] for index, prefix in enumerate(layout.ancestors) for part in (*prefix, index)]
         )
         keys = torch.arange(len(tokens)).split(layout.key_lengths)
         own_keys = [key[layout.prefix_length(segment) :] for segment, key in zip(layout.segments, keys, strict=True)]
         copies: dict[int, list[torch.Tensor]] = {}
-        for segment, key in zip(layout.segments, keys, strict=True):
-            if segment.prefix is not None:
-                seen = copies.setdefault(segment.prefix, [own_keys[segment.prefix]])
-                seen.append(key[: layout.prefix_length(segment)])
+        for prefix, key in zip(layout.ancestors, keys, strict=True):
+            for part in prefix:
+                seen = copies.setdefault(part, [own_keys[part]])
+                seen.append(key[layout.key_lengths[part] - layout.lengths[part] : layout.key_lengths[part]])
         return cls(
             query_ends=_ends(layout.lengths, device=device),
             key_ends=_ends(layout.key_lengths, device=device),

@@ -1,13 +1,15 @@
-"""Padded batches to packed sequences: no padding, prompt and media of a group once; results go back to their places."""
+"""Padded batches to packed sequences: no padding, what samples begin with once; results go back to their places."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before, placed
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.layout import PackedLayout, Segment
@@ -20,7 +22,7 @@ class Targets:
     wanted: torch.Tensor
     """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
     shared: bool
-    """Whether what stands before a sample's first target is a prompt, which samples may have in common."""
+    """Whether what stands before a sample's first target is a prompt; those of one prompt share what they begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +37,19 @@ class PackedSequence:
     """Tokens from which a target is predicted, (K,)."""
     target_ids: torch.Tensor  # (K,)
     places: tuple[torch.Tensor, torch.Tensor]
-    """Row and column of each target in the padded batch's predictions (B, T - 1), (K,) each."""
+    """Row and column in the padded batch's predictions (B, T - 1), (P,) each: a target of several samples has several."""
     filled: bool
     """Whether its last segment is an image that only keeps the vision tower running."""
     filler: int
     """How many tokens at its end belong to no sample."""
+    copies: torch.Tensor | None = None
+    """Which of the K targets each place is about, (P,); None where each has one place, in their order."""
 
     def scatter(self, values: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
         """Return values (K,) at their places in zeros of the shape of `like` (B, T - 1)."""
+        if self.copies is not None:
+            # Its gradients are summed in one order, unlike those of `index_select` on GPUs.
+            values = values[self.copies]
         return values.new_zeros(like.shape).index_put(self.places, values)
 
 
@@ -58,9 +65,9 @@ class _Sample:
     media: tuple[PlacedMedia, ...]
 
     @property
-    def behind(self) -> list[Media]:
-        """The media that stand behind its prompt."""
-        return [item.tensors for item in self.media if item.start >= self.prompt_length]
+    def has_later_media(self) -> bool:
+        """Whether media stand behind its prompt."""
+        return any(item.start >= self.prompt_length for item in self.media)
 
 
 def pack_batch(
@@ -77,8 +84,8 @@ def pack_batch(
 ) -> PackedSequence:
     """Return a padded batch (B, T) as one packed sequence.
 
-    Rows of the batch with the same prompt and media of the same key share both where `share_prefix` is set; each
-    has the media behind its prompt to itself.
+    Rows of the batch with the same prompt and media of the same key make a tree where `share_prefix` is set: what some
+    of them begin with is there once, with its media.
 
     Args:
         media: one entry per row of the batch.
@@ -155,36 +162,35 @@ class _Parts:
         return self.segments[-1].end if self.segments else 0
 
     def add_group(self, group: Sequence[_Sample], wanted: torch.Tensor) -> None:
-        """Add the prompt once and every response behind it; a sample by itself is one segment."""
-        if len(group) == 1:
-            (sample,) = group
-            start = self.length
-            self.add_segment(sample.token_ids)
-            self.add_targets(sample, wanted, tokens=torch.arange(start, self.length))
-            self.media += [item.tensors for item in sample.media]
-            self.inputs.append(self.inputs_of_sample(sample))
-            return
-        prompt_length = group[0].prompt_length
-        # Without media in them, all responses go on from the prompt alike: one as long as the longest serves all.
-        longest = max(group, key=lambda sample: (not sample.behind, len(sample.token_ids)))
-        in_common = self.inputs_of_sample(longest)
-        self.media += [item.tensors for item in longest.media if item.start < prompt_length]
-        self.inputs.append(_cut(in_common, 0, prompt_length))
-        prompt = torch.arange(self.length, self.length + prompt_length)
-        self.add_segment(group[0].token_ids[:prompt_length])
-        prefix = len(self.segments) - 1
-        for sample in group:
-            start = self.length
-            if len(sample.token_ids) > prompt_length:
-                self.add_segment(sample.token_ids[prompt_length:], prefix=prefix)
-            self.add_targets(sample, wanted, tokens=torch.cat([prompt, torch.arange(start, self.length)]))
-            self.media += sample.behind
-            inputs = self.inputs_of_sample(sample) if sample.behind else in_common
-            self.inputs.append(_cut(inputs, prompt_length, len(sample.token_ids)))
+        """Add the samples of one prompt as a tree, its nodes in pre-order; a sample by itself is one segment."""
+        tree = prefix_tree(
+            [TreeSample(token_ids=sample.token_ids.numpy(), media=sample.media) for sample in group],
+            known=group[0].prompt_length,
+        )
+        first = len(self.segments)
+        inputs = self._inputs_by_row(group)
+        tokens: list[list[torch.Tensor]] = [[] for _ in group]
+        for node in tree:
+            start, owner = self.length, group[node.samples[0]]
+            prefix = None if node.parent is None else first + node.parent
+            self.add_segment(owner.token_ids[node.start : node.end], prefix=prefix)
+            self.media += [item.tensors for item in owner.media if node.start <= item.start < node.end]
+            self.inputs.append(_cut(inputs[owner.row], node.start, node.end))
+            for member in node.samples:
+                tokens[member].append(torch.arange(start, self.length))
+        for sample, own in zip(group, tokens, strict=True):
+            self.add_targets(sample, wanted, tokens=torch.cat([torch.arange(0), *own]))
 
     def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
         self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
+
+    def _inputs_by_row(self, group: Sequence[_Sample]) -> dict[int, dict[str, torch.Tensor]]:
+        """Return what the model gets for each token of samples of one prompt, and maybe for more, by their rows."""
+        # Without media in them, all responses go on from the prompt alike: one as long as the longest serves all.
+        plain = [sample for sample in group if not sample.has_later_media]
+        in_common = self.inputs_of_sample(max(plain, key=lambda sample: len(sample.token_ids))) if plain else {}
+        return {sample.row: self.inputs_of_sample(sample) if sample.has_later_media else in_common for sample in group}
 
     def inputs_of_sample(self, sample: _Sample) -> dict[str, torch.Tensor]:
         return self.inputs_of(sample.token_ids, [item.tensors for item in sample.media])
@@ -214,16 +220,19 @@ class _Parts:
         if self.media:
             media = self.kit.merge_media(self.media)
             inputs |= {name: media[name] for name in self.media_names}
+        sources, target_ids = torch.cat(self.sources), torch.cat(self.target_ids)
+        first, copies = _distinct(sources, target_ids)
         rows, columns = zip(*self.places, strict=True)
         return PackedSequence(
             token_ids=token_ids[None].to(device),
             inputs={name: value.to(device) for name, value in inputs.items()},
             layout=layout,
-            sources=torch.cat(self.sources).to(device),
-            target_ids=torch.cat(self.target_ids).to(device),
+            sources=sources[first].to(device),
+            target_ids=target_ids[first].to(device),
             places=(torch.cat(rows).to(device), torch.cat(columns).to(device)),
             filled=filled,
             filler=filler,
+            copies=None if copies is None else copies.to(device),
         )
 
     def _joined(self, name: str) -> torch.Tensor:
@@ -246,6 +255,18 @@ class _Parts:
         begins[1:] &= ~inside[:-1]
         begins[[segment.start for segment in self.segments]] = inside[[segment.start for segment in self.segments]]
         return torch.where(inside, begins.cumsum(0) - 1, -1)
+
+
+def _distinct(sources: torch.Tensor, target_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return which of P targets are no repetitions, (K,), and which of these each one is, (P,); None where none repeats."""
+    pairs = sources.numpy() * 2**32 + target_ids.numpy()
+    _, first, copies = np.unique(pairs, return_index=True, return_inverse=True)
+    if len(first) == len(sources):
+        return torch.arange(len(sources)), None
+    order = first.argsort()
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return torch.from_numpy(first[order]), torch.from_numpy(place[copies])
 
 
 def _cut(inputs: dict[str, torch.Tensor], start: int, end: int) -> dict[str, torch.Tensor]:

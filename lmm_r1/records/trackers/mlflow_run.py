@@ -52,6 +52,9 @@ class MlflowRun:
         for index, sample in enumerate(samples):
             for path in sample.images:
                 self._client.log_artifact(self.identity, str(path), f"{folder}/sample_{index}")
+            for image in sample.turn_images:
+                place = f"{folder}/sample_{index}/turn_{image.turn}"
+                self._client.log_artifact(self.identity, str(image.path), place)
         self._client.log_table(self.identity, data, f"{folder}/table.json")
 
     def close(self, *, failed: bool) -> None:

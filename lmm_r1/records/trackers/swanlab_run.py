@@ -14,8 +14,8 @@ from lmm_r1.records.trackers.tracker import (
     TRAIN_PREFIX,
     Generation,
     Session,
-    captioned_images,
     markdown,
+    shown_images,
     table,
 )
 
@@ -39,7 +39,7 @@ class SwanlabRun:
         columns, rows = table(step, samples)
         texts = [swanlab.Text(markdown(columns, [row]), caption=f"sample {index}") for index, row in enumerate(rows)]
         shown: dict[str, object] = {GENERATIONS: texts}
-        images = [swanlab.Image(str(path), caption=caption) for path, caption in captioned_images(samples)]
+        images = [swanlab.Image(str(image.path), caption=image.caption) for image in shown_images(samples)]
         if images:
             shown[IMAGES] = images
         self._run.log(shown, step=step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,9 @@ from lmm_r1.records.trackers.tracker import (
     TRAIN_PREFIX,
     Generation,
     Session,
-    captioned_images,
+    ShownImage,
     markdown,
+    shown_images,
     table,
 )
 
@@ -41,11 +44,8 @@ class TensorboardEvents:
     def log_generations(self, step: int, samples: Sequence[Generation]) -> None:
         writer = self._at(step)
         writer.add_text(GENERATIONS, markdown(*table(step, samples)), step)
-        # A tag shows one image per step, so that each image gets a tag of its own.
-        for number, (path, caption) in enumerate(captioned_images(samples)):
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
-            writer.add_image(f"{IMAGES}/{number}_{caption.replace(' ', '_')}", pixels, step, dataformats="HWC")
+        for tag, image in _tagged(shown_images(samples)):
+            _add_image(writer, f"{IMAGES}/{tag}", image, step=step)
         writer.flush()
 
     def close(self, *, failed: bool) -> None:
@@ -64,6 +64,31 @@ class TensorboardEvents:
             # What an interrupted session wrote from this step on gives way to what follows.
             self._writer = SummaryWriter(self.identity, purge_step=step)
         return self._writer
+
+
+def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
+    """Yield images with tags of their own, as a tag shows one image per step; every step has the same for the same place."""
+    of_prompts = itertools.count()
+    of_turns: Counter[str] = Counter()
+    for image in images:
+        name = image.caption.replace(",", "").replace(" ", "_")
+        if image.turn is None:
+            yield f"{next(of_prompts)}_{name}", image
+        else:
+            of_turns[name] += 1
+            yield name if of_turns[name] == 1 else f"{name}_{of_turns[name]}", image
+
+
+def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
+    """Add an image with the boxes of what was cut out of it."""
+    with Image.open(shown.path) as image:
+        pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
+    if shown.cuts:
+        height, width, _ = pixels.shape
+        boxes = np.asarray(shown.boxes) * (width, height, width, height)  # (N, 4)
+        writer.add_image_with_boxes(tag, pixels, boxes, step, dataformats="HWC")
+    else:
+        writer.add_image(tag, pixels, step, dataformats="HWC")
 
 
 def open_tracker(session: Session) -> TensorboardEvents:

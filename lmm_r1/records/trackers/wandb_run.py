@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 # No reports about wandb's own errors to its maker, unless the user wants them; read when wandb is imported.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -18,7 +19,8 @@ from lmm_r1.records.trackers.tracker import (
     TRAIN_PREFIX,
     Generation,
     Session,
-    captioned_images,
+    ShownImage,
+    shown_images,
     table,
 )
 
@@ -51,7 +53,9 @@ class WandbRun:
             GENERATIONS: wandb.Table(columns=[*columns], data=rows),
         }
         # Beside the table, and not in it: wandb keeps a table's images outside the run's folder.
-        images = [wandb.Image(str(path), caption=caption) for path, caption in captioned_images(samples)]
+        images = [
+            wandb.Image(str(image.path), caption=image.caption, boxes=_boxes(image)) for image in shown_images(samples)
+        ]
         if images:
             shown[IMAGES] = images
         self._log(step, shown)
@@ -61,6 +65,21 @@ class WandbRun:
 
     def _log(self, step: int, values: Mapping[str, object]) -> None:
         self._run.log(dict(values), step=step)
+
+
+def _boxes(image: ShownImage) -> dict[str, Any] | None:
+    """What was cut out of an image, in the form that wandb draws; None where nothing was."""
+    if not image.cuts:
+        return None
+    data = [
+        {
+            "position": {"minX": left, "minY": upper, "maxX": right, "maxY": lower},
+            "class_id": 0,
+            "box_caption": f"cut {number}",
+        }
+        for number, (left, upper, right, lower) in enumerate(image.boxes, start=1)
+    ]
+    return {"cuts": {"box_data": data, "class_labels": {0: "cut"}}}
 
 
 def open_tracker(session: Session) -> WandbRun:

@@ -11,6 +11,7 @@ from lmm_r1.agents.bad_call import BadCall
 from lmm_r1.agents.crop import crop_tool, zoom_tool
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
+from lmm_r1.data.turn_details import Cut
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -55,6 +56,24 @@ def corners(part):
 )
 def test_relative_boxes(size, box, expected):
     assert corners(cut(episode(coordinates_image(*size)), bbox_2d=box)) == expected
+
+
+def test_a_part_says_where_it_was_cut_out():
+    images = episode(coordinates_image(60, 60), coordinates_image(100, 50))
+    part = cut(images, source="original_image_2", bbox_2d=[0.1, 0.2, 0.5, 0.6])
+    assert part.cut == Cut(picture=1, name="original_image_2", box=(10, 10, 50, 30), size=(100, 50))
+    images.add(part)
+    again = cut(images, source=" Observation 1", bbox_2d=[0, 0.5, 0.25, 1])
+    assert again.cut == Cut(picture=2, name="observation_1", box=(0, 10, 10, 20), size=(40, 20))
+
+
+def test_a_zoom_says_which_point_it_was_asked_for():
+    images = episode(coordinates_image(200, 100))
+    part = cut(images, zoom_tool(coordinates="thousandths", side=40), keypoint=[950, 500])
+    # The window of 40 x 40 pixels around 190, 50, moved inside.
+    assert part.cut == Cut(
+        picture=0, name="original_image", box=(160, 30, 200, 70), size=(200, 100), keypoint=(190.0, 50.0)
+    )
 
 
 def test_boxes_in_thousandths():

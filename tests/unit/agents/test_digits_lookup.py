@@ -77,6 +77,9 @@ def test_a_call_that_cannot_be_carried_out_says_why(text, said):
     (answered,) = play_episode(DigitsLookup(), ROW, call(text)).answers
     assert said in texts_of(answered.shown)
     assert answered.counts == {"tool_calls": 1, "malformed_calls": 1}
+    (outcome,) = answered.calls
+    assert (outcome.tool, outcome.outcome) == ("lookup", "malformed")
+    assert said in outcome.problem
 
 
 def test_the_policy_is_told_how_to_look_up():

@@ -14,6 +14,7 @@ from lmm_r1.agents.environment import Answered
 from lmm_r1.agents.tool_environment import ToolEnvironment
 from lmm_r1.agents.tools import Tool
 from lmm_r1.data.messages import ImagePart, Row, TextPart
+from lmm_r1.data.turn_details import CallOutcome, CutImage
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -52,6 +53,28 @@ def test_an_observation_is_text_and_the_part_that_was_asked_for():
     assert answered.role == "user"
     assert answered.counts == {"tool_calls": 1, "malformed_calls": 0, "failed_calls": 0}
     assert answered.rewards == {}
+
+
+def test_what_became_of_each_call_is_data():
+    unknown = added(1, 2).replace("add", "divide")
+    environment = ToolEnvironment([add, Tool(fail)])
+    (done,), (none,) = (play(environment, ROW, text) for text in (added(1, 2), unknown))
+    assert done.calls == (CallOutcome(tool="add", outcome="done"),)
+    told = "there is no tool 'divide'; the tools are: add, fail"
+    assert none.calls == (CallOutcome(tool="", outcome="malformed", problem=told),)
+    (broken,) = play(environment, ROW, '<tool_call>{"name": "fail", "arguments": {}}</tool_call>')
+    (call,) = broken.calls
+    assert (call.tool, call.outcome) == ("fail", "failed")
+    assert "no luck" in call.problem
+    (swapped,) = play(CropEnvironment(), ROW, SWAPPED)
+    assert [(call.tool, call.outcome) for call in swapped.calls] == [("crop", "malformed")]
+    assert play(CropEnvironment(), ROW, "<answer>7</answer>")[0].calls == ()
+
+
+def test_the_part_that_is_shown_knows_its_box():
+    (answered,) = play(CropEnvironment(), ROW, LEFT)
+    (part,) = [part for part in answered.shown if isinstance(part, CutImage)]
+    assert (part.cut.picture, part.cut.box, part.cut.size) == (0, (0, 0, 50, 50), (100, 50))
 
 
 def test_a_wrong_call_is_told_exactly_and_counted():

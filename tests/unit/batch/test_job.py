@@ -1,6 +1,7 @@
 """A job: one line per row in the order of the rows, whatever order they end in."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -89,5 +90,5 @@ def test_rows_are_written_in_order_with_scores_and_bad_ones_apart(tmp_path):
 
 def test_a_response_that_was_not_judged_in_time_says_so_in_its_line():
     score = Score(reward=0.5, score=0.0, parts={"accuracy": 0.0}, timed_out=True)
-    (response,) = record_of(outcome(0, "a"), [score])["responses"]
+    (response,) = record_of(outcome(0, "a"), [score], folder=Path())["responses"]
     assert (response["reward"], response["scores"]) == (0.5, {"accuracy": 0.0, "timed_out": 1.0})

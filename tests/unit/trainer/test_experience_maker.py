@@ -12,6 +12,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.trainer.experience_maker import KitExperienceMaker, is_on_policy, pass_limits, sample_sizes
 
@@ -119,6 +120,21 @@ def test_media_behind_the_prompt_make_no_other_group():
         one.mm_train_inputs = [media]
     names = [size.group for size in sample_sizes(samples)]
     assert [names.index(name) for name in names] == [0, 0, 0, 3]
+
+
+def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
+    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    samples = [sample([1, 2], [4, 5, 6]), sample([1, 2], [4, 5, 7]), sample([1, 2], [8]), sample([3], [4, 5, 6])]
+    assert [size.shared for size in sample_sizes(samples)] == [((1, 2),), ((1, 2),), (), ()]
+    # What all of them go on with belongs to the first node, with the prompt.
+    assert [size.shared for size in sample_sizes(samples[:2])] == [((0, 2),)] * 2
+    # The same tokens, with the same picture and with another.
+    one, other = (PlacedRef(3, media_ref(name), end=4) for name in ("one", "other"))
+    for number, shown in enumerate((one, one, other)):
+        samples[number] = sample([1, 2], [4, 9, 5, number])
+        samples[number].mm_train_inputs = [(shown,)]
+    assert [size.shared for size in sample_sizes(samples[:3])] == [((0, 1), (1, 2)), ((0, 1), (1, 2)), ((0, 1),)]
+    assert [(size.response, size.own) for size in sample_sizes(samples[:3])] == [(4, 1), (4, 1), (4, 3)]
 
 
 def test_a_sample_without_a_response_is_all_prompt():

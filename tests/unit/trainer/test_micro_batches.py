@@ -1,11 +1,12 @@
 """How samples are cut into optimizer steps, over ranks and into passes; the numbers are worked out by hand."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, plan_forward, plan_update
+from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 
 pytestmark = pytest.mark.unit
 
@@ -176,3 +177,90 @@ def test_a_step_holds_the_same_samples_however_it_is_cut(limits, ranks):
         assert len({len(rank) for rank in step}) == 1, "every rank makes as many passes"
         assert {len(share) for share in shares} == {16 // ranks}
         assert sum(map(len, shares)) == sum(len(batch) for rank in step for batch in rank) == 16
+
+
+def tree(*samples: tuple[dict[int, int], int], group: int = 0, prompt: int = 10, first: int = 0) -> list[SampleSize]:
+    """One group, of whose samples each has nodes in common with others, and tokens of its own."""
+    return [
+        SampleSize(
+            index=first + place,
+            group=group,
+            prompt=prompt,
+            response=sum(nodes.values()) + own,
+            shared=tuple(SharedTokens(node, tokens) for node, tokens in nodes.items()),
+        )
+        for place, (nodes, own) in enumerate(samples)
+    ]
+
+
+# Two trunks of 40 and 30 tokens with branches of 5 and 6; the last two of the second go on alike for 8 tokens more.
+TRUNKS = tree(
+    ({1: 40}, 5), ({2: 30}, 6), ({1: 40}, 5), ({2: 30, 3: 8}, 1), ({1: 40}, 5), ({2: 30, 3: 8}, 2), ({1: 40}, 5)
+)
+
+
+def test_what_samples_have_in_common_behind_the_prompt_counts_once_too():
+    assert shared().cost(TRUNKS) == 10 + (40 + 4 * 5) + (30 + 6) + (8 + 1 + 2)
+    assert shared().cost([TRUNKS[0], TRUNKS[3]]) == 10 + 45 + 39
+    assert apart().cost(TRUNKS) == 7 * 10 + 4 * 45 + 36 + 39 + 40
+    # Nodes of other groups have other tokens.
+    other = tree(({1: 7}, 1), group=1, first=7)
+    assert shared().cost([*TRUNKS, *other]) == 117 + 18
+
+
+def test_a_tree_over_the_tokens_is_divided_between_its_branches():
+    assert of_one_rank(TRUNKS, shared(tokens=117)) == [set(range(7))]
+    # 10 + 60 and 10 + 47.
+    assert of_one_rank(TRUNKS, shared(tokens=70)) == [{0, 2, 4, 6}, {1, 3, 5}]
+    # Three branches of the first trunk make 65 tokens, and the fourth goes alone.
+    assert of_one_rank(TRUNKS, shared(tokens=65)) == [{0, 2, 4}, {1, 3, 5}, {6}]
+
+
+def test_a_branch_goes_where_it_has_the_most_in_common():
+    owns = (30, 30, 30, 3), (29, 28, 27, 2)
+    samples = tree(*[({trunk: 20}, own) for trunk, numbers in enumerate(owns) for own in numbers])
+    # The last of the second trunk would have room behind {2}, too, where it would bring its trunk along.
+    assert of_one_rank(samples, shared(tokens=100)) == [{0, 1, 3}, {4, 5, 7}, {2}, {6}]
+
+
+def test_a_pass_that_must_be_divided_is_divided_between_branches():
+    # 102 tokens in one pass, and 60 + 60 in each of two.
+    samples = tree(({1: 40}, 5), ({2: 30}, 6), ({1: 40}, 5), ({2: 30}, 6))
+    for place in range(4, 8):
+        samples += tree(({}, 50), group=place, first=place)
+    one, other = sets(plan_forward(samples, ranks=2, limits=shared(tokens=125)))
+    assert (one, other) == ([{0, 2}, {1, 3}], [{4, 5}, {6, 7}])
+
+
+def test_ranks_get_branches_that_go_on_alike_together():
+    # Branches stand between one another; each rank has room for three.
+    samples = tree(({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5))
+    assert sets(plan_forward(samples, ranks=2, limits=shared())) == [[{0, 2, 4}], [{1, 3, 5}]]
+
+
+def test_a_group_that_straddles_steps_is_divided_between_branches_with_and_without_sharing():
+    samples = tree(({1: 40}, 5), ({2: 40}, 5), ({1: 40}, 5), ({2: 40}, 5))
+    for limits in (shared(samples=4), apart(samples=1)):
+        steps = plan_update(samples, batch_size=2, ranks=1, limits=limits, seed="a")
+        assert [{index for rank in ranks for batch in rank for index in batch} for ranks in steps] == [{0, 2}, {1, 3}]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_trees_are_planned_whole_and_within_the_tokens(seed):
+    draw = random.Random(seed)
+    samples: list[SampleSize] = []
+    for group in range(4):
+        tokens = {node: draw.randint(1, 30) for node in range(1, 6)}
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        for node in tokens:
+            paths[node] = (*paths[draw.randrange(node)], node)
+        made = [
+            ({node: tokens[node] for node in draw.choice(list(paths.values()))}, draw.randint(1, 20)) for _ in range(6)
+        ]
+        samples += tree(*made, group=group, first=len(samples))
+    limits = shared(tokens=draw.randint(60, 200))
+    ranks = plan_forward(samples, ranks=2, limits=limits)
+    assert sorted(index for passes in ranks for batch in passes for index in batch) == list(range(24))
+    assert len({len(passes) for passes in ranks}) == 1
+    for batch in (batch for passes in ranks for batch in passes):
+        assert len(batch) == 1 or limits.cost([samples[index] for index in batch]) <= limits.tokens

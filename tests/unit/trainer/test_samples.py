@@ -219,3 +219,17 @@ def test_the_media_of_a_micro_batch_are_one_entry_per_row():
     one, other = {"pixel_values": 1}, {"pixel_values": 2}
     assert media_per_row([[one, None], [None], other, None], "cpu") == {"media": [one, None, None, other, None]}
     assert media_per_row([], "cpu") == {"media": []}
+
+
+def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
+    asked: list[GroupSettings] = []
+
+    class Noting(KitSamplesGenerator):
+        def generate(self, rows, settings):
+            asked.append(settings)
+            return []
+
+    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
+    Noting(args, [], replace(SETTINGS, branches=2)).evaluate([], temperature=0.0, n_samples=3)
+    (settings,) = asked
+    assert (settings.branches, settings.sampling.n_samples, settings.media) == (1, 3, False)

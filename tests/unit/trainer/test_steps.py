@@ -41,6 +41,8 @@ def test_groups_are_generated_as_the_flags_say():
         rollout__max_new_tokens=64,
         data__max_len=512,
         data__overlong_prompts="skip",
+        train__agent="crop",
+        agent__branches=4,
     )
     expected = GroupSettings(
         sampling=SamplingSettings(n_samples=8, temperature=0.7, top_p=0.9, max_new_tokens=64),
@@ -49,6 +51,7 @@ def test_groups_are_generated_as_the_flags_say():
         ignore_eos=False,
         overlong_prompts="skip",
         media=True,
+        branches=4,
     )
     assert group_settings(settings) == expected
 

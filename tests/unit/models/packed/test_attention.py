@@ -39,12 +39,24 @@ SEGMENTS = (
     Segment(start=13, end=15),
     Segment(start=15, end=18, prefix=4),
 )
+# A prompt, two turns behind one another with two last ones, another branch from the prompt, and a sample by itself.
+TREES = (
+    Segment(start=0, end=3),
+    Segment(start=3, end=5, prefix=0),
+    Segment(start=5, end=9, prefix=1),
+    Segment(start=9, end=10, prefix=2),
+    Segment(start=10, end=13, prefix=2),
+    Segment(start=13, end=15, prefix=0),
+    Segment(start=15, end=18),
+)
 # In the first prompt, across all of the second, and in a response.
 BLOCKS = torch.tensor([-1, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1, -1, -1, 2, 2, -1, -1, -1])
 LAYOUTS = {
     "samples by themselves": PackedLayout(segments=(Segment(start=0, end=11), Segment(start=11, end=18))),
     "shared prefixes": PackedLayout(segments=SEGMENTS),
     "runs that attend in both directions": PackedLayout(segments=SEGMENTS, block_ids=BLOCKS),
+    "trees": PackedLayout(segments=TREES),
+    "trees with such runs": PackedLayout(segments=TREES, block_ids=BLOCKS),
 }
 WINDOWS = [None, 3, 6]
 MODULE = SimpleNamespace(training=False, is_causal=True)
@@ -56,13 +68,18 @@ def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> b
     def segment_of(token: int) -> Segment:
         return next(segment for segment in layout.segments if segment.start <= token < segment.end)
 
+    def prefix_of(segment: Segment) -> list[Segment]:
+        if segment.prefix is None:
+            return []
+        prefix = layout.segments[segment.prefix]
+        return [*prefix_of(prefix), prefix]
+
     def position(token: int) -> int:
         segment = segment_of(token)
-        prefix = 0 if segment.prefix is None else layout.segments[segment.prefix].length
-        return prefix + token - segment.start
+        return sum(part.length for part in prefix_of(segment)) + token - segment.start
 
     mine, other = segment_of(query), segment_of(key)
-    if other is not mine and (mine.prefix is None or layout.segments[mine.prefix] is not other):
+    if other is not mine and other not in prefix_of(mine):
         return False
     if window is not None and position(query) - position(key) >= window:
         return False

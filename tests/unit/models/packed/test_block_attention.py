@@ -34,6 +34,17 @@ def layout_of(*groups: tuple[int, tuple[int, ...]], images: tuple[tuple[int, int
     return PackedLayout(segments=tuple(segments), block_ids=blocks if images else None)
 
 
+def tree_of(*nodes: tuple[int, int | None], image: tuple[int, int]) -> PackedLayout:
+    """Return segments of some tokens, each with the segment that it goes on from; and an image of some tokens."""
+    segments: list[Segment] = []
+    for length, prefix in nodes:
+        start = segments[-1].end if segments else 0
+        segments.append(Segment(start=start, end=start + length, prefix=prefix))
+    blocks = torch.full((segments[-1].end,), -1)
+    blocks[slice(*image)] = 0
+    return PackedLayout(segments=tuple(segments), block_ids=blocks)
+
+
 LAYOUTS = {
     "one sample": layout_of((7, ()), images=((1, 4),)),
     # Side by side, across all of a prompt, at the border of a prompt and in a response.
@@ -41,6 +52,9 @@ LAYOUTS = {
         (6, (3, 4)), (3, (2,)), (5, ()), images=((0, 2), (2, 4), (5, 6), (10, 12), (13, 16), (19, 22))
     ),
     "text": layout_of((5, (1, 3)), (4, ())),
+    # Turns behind one another and branches from each of them, beside another tree; an image in a turn that is shared.
+    "trees": tree_of((4, None), (5, 0), (6, 1), (3, 2), (2, 2), (3, 1), (2, 0), (5, None), (4, 7), image=(10, 13)),
+    "trees of many tokens": tree_of((150, None), (100, 0), (60, 1), (80, 1), (90, 0), (130, None), image=(160, 210)),
     # A whole number of blocks, and prompts, responses and images across their borders.
     "many tokens": layout_of((190, (40, 90)), (64, ()), images=((100, 150), (200, 225))),
 }
@@ -53,10 +67,8 @@ def test_a_token_sees_what_the_layouts_masks_say_and_nothing_of_other_segments(k
     layout = LAYOUTS[kind]
     expected = torch.zeros(layout.length, layout.length, dtype=torch.bool)
     for index, segment in enumerate(layout.segments):
-        keys = list(range(segment.start, segment.end))
-        if segment.prefix is not None:
-            prefix = layout.segments[segment.prefix]
-            keys = [*range(prefix.start, prefix.end), *keys]
+        parts = [*(layout.segments[part] for part in layout.ancestors[index]), segment]
+        keys = [key for part in parts for key in range(part.start, part.end)]
         expected[segment.start : segment.end, keys] = layout.mask(index, window=window, device=CPU)
     tokens = torch.arange(layout.length)
     sees = token_mask(layout, window=window, device=CPU)

@@ -22,6 +22,20 @@ GROUPS = PackedLayout(
         Segment(start=15, end=19, prefix=4),
     )
 )
+# A prompt, two turns behind one another with two last ones, another branch from the prompt, and another tree.
+TREES = PackedLayout(
+    segments=(
+        Segment(start=0, end=3),
+        Segment(start=3, end=5, prefix=0),
+        Segment(start=5, end=9, prefix=1),
+        Segment(start=9, end=10, prefix=2),
+        Segment(start=10, end=13, prefix=2),
+        Segment(start=13, end=15, prefix=0),
+        Segment(start=15, end=17),
+        Segment(start=17, end=18, prefix=6),
+        Segment(start=18, end=20, prefix=7),
+    )
+)
 HEADS, WIDTH = 4, 8
 
 
@@ -33,6 +47,12 @@ def tensors(layout: PackedLayout, *, keys: int = 2, dtype: torch.dtype = torch.f
     return [tensor.transpose(1, 2).requires_grad_() for tensor in made]
 
 
+def prefix_of(layout: PackedLayout, index: int) -> list[int]:
+    """The segments that a segment goes on from, the first one first."""
+    prefix = layout.segments[index].prefix
+    return [] if prefix is None else [*prefix_of(layout, prefix), prefix]
+
+
 def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> bool:
     """Whether one token attends to another, as the layout's words say."""
     mine, theirs = (
@@ -40,8 +60,10 @@ def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> b
         for token in (query, key)
     )
     segment = layout.segments[mine]
-    if theirs == segment.prefix:
-        distance = layout.segments[theirs].end - key + query - segment.start
+    prefix = prefix_of(layout, mine)
+    if theirs in prefix:
+        between = sum(layout.segments[part].length for part in prefix[prefix.index(theirs) + 1 :])
+        distance = layout.segments[theirs].end - key + between + query - segment.start
     elif theirs == mine:
         blocks = layout.block_ids
         if blocks is not None and blocks[query] == blocks[key] >= 0:
@@ -93,6 +115,14 @@ def test_outputs_and_gradients_are_those_of_the_definition_whatever_heads_share_
     check(GROUPS, keys=keys)
 
 
+@pytest.mark.parametrize("keys", [1, 4])
+def test_so_they_are_where_prefixes_have_prefixes(keys):
+    check(TREES, keys=keys)
+    blocks = torch.full((20,), -1)
+    blocks[1:3], blocks[6:8], blocks[16] = 0, 1, 2
+    check(PackedLayout(segments=TREES.segments, block_ids=blocks), keys=keys)
+
+
 def test_tokens_of_a_block_attend_in_both_directions_and_responses_to_all_of_it():
     blocks = torch.full((19,), -1)
     blocks[1:4], blocks[10:12] = 0, 1
@@ -108,9 +138,9 @@ def test_a_window_may_cut_samples_but_not_a_prompt_from_its_responses():
     assert not fits_cpu_kernel(query, value, layout, window=7, dropout=0.0)
 
 
+@pytest.mark.parametrize("layout", [GROUPS, TREES], ids=["groups", "trees"])
 @pytest.mark.parametrize("window", [None, 7])
-def test_packed_attention_gives_the_same_on_either_path(window):
-    layout = GROUPS
+def test_packed_attention_gives_the_same_on_either_path(window, layout):
     query, key, value = tensors(layout)
     settings = {"window": window, "scaling": 0.3, "dropout": 0.0}
     output = attention._by_segment(query, key, value, layout, **settings)

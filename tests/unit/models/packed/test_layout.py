@@ -116,3 +116,49 @@ def test_without_prefixes_keys_are_taken_as_they_stand():
     assert varlen.key_index.tolist() == varlen.own_keys.tolist() == [0, 1, 2, 3, 4]
     assert varlen.query_ends.tolist() == varlen.key_ends.tolist() == [0, 2, 5]
     assert layout.varlen(device=CPU) is layout.varlen(device=CPU), "made once for all layers"
+
+
+# A prompt of two tokens; behind it a turn of two that a third of one and a fourth of two go on from; and one response more.
+TREE = (
+    Segment(start=0, end=2),
+    Segment(start=2, end=4, prefix=0),
+    Segment(start=4, end=5, prefix=1),
+    Segment(start=5, end=7, prefix=1),
+    Segment(start=7, end=8, prefix=0),
+    Segment(start=8, end=9),
+)
+
+
+def test_a_prefix_has_a_prefix_of_its_own():
+    layout = PackedLayout(segments=TREE)
+    assert layout.ancestors == ((), (0,), (0, 1), (0, 1), (0,), ())
+    assert layout.key_lengths == (2, 4, 5, 6, 3, 1)
+    assert [layout.prefix_length(segment) for segment in TREE] == [0, 2, 4, 4, 2, 0]
+    assert mask(layout, 3) == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]
+    # It reaches back through the turn into the prompt.
+    assert mask(layout, 3, window=4) == [[0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]]
+    assert layout.cuts_prefix(window=5)
+    assert not layout.cuts_prefix(window=6)
+
+
+def test_each_part_of_a_prefix_has_all_that_goes_on_from_it_behind_it():
+    layout = PackedLayout(segments=TREE)
+    assert layout.tree_ends == (8, 7, 5, 7, 8, 9)
+    assert layout.runs == ((0, slice(2, 8)), (1, slice(4, 7)))
+
+
+def test_kernels_get_all_parts_of_a_prefix_for_each_segment():
+    varlen = PackedLayout(segments=TREE).varlen(device=CPU)
+    assert varlen.query_ends.tolist() == [0, 2, 4, 5, 7, 8, 9]
+    assert varlen.key_ends.tolist() == [0, 2, 6, 11, 17, 20, 21]
+    assert varlen.key_index.tolist() == [0, 1, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 5, 6, 0, 1, 7, 8]
+    assert varlen.own_keys.tolist() == [0, 1, 4, 5, 10, 15, 16, 19, 20]
+    prompt, turn = varlen.prefixes
+    assert (prompt.start, prompt.copies.tolist()) == (0, [[0, 1], [2, 3], [6, 7], [11, 12], [17, 18]])
+    assert (turn.start, turn.copies.tolist()) == (2, [[4, 5], [8, 9], [13, 14]])
+
+
+def test_trees_stand_in_pre_order():
+    torn = (Segment(start=0, end=1), Segment(start=1, end=2), Segment(start=2, end=3, prefix=0))
+    with pytest.raises(AssertionError, match="stand behind one another"):
+        PackedLayout(segments=torn)

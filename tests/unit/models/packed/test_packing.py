@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.tiny_models import pad
 
+from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
@@ -217,6 +218,114 @@ def test_media_behind_the_prompt_are_a_samples_own():
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 4, 5, 6, 7, 4, 5, 6, 0, 1, 2]]
     assert packed.inputs["token_types"].tolist() == [[0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1, 0, 0, 1]]
     assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 4, 5, 3]
+
+
+@pytest.fixture
+def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+
+
+def test_samples_that_go_on_alike_are_a_tree(nodes_of_single_tokens):
+    samples = [
+        ([11, 12], [21, 22, 31, 32]),
+        ([11, 12], [21, 22, 33]),
+        ([11, 12], [24]),
+        # It ends where others go on, and one is there twice.
+        ([11, 12], [21, 22]),
+        ([11, 12], [21, 22, 31, 34, 35]),
+        ([11, 12], [24]),
+    ]
+    packed = pack(samples)
+    assert packed.token_ids.tolist() == [[11, 12, 21, 22, 31, 32, 34, 35, 33, 24]]
+    assert packed.layout.segments == (
+        Segment(start=0, end=2),
+        Segment(start=2, end=4, prefix=0),
+        Segment(start=4, end=5, prefix=1),
+        Segment(start=5, end=6, prefix=2),
+        Segment(start=6, end=8, prefix=2),
+        Segment(start=8, end=9, prefix=1),
+        Segment(start=9, end=10, prefix=0),
+    )
+    assert packed.inputs["position_ids"].tolist() == [
+        [[0, 1, 2, 3, 4, 5, 5, 6, 4, 2]],
+        [[0, 10, 20, 30, 40, 50, 50, 60, 40, 20]],
+    ]
+    # Of each token and what it predicts there is one result, whoever wants it.
+    assert packed.sources.tolist() == [1, 2, 3, 4, 3, 1, 4, 6]
+    assert packed.target_ids.tolist() == [21, 22, 31, 32, 33, 24, 34, 35]
+    assert packed.copies.tolist() == [*[0, 1, 2, 3], *[0, 1, 4], 5, *[0, 1], *[0, 1, 2, 6, 7], 5]
+    assert packed.places[0].tolist() == [*[0] * 4, *[1] * 3, 2, *[3] * 2, *[4] * 5, 5]
+    assert packed.places[1].tolist() == [1, 2, 3, 4, 1, 2, 3, 1, 1, 2, 1, 2, 3, 4, 5, 1]
+
+
+def test_results_of_shared_tokens_go_to_all_samples_and_gradients_come_back_as_sums(nodes_of_single_tokens):
+    packed = pack([([11], [21, 22]), ([11], [21, 23]), ([11], [24])])
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    assert packed.target_ids.tolist() == [21, 22, 23, 24]
+    scattered = packed.scatter(values, like=torch.zeros(3, 2))
+    assert scattered.tolist() == [[1.0, 2.0], [1.0, 3.0], [4.0, 0.0]]
+    (scattered * torch.tensor([[1.0, 10.0], [100.0, 1000.0], [5.0, 7.0]])).sum().backward()
+    assert values.grad.tolist() == [101.0, 10.0, 1000.0, 5.0]
+
+
+def test_each_sample_wants_its_own_of_what_it_shares(nodes_of_single_tokens):
+    sequences, mask = pad([[11, 21, 22, 23], [11, 21, 22, 24]], side="right")
+    # The second sample's first two tokens are no loss tokens: its prompt is longer, so that the two are no tree.
+    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [0, 0, 1]]))
+    settings = {"media": (), "share_prefix": True, "fill": False}
+    packed = pack_batch(
+        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
+    )
+    assert packed.layout.lengths == (4, 4)
+    # With one in common they are, and each has what it wants.
+    targets = wanted_targets(mask, torch.tensor([[1, 1, 1], [1, 0, 1]]))
+    packed = pack_batch(
+        PlainKit(), SimpleNamespace(), sequences=sequences, attention_mask=mask, targets=targets, **settings
+    )
+    assert packed.layout.lengths == (3, 1, 1)
+    assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([0, 1, 2, 2], [21, 22, 23, 24])
+    assert packed.copies.tolist() == [0, 1, 2, 0, 3]
+
+
+def test_media_of_a_turn_come_once_for_all_that_goes_on_from_it(nodes_of_single_tokens):
+    prompt, shown, crop = [8, IMAGE, 11], image(1.0), image(2.0)
+
+    def seen(turn: Media, *later: PlacedMedia) -> tuple[PlacedMedia, ...]:
+        return (PlacedMedia(0, shown), PlacedMedia(4, turn, end=6), *later)
+
+    turn = [21, IMAGE, 12]
+    samples = [
+        (prompt, [*turn, 22]),
+        # The same tokens with another picture.
+        (prompt, [*turn, 22]),
+        (prompt, [*turn, 23, IMAGE, 24]),
+        (prompt, [25]),
+        (prompt, [*turn, 23, IMAGE, 26]),
+    ]
+    later = PlacedMedia(7, image(3.0), end=8)
+    media = [seen(crop), seen(image(4.0)), seen(crop, later), (PlacedMedia(0, shown),), seen(crop, later)]
+    packed = pack(samples, media=media, kit=PlainKit(bidirectional=True))
+    assert packed.token_ids.tolist() == [
+        [*prompt, 21, IMAGE, 12, 22, 23, IMAGE, 24, 26, IMAGE, 12, 22, 25],
+    ]
+    assert packed.layout.lengths == (3, 1, 2, 1, 2, 1, 1, 3, 1)
+    assert [segment.prefix for segment in packed.layout.segments] == [None, 0, 1, 2, 2, 4, 4, 1, 0]
+    assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 3, 4]
+    assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 8, 4, 5, 6, 3]]
+    assert packed.inputs["token_types"].tolist() == [[0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0]]
+    assert packed.layout.block_ids.tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, 2, -1, -1, 3, -1, -1, -1]
+
+
+def test_a_few_tokens_in_common_are_no_node_of_their_own():
+    run = list(range(30, 30 + prefix_tree.LEAST_SHARED))
+    alike = [([11], [*run, 21]), ([11], [*run, 22]), ([11], [23])]
+    assert pack(alike).layout.lengths == (1, len(run), 1, 1, 1)
+    assert pack([([11], [*run[1:], 21]), ([11], [*run[1:], 22]), ([11], [23])]).layout.lengths == (
+        1,
+        len(run),
+        len(run),
+        1,
+    )
 
 
 def test_samples_of_one_prompt_that_differ_in_media_alone_are_no_group():

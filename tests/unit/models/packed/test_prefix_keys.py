@@ -43,6 +43,18 @@ def test_keys_go_to_every_segment_and_their_gradients_come_back_as_a_sum(dim):
     assert tokens.grad.flatten().tolist() == [10, 13, 5, 8, 9, 10, 23, 13]
 
 
+def test_keys_of_a_prefix_of_a_prefix_go_to_all_that_is_behind_both():
+    # A prompt of one token, a turn of two, two turns that go on from it, and one that goes on from the prompt.
+    parts = [(0, 1, None), (1, 3, 0), (3, 4, 1), (4, 5, 1), (5, 6, 0)]
+    layout = PackedLayout(segments=tuple(Segment(start=start, end=end, prefix=prefix) for start, end, prefix in parts))
+    tokens = torch.arange(1.0, 7.0).view(-1, 1, 1).requires_grad_()
+    repeated = repeat_prefixes(tokens, layout.varlen(device=CPU), dim=0)
+    assert repeated.flatten().tolist() == [1, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 5, 1, 6]
+    repeated.backward(torch.arange(1.0, 15.0).view(repeated.shape))
+    # 1 + 2 + 5 + 9 + 13 for the prompt; 3 + 6 + 10 and 4 + 7 + 11 for the turn.
+    assert tokens.grad.flatten().tolist() == [30, 19, 22, 8, 12, 14]
+
+
 def test_without_prefixes_nothing_is_copied():
     alone = PackedLayout(segments=(Segment(start=0, end=3),))
     keys = torch.zeros(3, 1, 1)

@@ -11,11 +11,13 @@ from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
+from lmm_r1.data.turn_details import Cut
 from lmm_r1.errors import UserError
+from lmm_r1.records.conversations import Part, Turn
 from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
 from lmm_r1.records.trackers.backends import BACKENDS
-from lmm_r1.records.trackers.tracker import make_generation
+from lmm_r1.records.trackers.tracker import make_generation, shown_images, table
 
 pytestmark = pytest.mark.unit
 
@@ -173,3 +175,36 @@ def test_a_rollout_becomes_a_row_of_the_table():
         truncated=False,
         images=(Path("run/images/a.png"),),
     )
+
+
+def test_an_episode_becomes_a_row_with_all_its_turns_and_the_boxes_of_its_pictures():
+    cut = Cut(picture=0, name="original_image", box=(100, 60, 200, 120), size=(400, 300))
+    seen = Turn(
+        role="user",
+        parts=(Part(kind="text", value="See "), Part(kind="image", value="images/b.png", cut=cut)),
+    )
+    response = SampledResponse(
+        step=1,
+        group=0,
+        response="2",
+        label="2",
+        reward=1.0,
+        scores={"turns": 2.0},
+        response_tokens=4,
+        truncated=False,
+        said=(
+            Turn(role="assistant", parts=(Part(kind="text", value="crop"),)),
+            seen,
+            Turn(role="assistant", parts=()),
+        ),
+        end="images",
+    )
+    messages = [{"role": "user", "content": [{"type": "image", "image": "images/a.png"}]}]
+    made = make_generation(response, messages=messages, folder=Path("run"))
+    assert made.response == "assistant: crop\n\nuser: See <image>\n\nassistant: "
+    columns, (row,) = table(1, [made])
+    assert dict(zip(columns, row, strict=True))["ended"] == "out of pictures"
+    first, second = shown_images([made])
+    assert (first.path, first.caption, first.boxes) == (Path("run/images/a.png"), "sample 0", [(0.25, 0.2, 0.5, 0.4)])
+    assert (second.path, second.caption, second.boxes) == (Path("run/images/b.png"), "sample 0, turn 2", [])
+    assert "ended" not in table(1, [sample()])[0]

@@ -1,0 +1,179 @@
+"""Branches that have turns in common against the branches one by one, for every kit: log-probs, entropies, gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.branches import fork, random_branches
+from helpers.conversations import clip, message, picture
+from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
+from helpers.packed_batches import Batch, log_probs_of, one_by_one, together
+from helpers.tiny_models import altered, encode
+
+from lmm_r1.data import prefix_tree
+from lmm_r1.data.messages import Message
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
+from lmm_r1.models.actor import wanted_targets
+
+pytestmark = pytest.mark.contract
+
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+TEXT = [message("user", "What is 12 + 34?")]
+ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
+CROP, CROPS = [message("user", picture(56, 84))], [message("user", picture(56, 56), "and", picture(84, 56))]
+WORDS, MORE_WORDS = [message("user", "Are you sure?")], [message("user", "Once more.")]
+VIDEO = [message("user", clip(2, 56, 84), "?")]
+
+
+@pytest.fixture(autouse=True)
+def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+
+
+@pytest.fixture(scope="module")
+def load(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Actors]:
+    return cache(lambda name: make_actors(tiny_checkpoint(name)))
+
+
+@pytest.fixture(scope="module")
+def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[EncodedPrompt]]:
+    """A function from a kit's name and conversations to their prompts, each encoded by itself."""
+
+    @cache
+    def processor(name: str) -> Any:
+        return get_kit(name).load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+
+    def prompts(name: str, *conversations: list[Message]) -> list[EncodedPrompt]:
+        return [encode(get_kit(name), processor(name), messages) for messages in conversations]
+
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def tree_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], Batch]:
+    """A function from a kit's name to two trees, one behind a text, and a sample by itself, with pictures if it takes any."""
+
+    @cache
+    def batch(name: str) -> Batch:
+        if name not in IMAGE_KITS:
+            prompt, seen, other, alone = prompts_of(name, TEXT, WORDS, MORE_WORDS, [*TEXT, *WORDS])
+            return Batch((*fork(prompt, seen, other).samples, *fork(alone, other, seen).samples))
+        prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, VIDEO if get_kit(name).takes_videos else CROPS)
+        text, words = prompts_of(name, TEXT, WORDS)
+        return Batch((*fork(prompt, seen, other).samples, *fork(text, seen, words).samples))
+
+    return batch
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, name):
+    batch, actors = tree_of(name), load(name)
+    with actors.in_double_precision():
+        exact = one_by_one(actors.stock, batch)
+        with actors.running("shared", mode="train") as actor:
+            actor.computed_tokens = 0
+            mine = together(actor, batch, side="left")
+            computed = actor.computed_tokens
+    assert mine.gradients.keys() == exact.gradients.keys()
+    check(mine, exact, tolerance=DOUBLE, zero=zeros(exact.gradients))
+    unique = {
+        (
+            sample.prompt,
+            tuple(sample.token_ids[: end + 1]),
+            tuple(item.key for item in sample.media if item.start <= end),
+        )
+        for sample in batch.samples
+        for end in range(len(sample.token_ids))
+    }
+    # Each token is there once behind what stands before it.
+    assert len(unique) == computed < sum(len(sample.token_ids) for sample in batch.samples) / 2
+
+    theirs = one_by_one(actors.stock, batch)
+    with actors.running("shared", mode="eval") as actor:
+        mine = together(actor, batch, side="right")
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    check(mine, theirs, tolerance=SINGLE, zero=zeros(exact.gradients))
+
+
+@pytest.mark.parametrize("checkpointing", [pytest.param("reentrant", marks=pytest.mark.full), "not reentrant"])
+@pytest.mark.parametrize("name", KITS)
+def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpointing):
+    batch, actors = tree_of(name), load(name)
+    with actors.running("shared", mode="train") as actor:
+        theirs = together(actor, batch, side="left")
+        actor.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        mine = together(actor, batch, side="left")
+        actor.gradient_checkpointing_disable()
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    for key, gradient in mine.gradients.items():
+        torch.testing.assert_close(gradient, theirs.gradients[key], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
+@pytest.mark.parametrize("name", KITS)
+def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed):
+    conversations = (
+        [TEXT, ONE_IMAGE, CROP, CROPS, WORDS] if name in IMAGE_KITS else [TEXT, [*TEXT, *WORDS], WORDS, MORE_WORDS]
+    )
+    first, second, *observations = prompts_of(name, *conversations)
+    batch, actors = random_branches([first, second], observations, samples=5, seed=seed), load(name)
+    with actors.in_double_precision():
+        theirs = one_by_one(actors.stock, batch)
+        with actors.running("shared", mode="train") as actor:
+            mine = together(actor, batch, side="right")
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
+    prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, CROPS)
+    batch, actor = fork(prompt, seen, other), load(name).packing
+    merged: list[list[Media]] = []
+
+    def noting(self: LmmKit, media: Sequence[Media]) -> Media:
+        merged.append(list(media))
+        return kit.merge_media(media)
+
+    kit = actor.kit
+    actor.kit = altered(kit, merge_media=noting)
+    given = batch.padded("right")
+    targets = wanted_targets(given.attention_mask, given.action_mask)
+    actor._inputs.packed(given.sequences, given.attention_mask, given.media, targets=targets, share_prefix=True)
+    actor.kit = kit
+    # What reaches the model is merged last: once what is seen behind the whole first turn, and once behind another.
+    counts = [sum(item is one.media for item in merged[-1]) for one in (prompt, seen, other)]
+    assert (counts, len(merged[-1])) == ([1, 2, 2], 5)
+
+
+@pytest.mark.parametrize("name", IMAGE_KITS)
+def test_pixels_that_branches_share_change_what_is_behind_them_and_nothing_else(load, prompts_of, name):
+    prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, CROPS)
+    batch = fork(prompt, seen, other)
+    noise = torch.Generator().manual_seed(5)
+    changed = {
+        key: value + torch.randn(value.shape, generator=noise) if "pixel_values" in key else value
+        for key, value in seen.media.items()
+    }
+    after = Batch(
+        tuple(
+            replace(
+                sample,
+                media=tuple(
+                    replace(item, tensors=changed) if item.tensors is seen.media else item for item in sample.media
+                ),
+            )
+            for sample in batch.samples
+        )
+    )
+    with load(name).running("shared") as actor:
+        before, later = log_probs_of(actor, batch), log_probs_of(actor, after)
+    for sample, old, new in zip(batch.samples, before, later, strict=True):
+        starts = [item.start for item in sample.media if item.tensors is seen.media]
+        first = sum(sample.loss_mask[: starts[0] - len(sample.prompt)]) if starts else len(old)
+        torch.testing.assert_close(new[:first], old[:first], atol=1e-6, rtol=0)
+        assert not starts or (new[first:] - old[first:]).abs().max() > 1e-3

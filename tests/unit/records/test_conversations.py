@@ -1,0 +1,127 @@
+"""Turns of episodes in a run folder: what is written is what is read, and what is malformed is named."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from helpers.conversations import picture
+from helpers.run_folders import rollout, write_lines
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.data.sample import Said
+from lmm_r1.data.turn_details import CallOutcome, Cut, CutImage
+from lmm_r1.errors import UserError
+from lmm_r1.records.conversations import Part, Turn, keep_turns, read_turns, turn_record
+from lmm_r1.records.rollouts import read_rollouts
+
+pytestmark = pytest.mark.unit
+
+CUT = Cut(picture=1, name="observation_1", box=(2, 0, 6, 5), size=(8, 6), keypoint=(4.5, 2.0))
+RECORD = {"picture": 1, "name": "observation_1", "box": [2, 0, 6, 5], "size": [8, 6], "keypoint": [4.5, 2.0]}
+
+
+def kept(folder, *said):
+    return keep_turns(said, folder=folder, location="row 1")
+
+
+def test_turns_are_written_with_pictures_boxes_calls_and_rewards_and_read_again(tmp_path):
+    bad = CallOutcome(tool="", outcome="malformed", problem="there is no tool 'x'")
+    turns = kept(
+        tmp_path,
+        Said("assistant", "<think>a</think>", calls=(bad,), rewards=(("step", -0.5),)),
+        Said("user", "one <image> two <image>", (CutImage(picture(8, 6), cut=CUT), ImagePart(picture(4, 4)))),
+    )
+    records = [turn_record(turn) for turn in turns]
+    first, second = (part["image"] for part in records[1]["content"] if part["type"] == "image")
+    assert records == [
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "<think>a</think>"}],
+            "calls": [{"tool": "", "outcome": "malformed", "problem": "there is no tool 'x'"}],
+            "rewards": {"step": -0.5},
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "one "},
+                {"type": "image", "image": first, "cut": asdict(CUT)},
+                {"type": "text", "text": " two "},
+                {"type": "image", "image": second},
+            ],
+        },
+    ]
+    assert Image.open(tmp_path / first).tobytes() == picture(8, 6).tobytes()
+    assert read_turns(json.loads(json.dumps(records)), place="line 1") == turns
+
+
+def test_a_picture_is_kept_once_however_often_it_is_shown(tmp_path):
+    turns = kept(tmp_path, *[Said("user", "<image>", (ImagePart(picture(8, 6)),))] * 3)
+    assert len({turn.parts for turn in turns}) == 1
+    assert len(list((tmp_path / "images").iterdir())) == 1
+
+
+def test_marks_that_are_not_of_the_pictures_stay_text(tmp_path):
+    image = ImagePart(picture(4, 4))
+    shown, lost = kept(tmp_path, Said("user", "write <image>: <image>", (image,)), Said("user", "see <image>"))
+    assert [part.kind for part in shown.parts] == ["text", "image"]
+    assert shown.parts[0].value == "write <image>: <image>"
+    assert lost.parts == (Part(kind="text", value="see <image>"),)
+
+
+def test_turns_of_earlier_versions_are_pairs_of_role_and_text(tmp_path):
+    said = [["assistant", "crop"], ["user", "see <image>"], ["assistant", "4"]]
+    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, said=said, end="over"), rollout(step=1)])
+    old, single = read_rollouts(tmp_path / "rollouts.jsonl").read([0, 1])
+    assert [(turn.role, turn.parts[0].value, turn.calls) for turn in old.said] == [(*turn, ()) for turn in said]
+    assert (old.end, old.masked, old.counts) == ("over", False, {})
+    assert (single.said, single.end) == ((), None)
+
+
+def turn(**fields):
+    return [{"role": "user", "content": "?", **fields}]
+
+
+def image(**fields):
+    return turn(content=[{"type": "image", "image": "a.png", "cut": {**RECORD, **fields}}])
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ("hello", "said must be a list of turns, found 'hello'"),
+        ([["user"]], "turn 1: a turn must be an object with role and content, found ['user']"),
+        ([["user", 3]], "turn 1: a turn must be an object"),
+        ([*turn(), {"content": "?"}], "turn 2: role must be a string, found nothing"),
+        (turn(calls="none"), "turn 1: calls must be a list of objects, found 'none'"),
+        (
+            turn(calls=[{"tool": "crop", "outcome": "lost", "problem": ""}]),
+            "one of done, malformed, failed, found 'lost'",
+        ),
+        (turn(rewards=[1]), "turn 1: rewards must be an object of numbers by name, found [1]"),
+        (turn(rewards={"step": "1"}), "turn 1, rewards: step must be a number, found '1'"),
+        (image(box=[2, 0, 6]), "turn 1: box must be a list of 4 whole numbers from 0 up, found [2, 0, 6]"),
+        (image(box=[2, 0, 6, -5]), "turn 1: box must be a list of 4 whole numbers from 0 up"),
+        (image(box=[6, 0, 2, 5]), "turn 1: the box [6, 0, 2, 5] does not lie in a picture of 8 x 6 pixels"),
+        (image(box=[2, 0, 9, 5]), "turn 1: the box [2, 0, 9, 5] does not lie in a picture of 8 x 6 pixels"),
+        (image(picture=-1), "turn 1: picture must be an integer from 0 up, found -1"),
+        (image(keypoint=[1, float("nan")]), "turn 1: keypoint must be a list of two numbers"),
+        (turn(content=[{"type": "image", "image": "a.png", "cut": 3}]), "turn 1: cut must be an object with picture"),
+    ],
+)
+def test_malformed_turns_are_named_with_file_line_and_turn(tmp_path, said, complaint):
+    path = tmp_path / "rollouts.jsonl"
+    write_lines(path, [rollout(step=1), rollout(step=2, said=said)])
+    with pytest.raises(UserError) as caught:
+        read_rollouts(path)
+    assert str(caught.value).startswith(f"{path}, line 2")
+    assert complaint in str(caught.value)
+
+
+def test_an_episode_whose_line_is_torn_is_passed_over(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    write_lines(path, [rollout(step=1, said=[turn_record(Turn(role="assistant", parts=()))])])
+    with path.open("a") as stream:
+        stream.write('{"step": 2, "said": [{"role": "assist')
+    log = read_rollouts(path)
+    assert (log.steps, log.torn_lines) == ((1,), 1)

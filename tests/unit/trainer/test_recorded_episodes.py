@@ -1,0 +1,130 @@
+"""Which episodes of a step are recorded, with which pictures, and that no others bring any."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import ray
+from helpers.conversations import message, picture, row
+from helpers.episode_samples import episode
+from helpers.samples import generated_sample
+from PIL import Image
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.data.sample import Said
+from lmm_r1.data.turn_details import CallOutcome, Cut, CutImage
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.picture_store import put_pictures
+from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings, recorded_samples
+from lmm_r1.trainer.samples import KitSamplesGenerator
+
+pytestmark = pytest.mark.unit
+
+ROW = row(message("user", picture(8, 6), "?"), answer="2")
+CUT = Cut(picture=0, name="original_image", box=(2, 0, 6, 6), size=(8, 6))
+LOOK = Said("assistant", "crop", calls=(CallOutcome(tool="crop", outcome="done"),))
+
+
+def config(**flags: object) -> PPOConfig:
+    given = {
+        "actor.model_name_or_path": "model",
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "train.batch_size": 4,
+    }
+    return resolve(dotted.replace(PPOConfig(), given | {key.replace("__", "."): flags[key] for key in flags}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [({}, False), ({"train__agent": "crop"}, True), ({"train__agent": "crop", "logger__rollouts_per_step": 0}, False)],
+)
+def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wanted):
+    assert group_settings(config(**flags)).pictures is wanted
+
+
+@pytest.mark.parametrize(
+    ("recorded", "rows", "expected"),
+    [
+        # Four times as many groups as are recorded, one sample of each.
+        (2, 100, [1] * 8 + [None] * 92),
+        # 7 samples of 3 groups are 3 of a group at most.
+        (7, 3, [3, 3, 3]),
+    ],
+)
+def test_groups_that_may_be_recorded_bring_pictures(recorded, rows, expected):
+    generator = object.__new__(KitSamplesGenerator)
+    generator.args = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
+    settings = GroupSettings(
+        sampling=SamplingSettings(n_samples=4, temperature=1.0, top_p=1.0, max_new_tokens=4),
+        max_len=16,
+        logprobs=True,
+        ignore_eos=False,
+        overlong_prompts="skip",
+        media=True,
+        pictures=True,
+    )
+    asked = [generator._of_row(settings, place=place, rows=rows) for place in range(rows)]
+    assert [one.pictured if one.pictures else None for one in asked] == expected
+    plain = replace(settings, pictures=False)
+    assert generator._of_row(plain, place=0, rows=rows) is plain
+
+
+def test_the_first_that_was_begun_is_recorded_and_groups_with_pictures_go_first():
+    late, early = (episode(Said("assistant", str(number)), number=number) for number in (1, 0))
+    seen = replace(early, played=replace(early.played, pictures="ref"))
+    groups = [[late, early], [late, seen], [late, early]]
+    chosen = list(recorded_samples(groups, count=4))
+    assert [(group, sample.response, sample.played.pictures) for group, sample in chosen] == [
+        (0, "0", "ref"),
+        (1, "0", None),
+        (2, "0", None),
+        (0, "1", None),
+    ]
+    single = [[generated_sample(text=text) for text in "ab"], [generated_sample(text="c")]]
+    assert [(group, sample.response) for group, sample in recorded_samples(single, count=2)] == [(0, "a"), (1, "c")]
+    assert list(recorded_samples([], count=3)) == []
+
+
+def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tmp_path, monkeypatch):
+    stored = []
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or "ref")
+    monkeypatch.setattr(ray, "get", lambda ref: stored[0])
+    seen = Said("user", "This is observation_1: <image>", (CutImage(picture(4, 6), cut=CUT),))
+    sample = episode(
+        LOOK,
+        seen,
+        Said("assistant", "2", rewards=(("step", 0.5),)),
+        of=ROW,
+        reward=1.0,
+        parts={"accuracy": 1.0, "turns": 2.0, "tool_calls": 1.0},
+        counts={"tool_calls": 1},
+        end="turns",
+        shown=(message("system", "Crop."), *ROW.messages),
+    )
+    trainer = object.__new__(KitPPOTrainer)
+    trainer.config = config(logger__rollouts_per_step=1)
+    trainer.folder = RunFolder(path=tmp_path, name="rl", kind="rl")
+    trainer.folder.open("")
+    (generation,) = trainer._record_rollouts(3, [put_pictures([sample])])
+
+    (found,) = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0])
+    assert [message.role for message in found.messages] == ["system", "user"]
+    assert [turn.role for turn in found.said] == ["assistant", "user", "assistant"]
+    assert found.said[0].calls == LOOK.calls
+    text, part = found.said[1].parts
+    assert (text.value, part.cut) == ("This is observation_1: ", CUT)
+    assert Image.open(tmp_path / part.value).tobytes() == picture(4, 6).tobytes()
+    assert found.said[2].rewards == {"step": 0.5}
+    assert (found.step, found.end, found.counts, found.masked) == (3, "turns", {"tool_calls": 1.0}, False)
+    assert generation.response == "assistant: crop\n\nuser: This is observation_1: <image>\n\nassistant: 2"
+    assert (generation.ended, [image.turn for image in generation.turn_images]) == ("out of turns", [2])
+    assert generation.turn_images[0].path == tmp_path / part.value
