@@ -52,6 +52,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/trees.py
 	$(VENV)/bin/python benchmarks/rl_step.py
+	$(VENV)/bin/python benchmarks/episodes.py
 	$(VENV)/bin/python benchmarks/output_layer.py
 	$(VENV)/bin/python benchmarks/report_page.py
 	$(VENV)/bin/python benchmarks/plan.py

@@ -45,6 +45,8 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_openrlhf_seams.py",
         "contracts/test_run_plans.py",
         "contracts/test_stage_plans.py",
+        "contracts/test_trajectories.py",
+        "contracts/test_trajectory_engines.py",
         "integration/test_bad_input.py",
         "integration/test_batch_inference.py",
         "integration/test_checkpoints.py",

@@ -266,6 +266,8 @@ class AgentConfig:
     """Turns of the policy in an episode; each is of rollout.max_new_tokens at most, and all with the prompt of data.max_len."""
     max_images: int = 12
     """Images that the environment may show in an episode, beside those of the prompt."""
+    prefix_caching: bool = True
+    """Let the engines keep the keys and values of an episode's turns for its next one, as vllm.enable_prefix_caching does."""
     answer_s: float = 60.0
     """Seconds that the environment may take to answer a turn; beyond them the episode ends."""
     overturn: Literal["mask", "penalise", "keep"] = "mask"

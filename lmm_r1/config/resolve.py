@@ -39,6 +39,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.vllm.enable_sleep and not config.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         settings["vllm.enable_sleep"] = False
+    if config.train.agent is not None and config.agent.prefix_caching:
+        settings["vllm.enable_prefix_caching"] = True
     settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config)
     resolved = dotted.replace(config, settings)
     resolved = dotted.replace(resolved, _accumulation(resolved))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.messages import Row
@@ -15,6 +19,7 @@ from lmm_r1.models.rope_scaling import tell_factors
 from remote_rm.answers.extraction import THINK
 
 if TYPE_CHECKING:
+    from PIL import Image
     from vllm.inputs import TokensPrompt
 
 _OPENING_TOKENS = 12
@@ -24,13 +29,24 @@ _INCOMPLETE = "\ufffd"
 
 
 class PromptCodec:
-    """Rows become prompts, and tokens become text."""
+    """Rows become prompts, and tokens become text; in several threads at a time."""
 
     def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...]) -> None:
         self.kit = kit
-        self.processor = processor
+        self._first_processor = processor
+        self._processors: dict[int, Any] = {threading.get_ident(): processor}
+        self._copying = threading.Lock()
         self.tokenizer = kit.tokenizer_of(processor)
         self.banned_token_ids = banned_token_ids
+
+    @property
+    def processor(self) -> Any:
+        """The processor of the thread that asks: a fast tokenizer that encodes in two at a time raises "Already borrowed"."""
+        thread = threading.get_ident()
+        with self._copying:
+            if thread not in self._processors:
+                self._processors[thread] = copy.deepcopy(self._first_processor)
+            return self._processors[thread]
 
     @classmethod
     def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
@@ -51,6 +67,9 @@ class PromptCodec:
         media = self.kit.engine_media(encoded)
         if media:
             prompt["multi_modal_data"] = media
+        if encoded.image_ids:
+            assert len(encoded.image_ids) == len(encoded.images), "every image has its own"
+            prompt["multi_modal_uuids"] = {"image": list(encoded.image_ids)}
         return prompt
 
     def begun_with(self, row: Row, token_ids: Sequence[int]) -> str:
@@ -69,6 +88,17 @@ class PromptCodec:
         ids = list(token_ids)
         text = self.text(ids, ended=finish_reason == "stop")
         return Completion(text=text, num_tokens=len(ids), finish_reason=finish_reason)
+
+
+def with_image_ids(encoded: EncodedPrompt) -> EncodedPrompt:
+    """Return a prompt whose images are named by what they show, as an engine names them: for one that is sent often."""
+    return replace(encoded, image_ids=tuple(_image_id(image) for image in encoded.images))
+
+
+def _image_id(image: Image.Image) -> str:
+    digest = hashlib.blake2b(f"{image.mode} {image.width} {image.height} ".encode(), digest_size=16)
+    digest.update(image.tobytes())
+    return digest.hexdigest()
 
 
 class LimitedCodec(PromptCodec):

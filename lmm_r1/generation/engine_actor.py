@@ -26,6 +26,9 @@ from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.scoring.sources import make_scorer
 
+# Threads that encode prompts and what environments show, on GPUs; each has a processor of its own.
+ENCODERS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
@@ -52,7 +55,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         loading.done()
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
-            in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=ENCODERS))
         else:
             self.llm = engine = self._started_in_process(**engine_arguments)
             in_thread = engine.call
@@ -112,7 +115,9 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
 
         Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
         """
-        await self.llm.reset_prefix_cache()
+        if await self.llm.reset_prefix_cache() is False:
+            # vLLM warns of it in its log and goes on, with keys and values of the old weights.
+            raise RuntimeError("the engine still had requests when its weights were replaced")
         await self.llm.reset_encoder_cache()
         await self.llm.reset_mm_cache()
         self.weight_version += 1

@@ -23,6 +23,7 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
 from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
 from lmm_r1.generation.request import Request
@@ -45,6 +46,8 @@ class _Play:
     engine_ids: list[int]
     """All tokens as the engine takes them, one placeholder per image."""
     images: list[Image.Image]
+    image_ids: tuple[str, ...]
+    """The engine is sent all images in every turn, and need not look at their pixels each time."""
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
@@ -98,6 +101,10 @@ class EpisodeRollout(GroupRollout):
             )
         return self.environment.shown_row(row)
 
+    def encoded_prompt(self, shown: Row) -> EncodedPrompt:
+        """Return the row's prompt, whose images are sent to the engine in every turn."""
+        return with_image_ids(super().encoded_prompt(shown))
+
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
@@ -136,6 +143,7 @@ class EpisodeRollout(GroupRollout):
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
             images=list(opening.prompt.images),
+            image_ids=opening.prompt.image_ids,
             segments=[opening.segment],
             begun=opening.begun,
             options=options,
@@ -248,6 +256,7 @@ class EpisodeRollout(GroupRollout):
             images=play.images,
             media=None,
             videos=play.opening.prompt.videos,
+            image_ids=play.image_ids,
         )
         regex = turn.settings.regex
         parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
@@ -303,6 +312,7 @@ class EpisodeRollout(GroupRollout):
         play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
         play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
         play.images = [*play.images, *encoded.images]
+        play.image_ids = (*play.image_ids, *encoded.image_ids)
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
         play.options = answered.options
@@ -327,7 +337,7 @@ class EpisodeRollout(GroupRollout):
         ]
         message = Message(role=answered.role, parts=tuple(answered.shown))
         turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
-        return without_end(turn, spoken.token_ids)
+        return with_image_ids(without_end(turn, spoken.token_ids))
 
     def _appended_ids(self, text: str) -> list[int]:
         """Return the ids of a text that is appended to a thought; raises UserError where one may not be sampled."""

@@ -100,7 +100,7 @@ class GroupRollout:
         self.codec = codec
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
-        # Runs a function elsewhere than in the event loop, which images would hold up, and one at a time.
+        # Runs a function elsewhere than in the event loop, which images would hold up.
         self.in_thread = in_thread
         # Takes media to where the models' workers find them.
         self.store = store
@@ -118,7 +118,7 @@ class GroupRollout:
             weight_version: of the engine.
         """
         shown = self.shown_row(row)
-        prompt = await self.in_thread(self.codec.encode, shown)
+        prompt = await self.in_thread(self.encoded_prompt, shown)
         room = settings.max_len - len(prompt.token_ids)
         wanted = 1 if settings.overlong_prompts == "take" else settings.sampling.max_new_tokens
         if room < (wanted or 1):
@@ -160,6 +160,10 @@ class GroupRollout:
     def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it."""
         return row
+
+    def encoded_prompt(self, shown: Row) -> EncodedPrompt:
+        """Return the prompt of a row as it is shown; it may take long."""
+        return self.codec.encode(shown)
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings

@@ -47,6 +47,8 @@ class EncodedPrompt:
     """Media tensors for the training forward; None for a text prompt."""
     videos: list[Video] = field(default_factory=list)
     """The videos in the order of their placeholders, as both sides cut them into patches."""
+    image_ids: tuple[str, ...] = ()
+    """A name for each image, by which an engine knows it again without looking at its pixels; empty where none were given."""
 
     @classmethod
     def of_text(cls, token_ids: list[int]) -> EncodedPrompt:

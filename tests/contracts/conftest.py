@@ -20,6 +20,8 @@ SHORT_RUN = {
     "test_kit_trees.py": SOME,
     "test_kit_values.py": SOME,
     "test_kit_windows.py": SOME,
+    "test_trajectories.py": SOME,
+    "test_trajectory_engines.py": frozenset({"qwen2_5_vl"}),
 }
 
 

@@ -1,8 +1,11 @@
 """What every environment must keep to, whatever a policy writes."""
 
 import asyncio
+import re
+from random import Random
 
 import pytest
+from helpers.environment_cases import CASES
 from helpers.episodes import answers_of, coordinates_image, image_row, text_of, turn
 from helpers.malformed_calls import malformed_turns
 from helpers.played_episodes import row_of
@@ -16,6 +19,20 @@ pytestmark = pytest.mark.contract
 
 TURNS = 500
 SEED = 11
+# What the policy is told of each kind of call that issue and protocol know as wrong.
+KINDS = {
+    "damaged JSON": "the JSON (cannot be read|ends too early)",
+    "swapped keys": r"bbox_2d is wrong: .* 'original_image'",
+    "a missing key": "(bbox_2d|source) (is|are) missing",
+    "an unknown key": "there is no argument",
+    "a key that stands twice": "stands twice",
+    "NaN and infinity": "finite number",
+    "negative and huge numbers": "reaches out of the image",
+    "swapped corners": "swapped corners",
+    "an empty box": "is empty: ",
+    "an unknown source": "there is no image",
+    "a tag without its partner": "(is not closed|has no opening tag)",
+}
 # Of an environment whose rows are its own.
 LEVEL = "#####\n#@$.#\n#####"
 ROWS: dict[str, Row] = {
@@ -64,9 +81,20 @@ async def answers_to_all(environment: Environment, asked: Row, texts: list[str])
 
 
 def test_malformed_turns_are_always_answered(environment: Environment, asked: Row):
-    texts = list(malformed_turns(TURNS, seed=SEED))
+    check_answered(environment, asked, list(malformed_turns(TURNS, seed=SEED)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_policy_may_write_to_it_is_always_answered(case: str):
+    draw = Random(SEED)
+    environment = CASES[case].environment(True)
+    asked = next(CASES[case].rows(seed=SEED, images=True))
+    check_answered(environment, asked, [CASES[case].turn(draw) for _ in range(TURNS)])
+
+
+def check_answered(environment: Environment, asked: Row, texts: list[str]) -> None:
     answers = asyncio.run(answers_to_all(environment, asked, texts))
-    assert len(answers) == TURNS
+    assert len(answers) == len(texts) == TURNS
     for text, answered in zip(texts, answers, strict=True):
         assert all(isinstance(part, (TextPart, ImagePart)) for part in answered.shown)
         # A turn that is repeated to the policy must bring no special tokens or placeholders.
@@ -79,6 +107,15 @@ def test_malformed_turns_are_always_answered(environment: Environment, asked: Ro
     derived = environment.derived(dict.fromkeys(environment.counts, 0.0))
     assert derived.keys() == environment.derived(dict.fromkeys(environment.counts, 3.0)).keys()
     assert not derived.keys() & {*environment.counts, *environment.rewards}
+
+
+@pytest.mark.parametrize(("name", "tag"), [("crop", "grounding"), ("tool", "tool_call")])
+def test_the_malformed_calls_are_of_every_kind(name: str, tag: str):
+    texts = list(malformed_turns(TURNS, seed=SEED, tags=(tag,)))
+    answers = asyncio.run(answers_to_all(load_environment(name), image_row(coordinates_image(60, 40)), texts))
+    told = [text_of(answered) for answered in answers]
+    kinds = {kind: sum(re.search(said, text) is not None for text in told) for kind, said in KINDS.items()}
+    assert min(kinds.values()) >= 3, kinds
 
 
 @pytest.mark.parametrize(("name", "tag"), [("crop", "grounding"), ("tool", "tool_call")])

@@ -52,6 +52,20 @@ def test_train_step_says_what_every_way_computes_holds_and_takes(tmp_path):
     assert mixed["ways"]["openrlhf"]["patches_computed"] == 2 * mixed["ways"]["shared"]["patches_computed"] > 0
 
 
+def test_episodes_are_compared_with_as_many_tokens_in_one_turn(tmp_path):
+    file = tmp_path / "result.json"
+    sizes = ["--episodes", "2", "--turns", "3", "--new-tokens", "4", "--image-side", "112", "--repeats", "1"]
+    result = last_line_of("episodes.py", *sizes, "--crop-pixels", "3136", "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert list(result["kinds"]) == ["text", "images"]
+    for kind, entry in result["kinds"].items():
+        assert entry["generated_tokens"] == 2 * 3 * 4
+        context = {way: entry[way]["context_tokens"] for way in ("episodes", "in_one_turn", "without_tools")}
+        assert context["without_tools"] < 0.9 * context["episodes"], kind
+        assert context["in_one_turn"] == pytest.approx(context["episodes"], rel=0.05)
+        assert entry["episodes_over_in_one_turn"] > 0
+
+
 def test_trees_say_what_branches_cost_with_and_without_the_turns_they_share(tmp_path):
     file = tmp_path / "result.json"
     sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.1", "--branches", "3", "--repeats", "1"]

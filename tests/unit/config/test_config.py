@@ -215,6 +215,13 @@ def test_an_environment_may_give_the_rewards_alone():
     assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
 
 
+def test_engines_keep_what_episodes_have_read_unless_the_user_says_otherwise():
+    episodes = {"train__agent": "a.py", "reward__remote_url": None}
+    assert resolve(ppo(**episodes)).vllm.enable_prefix_caching
+    assert not resolve(ppo(**episodes, agent__prefix_caching=False)).vllm.enable_prefix_caching
+    assert not resolve(ppo()).vllm.enable_prefix_caching
+
+
 def test_episodes_may_branch():
     resolved = resolve(ppo(train__agent="a.py", agent__branches=4, agent__branch_turn=5))
     assert (resolved.agent.branches, resolved.agent.branch_turn) == (4, 5)

@@ -95,7 +95,7 @@ def test_limits_are_those_of_the_flags_and_defaults_those_of_training():
 def test_every_limit_of_training_has_a_flag_here():
     # What becomes of an episode that goes too far is a question of learning, and so is what branches have in common.
     names = {field.name for field in fields(AgentConfig)}
-    names -= {"overturn", "overturn_penalty", "branches", "branch_turn"}
+    names -= {"overturn", "overturn_penalty", "branches", "branch_turn", "prefix_caching"}
     assert {f"agent_{name}" for name in names} == set(EPISODE_FLAGS) - {"agent"}
 
 

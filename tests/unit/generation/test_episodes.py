@@ -1,6 +1,8 @@
 """Episodes on a hand-written engine and a kit whose tokens are characters, so that every id can be worked out by hand."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +16,8 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.agents.tools import Tool
 from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
@@ -218,6 +222,10 @@ def test_images_that_are_shown_are_the_segments_own():
     assert len(asked["multi_modal_data"]["image"]) == 2
     assert asked["prompt_token_ids"].count(PLACEHOLDER) == 2
     assert (sample.played.images, sample.played.said[1]) == (1, Said("user", "see <image>"))
+    # Named alike in every turn: the engine need not look at their pixels again.
+    names = [request["multi_modal_uuids"]["image"] for request, _ in engine.requests]
+    assert names[1][:1] == names[0]
+    assert len(names[1]) == 2
 
 
 def test_what_is_not_trained_on_is_not_stored():
@@ -308,6 +316,42 @@ def test_an_environment_that_fails_costs_that_episode_alone(answer, caplog):
     assert ends == {"5": "failed", "2": "over"}
     assert len(environment.closed) == 2
     assert "rows.jsonl, line 1, environment scripted" in caplog.text
+
+
+def test_a_tool_that_hangs_or_dies_costs_its_trajectory_its_deadline_and_nothing_else():
+    go_on = threading.Event()
+
+    def fetch(what: str) -> str:
+        """Fetch something."""
+        if what == "hangs":
+            go_on.wait(60)
+        if what == "dies":
+            raise SystemExit(3)
+        return what
+
+    kinds = ("hangs", "dies", "works", "works on")
+    calls = [f'<tool_call>{{"name": "fetch", "arguments": {{"what": "{what}"}}}}</tool_call>' for what in kinds]
+    scripts = [[(text.encode(), "stop", "</tool_call>"), said("2")] for text in calls]
+    settings = replace(SETTINGS, max_len=6000, sampling=replace(SETTINGS.sampling, max_new_tokens=200))
+    ended: dict[str, float] = {}
+
+    class Watched(LastTurnScorer):
+        async def reward(self, **request: Any) -> Score:
+            ended[next(what for what in reversed(kinds) if f'"{what}"' in request["query"])] = time.monotonic() - began
+            return await super().reward(**request)
+
+    began = time.monotonic()
+    environment = ToolEnvironment([Tool(fetch, deadline_s=1.0)])
+    samples, _ = play(environment, *scripts, settings=settings, scorer=Watched())
+    go_on.set()
+    by_kind = {next(what for what, text in zip(kinds, calls, strict=True) if text == one.played.said[0].text): one for one in samples}  # fmt: skip
+    assert {what: one.played.counts["failed_calls"] for what, one in by_kind.items()} == {
+        "hangs": 1, "dies": 1, "works": 0, "works on": 0
+    }  # fmt: skip
+    assert "it has not answered within 1 seconds" in by_kind["hangs"].played.said[1].text
+    assert "it broke off" in by_kind["dies"].played.said[1].text
+    assert all((one.played.end, one.response, one.scored.reward) == ("over", "2", 1.0) for one in samples)
+    assert max(ended[what] for what in kinds[1:]) < 1.0 <= ended["hangs"] < 3.0
 
 
 def test_a_prompt_that_is_no_conversation_is_refused():

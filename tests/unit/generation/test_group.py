@@ -293,6 +293,17 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
 
 
+def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
+    async def refused() -> bool:
+        """As vLLM's does while a request holds blocks of the cache."""
+        return False
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm = SimpleNamespace(reset_prefix_cache=refused)
+    with pytest.raises(RuntimeError, match="still had requests"):
+        asyncio.run(actor.reset_caches())
+
+
 def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_with_it():
     scorer = RecordingScorer()
     begun = replace(row(message("user", IMAGE, "?"), answer="<t>2"), prefill="<t>")

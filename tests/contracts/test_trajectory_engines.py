@@ -1,0 +1,139 @@
+"""Episodes on a real engine: its log-probs are the trainer's in every turn, also with what it keeps from turn to turn."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.engines import disturb, load_weights, running_engine
+from helpers.environment_cases import CASES
+from helpers.packed_batches import Batch, log_probs_of
+from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
+from helpers.tiny_models import make_actor
+from PIL import Image
+
+from lmm_r1.data.sample import Sample
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.models.actor import KitActor
+
+pytestmark = pytest.mark.contract
+
+PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+TOLERANCE = 1e-4
+COUNTS = [16, pytest.param(200, marks=pytest.mark.full)]
+MAX_NEW_TOKENS = (4, 12, 24)
+
+
+@pytest.fixture(scope="module")
+def folder_of(built_once: Callable[..., Path]) -> Callable[[str], Path]:
+    return cache(lambda name: built_once(f"trajectories/{name}", partial(build_checkpoint, get_kit(name))))
+
+
+class Run:
+    """A policy, and an engine with its weights."""
+
+    def __init__(self, folder: Path, llm: Any, actor: KitActor, *, images: bool) -> None:
+        checkpoint = Checkpoint(str(folder))
+        self.llm, self.actor, self.images = llm, actor, images
+        self.codec = PromptCodec(
+            kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids
+        )
+        self.engine = InProcessEngine(lambda: llm.llm_engine, own_thread=False)
+
+    def play(self, case: str, *, count: int, seed: int) -> tuple[list[Sample], float]:
+        """Return episodes and the largest distance between the engine's log-probs and the trainer's."""
+        rollouts = Rollouts(environment=Overheard(CASES[case], images=self.images), codec=self.codec)
+        rows = list(islice(CASES[case].rows(seed=seed, images=self.images), -(-count // GROUP)))
+        samples = rollouts.play(self.engine, rows, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
+        return samples, self.distance(samples, rollouts.media)
+
+    def distance(self, samples: Sequence[Sample], media: dict[str, Any]) -> float:
+        distances = []
+        for sample in samples:
+            batch = Batch((packed_sample(sample, media),))
+            reported = torch.tensor([value for one in sample.generated for value in one.log_probs])
+            distances.append((log_probs_of(self.actor, batch)[0] - reported).abs().max().item())
+        return max(distances)
+
+    def update(self, folder: Path, *, seed: int) -> None:
+        disturb(self.actor, seed=seed)
+        load_weights(self.llm, self.actor, folder)
+
+
+@pytest.fixture
+def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    """A function from a kit's name to a run; the engine stops behind the test."""
+    engines = []
+
+    def run(name: str) -> Run:
+        kit, folder = get_kit(name), folder_of(name)
+        actor = make_actor(folder, ban_media_tokens=True)
+        disturb(actor, seed=1)
+        saved = tmp_path / "saved"
+        actor.model.save_pretrained(saved)
+        processor = kit.load_processor(str(folder), trust_remote_code=False)
+        kit.save_processor(processor, saved)
+        most = LIMITS.max_images + 2
+        engine = running_engine(kit, saved, max_images=most if kit.takes_images else 0, max_model_len=MAX_LEN)
+        engines.append(engine)
+        llm = engine.__enter__()
+        assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+        # What the engine cannot agree with the trainer on is not asked for.
+        return Run(saved, llm, actor, images=kit.takes_images and kit.engine_disagreement is None)
+
+    yield run
+    for engine in engines:
+        engine.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", PLAYING)
+def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name, count):
+    run = run_of(name)
+    cases = ["crop", "digits-lookup"] if count < 200 else list(CASES)
+    turns = images = 0
+    for update in range(2):
+        if update:
+            run.update(tmp_path / "weights", seed=2)
+        for number, case in enumerate(cases):
+            samples, distance = run.play(case, count=math.ceil(count / len(cases) / 2), seed=number)
+            assert distance <= TOLERANCE, (case, update, distance)
+            turns += sum(len(sample.generated) for sample in samples)
+            images += sum(sample.played.images for sample in samples)
+    assert turns > 1.5 * count
+    assert bool(images) == run.images
+
+
+def test_what_is_kept_from_turn_to_turn_must_be_forgotten_with_an_update(run_of, tmp_path):
+    run = run_of("qwen2_5_vl")
+    _, before = run.play("crop", count=GROUP, seed=0)
+    assert before <= TOLERANCE
+    disturb(run.actor, seed=2)
+    run.actor.model.save_pretrained(tmp_path / "weights")
+    run.llm.collective_rpc("load_weights_from", args=(str(tmp_path / "weights"),))
+    # The new weights alone: the prompts are known already, with the keys and values of the old ones.
+    run.llm.llm_engine.reset_encoder_cache()
+    run.llm.llm_engine.reset_mm_cache()
+    _, stale = run.play("crop", count=GROUP, seed=0)
+    assert stale > 100 * TOLERANCE
+    assert run.llm.reset_prefix_cache()
+    _, after = run.play("crop", count=GROUP, seed=0)
+    assert after <= TOLERANCE
+
+
+def test_an_engine_takes_an_image_by_its_name_for_what_it_showed_before(run_of, monkeypatch):
+    """That is how names save time, and why two images of one name would go wrong without a word."""
+    run = run_of("qwen2_5_vl")
+    monkeypatch.setattr("lmm_r1.generation.codec._image_id", lambda image: "one name for all")
+    distances = []
+    for _ in range(2):
+        noise = Image.effect_noise((84, 84), 80).convert("RGB")
+        monkeypatch.setattr("helpers.environment_cases.picture", lambda width, height, noise=noise: noise)
+        distances.append(run.play("double-check", count=GROUP, seed=5)[1])
+    assert distances[0] <= TOLERANCE < 10 * TOLERANCE < distances[1]

@@ -1,0 +1,193 @@
+"""Every environment with rows of its own and turns that a policy may write to it: calls, malformed calls, answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from helpers.conversations import message, picture, row
+from helpers.malformed_calls import malformed_turns
+
+from lmm_r1.agents.calls import TOOL_BLOCK
+from lmm_r1.agents.crop import zoom_tool
+from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.data.messages import Row
+
+Draw = random.Random
+# Small ones, so that models are quick.
+PIXELS = {"min_pixels": 56 * 56, "max_pixels": 112 * 112}
+LEVELS = ("#####\n#@$.#\n#####", "######\n#@ $.#\n#  $.#\n######", "#####\n#.$@#\n#   #\n#####")
+WORDS = ("left", "Right", "u", "DOWN", "2. up", "jump", "", "stop", "RRD", "<answer>", "7", "上")
+
+
+class BlockTools(ToolEnvironment):
+    """r1_vlm's way to write calls, and two of them in a turn."""
+
+    name = "block"
+    stops = ()
+    formats = (TOOL_BLOCK,)
+    calls_per_turn = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An environment, rows for it, and what a policy may write."""
+
+    environment: Callable[[bool], Environment]
+    """Given whether the rows have images."""
+    asked: Callable[[Draw, bool], dict[str, Any]]
+    """What a row has beside its question: `images`, `answer`, `columns`."""
+    turn: Callable[[Draw], str]
+    shows_images: bool = False
+    """Whether it answers with images where the rows have some."""
+
+    def rows(self, *, seed: int, images: bool) -> Iterator[Row]:
+        """Yield rows without end."""
+        draw = Draw(seed)
+        for number in count():
+            given = self.asked(draw, images)
+            question = message(
+                "user", *given.get("images", ()), draw.choice(("Solve it.", "What do you see?", "And 46 + 1?"))
+            )
+            made = row(question, answer=given.get("answer", "46"))
+            yield _with(made, location=f"rows.jsonl, line {number + 1}", columns=given.get("columns", {}))
+
+
+def _with(made: Row, *, location: str, columns: Mapping[str, Any]) -> Row:
+    return Row(
+        messages=made.messages, answer=made.answer, datasource=made.datasource, location=location, columns=columns
+    )
+
+
+def _pictures(most: int) -> Callable[[Draw, bool], dict[str, Any]]:
+    def asked(draw: Draw, images: bool) -> dict[str, Any]:
+        shown = draw.randint(1, most) if images else 0
+        return {"images": [picture(draw.randint(40, 150), draw.randint(40, 150)) for _ in range(shown)]}
+
+    return asked
+
+
+def _level(draw: Draw, images: bool) -> dict[str, Any]:
+    return {"columns": {"state": draw.choice(LEVELS)}}
+
+
+def _table(draw: Draw, images: bool) -> dict[str, Any]:
+    return {"answer": "3", "columns": {"table": [[draw.randint(0, 9) for _ in range(3)] for _ in range(2)]}}
+
+
+def _answer(draw: Draw, images: bool) -> dict[str, Any]:
+    return {"answer": "46", **_pictures(1)(draw, images)}
+
+
+def _box(draw: Draw) -> list[float]:
+    x, y = draw.uniform(0, 0.6), draw.uniform(0, 0.6)
+    return [round(value, 2) for value in (x, y, x + draw.uniform(0.2, 0.4), y + draw.uniform(0.2, 0.4))]
+
+
+def _source(draw: Draw) -> str:
+    return draw.choice(("original_image", "original_image_1", "original_image_1", "original_image_1", "observation_1"))
+
+
+def _grounding(draw: Draw) -> str:
+    return f"<grounding>{json.dumps({'bbox_2d': _box(draw), 'source': _source(draw)})}</grounding>"
+
+
+def _call(draw: Draw) -> str:
+    arguments = draw.choice(
+        (
+            {"name": "crop", "arguments": {"bbox_2d": _box(draw), "source": _source(draw)}},
+            {"name": "zoom", "arguments": {"keypoint": _box(draw)[:2], "source": _source(draw)}},
+        )
+    )
+    return f"<tool_call>{json.dumps(arguments)}</tool_call>"
+
+
+def _block(draw: Draw) -> str:
+    one = f"<tool>\nname: crop\nbbox_2d: {_box(draw)}\nsource: {_source(draw)}\n</tool>"
+    return one * draw.choice((1, 1, 2, 3))
+
+
+def _calls(*valid: Callable[[Draw], str], tag: str) -> Callable[[Draw], str]:
+    """What a policy writes that may call: mostly what can be carried out, then what cannot, and answers."""
+
+    def turn(draw: Draw) -> str:
+        chance = draw.random()
+        if chance < 0.55:
+            return draw.choice(("", "<think>Closer.</think>")) + draw.choice(valid)(draw)
+        if chance < 0.85:
+            (text,) = malformed_turns(1, seed=draw.randrange(10**6), tags=(tag,))
+            return text
+        return _said(draw)
+
+    return turn
+
+
+def _said(draw: Draw) -> str:
+    return draw.choice(("<answer>46</answer>", "46", "<think>Yes.</think><answer>3</answer>", "No idea"))
+
+
+def _moves(draw: Draw) -> str:
+    written = ", ".join(draw.choice(WORDS[:5] if draw.random() < 0.7 else WORDS) for _ in range(draw.randint(0, 4)))
+    return draw.choice((f"<answer>{written}</answer>", f"<think>{written}</think><answer>{written}</answer>", written))
+
+
+def _lookups(draw: Draw) -> str:
+    cell = draw.choice(
+        ("row {}, column {}", "{}, {}", "row {} col {}", "({};{})", "row {}", "{}", "NaN {}", "{}.5 {}")
+    )
+    number = draw.choice((1, 2, 3, 0, -1, 10**6, "x"))
+    text = f"<lookup>{cell.format(number, draw.randint(1, 3))}</lookup>"
+    return draw.choice((text, text, text, text[:-9], f"{text}<answer>3</answer>", _said(draw)))
+
+
+def _view(images: bool) -> dict[str, Any]:
+    return {"views": ["image", "text"] if images else ["text"], "tile_px": 14}
+
+
+CASES: dict[str, Case] = {
+    "crop": Case(
+        environment=lambda images: load_environment("crop", options=PIXELS),
+        asked=_pictures(2),
+        turn=_calls(_grounding, tag="grounding"),
+        shows_images=True,
+    ),
+    "crop, zoom": Case(
+        environment=lambda images: CropEnvironment(
+            tools=[zoom_tool()], coordinates="relative", prefill="<think>", **PIXELS
+        ),
+        asked=_pictures(1),
+        turn=_calls(_grounding, _call, tag="tool_call"),
+        shows_images=True,
+    ),
+    "tool": Case(
+        environment=lambda images: load_environment("tool", options=PIXELS),
+        asked=_pictures(2),
+        turn=_calls(_call, tag="tool_call"),
+        shows_images=True,
+    ),
+    "tool, blocks": Case(
+        environment=lambda images: BlockTools(**PIXELS),
+        asked=_pictures(1),
+        turn=_calls(_block, tag="tool"),
+        shows_images=True,
+    ),
+    "sokoban": Case(
+        environment=lambda images: load_environment("sokoban", options=_view(images)),
+        asked=_level,
+        turn=_moves,
+        shows_images=True,
+    ),
+    "sokoban-plan": Case(
+        environment=lambda images: load_environment("sokoban-plan", options=_view(images)), asked=_level, turn=_moves
+    ),
+    "digits-lookup": Case(environment=lambda images: load_environment("digits-lookup"), asked=_table, turn=_lookups),
+    "double-check": Case(environment=lambda images: load_environment("double-check"), asked=_answer, turn=_said),
+}
+"""By the environment's name, behind which a variant may stand."""
