@@ -97,14 +97,14 @@ def check_mismatch_limit(config: PPOConfig) -> None:
         raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
 
 
-def agent_options(agent: AgentConfig) -> dict[str, Any]:
-    """Return the arguments of `--agent.options`; raises UserError where it is no JSON object."""
+def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, Any]:
+    """Return the arguments that the flag gives to an environment; raises UserError where it is no JSON object."""
     try:
         options = json.loads(agent.options or "{}")
     except json.JSONDecodeError as error:
-        raise UserError(f"--agent.options {agent.options} is no JSON: {error}") from error
+        raise UserError(f"{flag} {agent.options} is no JSON: {error}") from error
     if not isinstance(options, dict):
-        raise UserError(f'--agent.options {agent.options} must be a JSON object, such as \'{{"prefill": "<think>"}}\'')
+        raise UserError(f'{flag} {agent.options} must be a JSON object, such as \'{{"prefill": "<think>"}}\'')
     return options
 
 
