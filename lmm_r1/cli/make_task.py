@@ -1,15 +1,19 @@
 """`lmm-r1 make_task digits --modality image --rows 1000 --output data/digits`: row files of a procedural task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
 from lmm_r1.cli import arguments
+from lmm_r1.config.checks import agent_options
+from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.files import check_writable, write_row_folder
+from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.task import Modality, Split, Task, get_task
+from lmm_r1.tasks.task import Modality, Split, Task, TaskRow, get_task
 from lmm_r1.tasks.visual_search import Asked
 
 PROG = "lmm-r1 make_task"
@@ -63,6 +67,8 @@ class TaskSettings:
     """visual_search: what is asked about a tile; None is the task's digit."""
     distractors: int | None = None
     """visual_search: tiles of other colours; None is the task's 40."""
+    crop_noise: int | None = None
+    """visual_search: cells by which the crop of a worked episode lies off at most, in each direction; None is the task's 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,11 @@ class MakeTaskConfig(TaskSettings):
     """The same seed gives the same files, byte for byte."""
     solutions: bool = False
     """Append a worked solution to each row as assistant turn: the files that train_sft reads for the cold start."""
+    agent: str | None = None
+    """With solutions: the environment whose tools they call, by name or as FILE.py:CLASS. A row is the whole episode then,
+    with all that the environment shows, for tasks whose solutions have several turns; None writes single turns."""
+    agent_options: str | None = None
+    """Arguments of the environment's class, as a JSON object."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
 
@@ -101,10 +112,38 @@ def run(config: MakeTaskConfig) -> None:
     task = _with_settings(get_task(config.task), config)
     check_writable(config.output, overwrite=config.overwrite)
     rows = task.generate(split=config.split, modality=config.modality, rows=config.rows, seed=config.seed)
-    records = (row.record(solution=config.solutions) for row in rows)
+    record = _recording(config)
+    records = (record(row) for row in rows)
     count = write_row_folder(records, output=config.output, overwrite=config.overwrite)
     kind = "rows with solutions" if config.solutions else "rows"
+    kind = f"episodes of {config.agent}" if config.agent else kind
     print(f"wrote {count} {kind} of {config.task} ({config.modality}, {config.split}) to {config.output}")
+
+
+def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], dict[str, Any]]:
+    """Return what writes a row of the task; raises UserError for an environment that cannot be had."""
+    if config.agent is None:
+        if config.agent_options is not None:
+            raise UserError(f"--agent_options {config.agent_options} is for an environment; give --agent, too")
+        return lambda made: made.record(solution=config.solutions)
+    if not config.solutions:
+        raise UserError(
+            f"--agent {config.agent} plays solutions, and a training adds it to prompts itself; add --solutions"
+        )
+    # Imported when they are needed: they read images.
+    from lmm_r1.agents.demonstrations import demonstration_of
+    from lmm_r1.agents.registry import load_environment
+
+    options = agent_options(AgentConfig(options=config.agent_options), flag="--agent_options")
+    environment = load_environment(config.agent, options=options)
+
+    def played(made: TaskRow) -> dict[str, Any]:
+        record = made.record(solution=False)
+        row = parse_row(record, location=f"task {config.task}", base_dir=Path(), answer_required=False)
+        messages = demonstration_of(environment, row, made.turns or (made.solution,))
+        return {**record, "messages": stored_messages(messages, keep_pictures=True)}
+
+    return played
 
 
 def _with_settings(task: Task, config: MakeTaskConfig) -> Task:

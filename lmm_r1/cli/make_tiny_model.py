@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
 
 PROG = "lmm-r1 make_tiny_model"
 CORPUS_ROWS = 2000
+TASKS = ("digits",)
+BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,12 @@ class TinyModelConfig:
     """Share the input embedding with the output layer."""
     seed: int = 0
     """Seed of the random weights."""
-    tasks: tuple[str, ...] = ("digits",)
+    tasks: tuple[str, ...] = TASKS
     """The tasks whose training rows, with solutions, the tokenizer learns its words from."""
+    rows: tuple[str, ...] = ()
+    """Row files whose texts it learns its words from, in place of tasks: the episodes of a cold start."""
+    tokens: int | None = None
+    """Ordinary tokens that it learns at most, 256 bytes among them; None is some 400. More make long texts shorter."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -39,6 +46,10 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(
                 f"--hidden_size {config.hidden_size} must be a positive multiple of 64, --layers {config.layers} positive"
             )
+        if config.rows and config.tasks != TASKS:
+            raise UserError(f"--tasks {' '.join(config.tasks)} with --rows {' '.join(config.rows)}: leave one out")
+        if config.tokens is not None and config.tokens < BYTES:
+            raise UserError(f"--tokens {config.tokens}: a tokenizer has at least {BYTES}, one for each byte")
         check_new_folder(config.output, flag="--output")
         build(config)
 
@@ -53,28 +64,46 @@ def build(config: TinyModelConfig) -> None:
 
     kit = get_kit(config.arch)
     spec = TinyModelSpec(
-        hidden_size=config.hidden_size, layers=config.layers, seed=config.seed, tie_embeddings=config.tie_embeddings
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        seed=config.seed,
+        tie_embeddings=config.tie_embeddings,
+        tokens=config.tokens,
     )
     with written_folder(config.output) as folder:
-        kit.build_tiny(spec, _corpus(config.tasks), folder)
+        kit.build_tiny(
+            spec, _corpus(_rows_of_files(config.rows) if config.rows else _rows_of_tasks(config.tasks)), folder
+        )
     size = sum(file.stat().st_size for file in config.output.iterdir())
     print(f"{config.output}: {config.arch}, {size / 1e6:.1f} MB")
 
 
-def _corpus(tasks: Sequence[str]) -> Iterator[str]:
-    """Yield what the tokenizer is trained on: a chat's frame, and the tasks' training rows with solutions."""
-    from lmm_r1.data.messages import TextPart
+def _corpus(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield what the tokenizer is trained on: a chat's frame, and the texts of rows."""
+    for row in rows:
+        yield "system\nYou are a helpful assistant."
+        for message in row.messages:
+            yield f"{message.role}\n"
+            yield from (part.text for part in message.parts if isinstance(part, TextPart))
+
+
+def _rows_of_tasks(tasks: Sequence[str]) -> Iterator[Row]:
+    """Yield training rows with solutions."""
     from lmm_r1.data.row_parser import parse_row
     from lmm_r1.tasks.task import get_task
 
     for name in tasks:
         for made in get_task(name).generate(split="train", modality="text", rows=CORPUS_ROWS, seed=0):
             record = made.record(solution=True)
-            row = parse_row(record, location=f"task {name}", base_dir=Path(), answer_required=False)
-            yield "system\nYou are a helpful assistant."
-            for message in row.messages:
-                yield f"{message.role}\n"
-                yield from (part.text for part in message.parts if isinstance(part, TextPart))
+            yield parse_row(record, location=f"task {name}", base_dir=Path(), answer_required=False)
+
+
+def _rows_of_files(paths: Sequence[str]) -> Iterator[Row]:
+    """Yield the first rows of each file, their responses included."""
+    from lmm_r1.data.files import read_row_file
+
+    for path in paths:
+        yield from map(demonstration, read_row_file(path, max_rows=CORPUS_ROWS, answer_required=False).rows.values())
 
 
 if __name__ == "__main__":

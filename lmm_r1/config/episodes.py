@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_thought
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
+from lmm_r1.config.shared import JsonText
 from lmm_r1.errors import UserError
 
 AGENT_VERIFIER = "agent"
@@ -19,7 +20,7 @@ class EpisodeFlags:
     agent: str | None = None
     """An environment that answers the model's turns: one by name (crop, tool, sokoban, ...), or FILE.py:CLASS of your own;
     None is single responses."""
-    agent_options: str | None = None
+    agent_options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
     agent_max_turns: int = AgentConfig.max_turns
     """Turns of the model in an episode; each is of max_new_tokens at most, and all with the prompt of max_model_len."""

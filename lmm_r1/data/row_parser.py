@@ -400,25 +400,32 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def stored_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages in the form that `parse_row` reads; images that are not text already become data URIs."""
-    return [{"role": message.role, "content": _stored_content(message)} for message in messages]
+def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, Any]]:
+    """Return messages in the form that `parse_row` reads; images that are not text already become data URIs.
+
+    With `keep_pictures`, PIL images stay what they are, as `write_row_folder` takes them.
+    """
+    return [
+        {"role": message.role, "content": _stored_content(message, keep_pictures=keep_pictures)}
+        for message in messages
+    ]
 
 
-def _stored_content(message: Message) -> str | list[dict[str, Any]]:
+def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, Any]]:
     parts = message.parts
     # Tags stand for images in a message that is one text, and are plain words in a part of its own.
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
         return parts[0].text
-    return [_stored_part(part) for part in parts]
+    return [_stored_part(part, keep_pictures=keep_pictures) for part in parts]
 
 
-def _stored_part(part: TextPart | ImagePart | VideoPart) -> dict[str, Any]:
+def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     bounds = {name: getattr(part, name) for name in ("min_pixels", "max_pixels") if getattr(part, name) is not None}
     if isinstance(part, ImagePart):
-        return {"type": "image", "image": _stored_source(part.source), **bounds}
+        kept = keep_pictures and isinstance(part.source, Image.Image)
+        return {"type": "image", "image": part.source if kept else _stored_source(part.source), **bounds}
     frames = {name: getattr(part, name) for name in ("fps", "max_frames") if getattr(part, name) is not None}
     video = part.source if isinstance(part.source, str) else [_stored_source(frame) for frame in part.source]
     return {"type": "video", "video": video, **frames, **bounds}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, TextPart, images_of, videos_of
+from lmm_r1.data.messages import Message, Row, TextPart, images_of, videos_of
 from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
 
@@ -24,6 +24,9 @@ class RowContent:
 
     question: bytes
     """The same for rows with the same prompt: its text, less spaces and capitals, its images and its videos."""
+    opening: bytes | None
+    """The same for rows that begin by asking the same of the same images, whatever is said later and whatever the system turn
+    says: a trajectory and the question that it answers. None where there is no image before the model's first turn."""
     answer: str
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image."""
@@ -43,25 +46,43 @@ def content_of(row: Row) -> RowContent:
     """Return what a row holds; what it asks is all but a last turn of the assistant."""
     prompt = row.messages[:-1] if is_conversation(row) else row.messages
     answer = row.answer or _text((row.response or row.messages[-1]).parts)
-    digest, sizes = hashlib.sha256(), []
+    opening = list(itertools.takewhile(lambda message: message.role != "assistant", row.messages))
+    first = len(images_of(opening))
+    digest, asked, sizes = hashlib.sha256(), hashlib.sha256(), []
     for message in prompt:
-        digest.update(f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode())
+        digest.update(_told(message))
+    for message in opening:
+        if message.role != "system":
+            asked.update(_told(message))
     try:
         for part in images_of(row.messages):
             image = load_image(part, location=row.location)
             sizes.append(image.size)
-            digest.update(repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest())
+            pixels = repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
+            digest.update(pixels)
+            if len(sizes) <= first:
+                asked.update(pixels)
         for video in videos_of(row.messages):
             frames = load_video(video, location=row.location).frames
             digest.update(repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest())
     except UserError as error:
-        return RowContent(question=b"", answer=answer, sizes=tuple(sizes), error=str(error))
-    return RowContent(question=digest.digest(), answer=answer, sizes=tuple(sizes), error=None)
+        return RowContent(question=b"", opening=None, answer=answer, sizes=tuple(sizes), error=str(error))
+    return RowContent(
+        question=digest.digest(),
+        opening=asked.digest() if first else None,
+        answer=answer,
+        sizes=tuple(sizes),
+        error=None,
+    )
 
 
 def is_conversation(row: Row) -> bool:
     """Say whether a row ends with a turn to learn from, and is no prompt."""
     return row.messages[-1].role == "assistant"
+
+
+def _told(message: Message) -> bytes:
+    return f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode()
 
 
 def _text(parts: Iterable[object]) -> str:
@@ -70,5 +91,5 @@ def _text(parts: Iterable[object]) -> str:
 
 def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tuple[int, Row]]]:
     iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
+    while chunk := list(itertools.islice(iterator, size)):
         yield chunk

@@ -17,15 +17,27 @@ class OtherFile:
     path: str
     questions: Mapping[bytes, str]
     """From what is asked to the place of the first row that asks it."""
+    openings: Mapping[bytes, str]
+    """The same by what is asked first of images."""
 
     @classmethod
     def of(cls, path: str, rows: Mapping[int, Row]) -> OtherFile:
         """Return it; rows whose images cannot be read are left out."""
         questions: dict[bytes, str] = {}
+        openings: dict[bytes, str] = {}
         for index, content in contents(rows):
             if content.error is None:
                 questions.setdefault(content.question, rows[index].location)
-        return cls(path=path, questions=questions)
+                if content.opening is not None:
+                    openings.setdefault(content.opening, rows[index].location)
+        return cls(path=path, questions=questions, openings=openings)
+
+    def place_of(self, content: RowContent) -> str | None:
+        """Return the place of a row that asks the same, None where there is none."""
+        place = self.questions.get(content.question)
+        if place is None and content.opening is not None:
+            place = self.openings.get(content.opening)
+        return place
 
 
 class Repeats:
@@ -38,7 +50,7 @@ class Repeats:
     def findings(self, index: int, row: Row, content: RowContent) -> Iterator[Finding]:
         """Yield what there is to say of the file's next row, whose images can be read."""
         for other in self._others:
-            place = other.questions.get(content.question)
+            place = other.place_of(content)
             if place is not None:
                 yield Finding(kind="leak", index=index, location=row.location, what=f"asks what {place} asks")
         first, answer = self._seen.setdefault(content.question, (row.location, content.answer))

@@ -85,6 +85,8 @@ class TinyModelSpec:
     layers: int
     seed: int
     tie_embeddings: bool
+    tokens: int | None = None
+    """Ordinary tokens that its tokenizer learns at most; None is the kit's own number."""
 
 
 class LmmKit(ABC):

@@ -55,13 +55,17 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 def train_tokenizer(
     corpus: Iterable[str],
     *,
-    vocab_size: int = ORDINARY_TOKENS,
+    vocab_size: int | None = None,
     special_tokens: Sequence[str],
     eos_token: str,
     pad_token: str,
     chat_template: str,
 ) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of at most `vocab_size` ordinary tokens (256 bytes and merges), then the special ones."""
+    """Return a byte-level BPE tokenizer of at most `vocab_size` ordinary tokens (256 bytes and merges), then the special ones.
+
+    Args:
+        vocab_size: None takes so many that tests stay fast.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +78,9 @@ def train_tokenizer(
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size or ORDINARY_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens(list(special_tokens))

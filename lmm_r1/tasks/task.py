@@ -32,6 +32,8 @@ class TaskRow:
     datasource: str
     solution: str
     """A worked response: what the cold start teaches. It earns the full reward."""
+    turns: tuple[str, ...] = ()
+    """The same in several turns, for an environment with the tools that it calls; empty where the task knows none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns, for environments and reports: a state, boxes."""
 

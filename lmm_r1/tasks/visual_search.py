@@ -8,6 +8,7 @@ wider than a block carries over to the pixels beside it. A crop that is shown at
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ NOISE = 24
 CELL_BLOCKS = 7
 """The picture is a grid of cells of so many blocks on a side; one tile lies in a cell."""
 TILE_BLOCKS = 5
+CROP_CELLS = 2
+"""The crop of a worked episode has so many cells on a side."""
 DOTS = 9
 """The dots on a block's side: 5 x 7 of them hold a glyph."""
 
@@ -77,6 +80,8 @@ class VisualSearchTask:
     """Pixels of the picture for one of the first view, a multiple of 9: larger ones make larger digits in crops."""
     distractors: int = 40
     """Tiles of other colours, each with something on it."""
+    crop_noise: int = 0
+    """Cells by which the crop of a worked episode lies off at most, in each direction: a cold start of it has much to learn."""
     image_share: float = 0.5
     """How many of the rows in modality `mixed` have an image, 0 to 1, evenly spread over the rows."""
 
@@ -88,6 +93,8 @@ class VisualSearchTask:
             raise ValueError(f"view_px {self.view_px}: at least {2 * CELL_BLOCKS} are needed")
         if self.block_px < DOTS or self.block_px % DOTS:
             raise ValueError(f"block_px {self.block_px}: a multiple of {DOTS} is needed")
+        if self.crop_noise < 0:
+            raise ValueError(f"crop_noise {self.crop_noise}: it must not be negative")
         if not 0 <= self.distractors < self._cells**2:
             raise ValueError(
                 f"{self.distractors} distractors: a view of {self.view_px} px has {self._cells**2} places, one of them for the "
@@ -109,13 +116,30 @@ class VisualSearchTask:
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"visual_search {split} {kind} {seed} {index}")
             target, others = self._tiles(split=split, rng=rng)
+            solution = f"<think>The {target.colour} tile has {target.value}.</think><answer>{target.value}</answer>"
             yield TaskRow(
                 messages=[{"role": "user", "content": self._content(kind, target, others, rng=rng)}],
                 answer=target.value,
                 datasource=f"visual_search_{kind}_{self.asked}",
-                solution=f"<think>The {target.colour} tile has {target.value}.</think><answer>{target.value}</answer>",
+                solution=solution,
+                turns=(self._call(target, index=index, seed=seed), solution) if kind == "image" else (),
                 columns={"box": self.box(target), "crop": self.crop(target)} if kind == "image" else {},
             )
+
+    def _call(self, target: Tile, *, index: int, seed: int) -> str:
+        """The turn that asks for a crop, in the protocol of the environment `crop`: a square of cells of the picture's grid."""
+        # A stream of its own, so that the noise changes nothing else of the rows.
+        rng = random.Random(f"visual_search crop {seed} {index}")
+        column, row = (self._first_cell(place // CELL_BLOCKS, rng=rng) for place in (target.column, target.row))
+        edges = (column, row, column + CROP_CELLS, row + CROP_CELLS)
+        box = [round(min(edge * CELL_BLOCKS / self.view_px, 1.0), 4) for edge in edges]
+        call = json.dumps({"bbox_2d": box, "source": "original_image"})
+        return f"<think>The {target.colour} tile is too small to read.</think><grounding>{call}</grounding>"
+
+    def _first_cell(self, cell: int, *, rng: random.Random) -> int:
+        """Where the crop for a tile in this cell begins, along one axis."""
+        aligned = cell - cell % CROP_CELLS
+        return min(max(aligned + rng.randint(-self.crop_noise, self.crop_noise), 0), self._cells - CROP_CELLS)
 
     def _tiles(self, *, split: Split, rng: random.Random) -> tuple[Tile, list[Tile]]:
         """The tile that is asked about, and the others, each in a cell of its own."""

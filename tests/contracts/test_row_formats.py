@@ -116,6 +116,39 @@ EXPECTED = {
         ),
         Expected(turns=[("user", "What is half of 18?")], answer="9", columns={"id": "talk-2"}, response="9"),
     ],
+    "mini_o3_cold_start": [
+        Expected(
+            turns=[
+                ("system", "Look closely by <grounding>."),
+                ("user", "[original.png]How many dots are in the upper row?"),
+                (
+                    "assistant",
+                    "<think>The upper row is small.</think>"
+                    '<grounding>{"bbox_2d": [0.0, 0.0, 1.0, 0.5], "source": "original_image"}</grounding>',
+                ),
+                ("user", "After Action 0, this is Observation 1:[part.png].\nGo on."),
+            ],
+            answer="2",
+            datasource="dots",
+            columns={"sample_index": 7, "rollout_index": 0},
+            response="<think>It has two.</think><answer> 2 </answer>",
+        ),
+        Expected(
+            turns=[
+                ("user", "[original.png]Are all dots alike?"),
+                (
+                    "assistant",
+                    "<think>I look at the left ones.</think>"
+                    '<grounding>{"bbox_2d": [0.0, 0.0, 0.5, 1.0], "source": "original_image"}</grounding>',
+                ),
+                ("user", "This isn't all of it:[part.png]"),
+            ],
+            answer="yes",
+            datasource="dots",
+            columns={"sample_index": 8, "rollout_index": 3},
+            response="<answer>yes</answer>",
+        ),
+    ],
     "llava": [
         Expected(
             turns=[("user", "[five.png]How many dots are there?")],
@@ -188,6 +221,7 @@ BROKEN = {
     "r1_vlm": ("image", 'more "<image>" places in the messages than the 0 images'),
     "mini_o3": ("images", 'more "<image>" places in the messages than the 0 images'),
     "sharegpt": ("images", 'more "<image>" places in the messages than the 0 images'),
+    "mini_o3_cold_start": ("image_names", "0 image_names for 2 images"),
     "llava": ("conversations", 'no field "conversations"'),
     "vlmeval": ("question", 'no field "question"'),
     "pairs": ("response", 'the field "response" is empty'),

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.contract
 
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
-# The demo makes its model and its rows before anything is printed, so it has no dry run.
-DRY_RUNNABLE = [path for path in LAUNCHED if path.name != "demo.sh"]
+# These make their model and their rows before anything is printed, so they have no dry run.
+DRY_RUNNABLE = [path for path in LAUNCHED if path.name not in ("demo.sh", "visual_search.sh")]
 EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
 MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
 TRAINING_CONFIGS = sorted(set(SCRIPTS.rglob("*.yaml")) - set(EVALUATION_CONFIGS) - set(MEMORY_CONFIGS))
@@ -326,4 +326,29 @@ def test_the_demo_makes_rows_with_flags_that_parse():
     }
     assert {name for name, config in made.items() if config.split == "test"} == {"text_test", "image_test"}
     assert {name for name, config in made.items() if config.solutions} == {"first_solutions", "then_solutions"}
+    assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
+
+
+def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together():
+    text = (SCRIPTS / "visual_search.sh").read_text(encoding="utf-8")
+    configs = {SCRIPTS / name for name in re.findall(r"CONFIG\w*=\$here/(\S+)", text)}
+    assert configs == set((STAGES / "configs" / "visual_search").iterdir())
+    bounds = re.search(r"^bounds='(.*)'$", text, re.MULTILINE)[1]
+    (rl,) = (path for path in configs if path.stem == "rl")
+    config = parse(PPOConfig, ["--config", str(rl)], prog="p", description="")
+    # The crops of the cold start are as large as those of the episodes.
+    assert (config.train.agent, config.agent.options) == ("crop", bounds)
+    lines = [line.split()[1:] for line in text.splitlines() if line.startswith("rows ")]
+    shared = ["--modality", "image", "--view_px", "56", "--distractors", "6"]
+    assert " ".join(shared[:4]) in text
+    assert " ".join(shared[4:]) in text
+    made = {}
+    for name, *flags in lines:
+        flags = [bounds if flag == '"$bounds"' else flag.strip('"').replace("$SEED", "1") for flag in flags]
+        argv = ["visual_search", "--output", name, *shared, *flags]
+        made[name] = parse(MakeTaskConfig, argv, prog="p", description="")
+    assert {name for name, task in made.items() if task.split == "test"} == {"test"}
+    assert {name for name, task in made.items() if task.agent == "crop"} == {"exact_crops", "noisy_crops"}
+    assert len({task.seed for task in made.values() if task.split == "train"}) == 3
+    assert made["prompts"].rows >= config.data.max_samples
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()

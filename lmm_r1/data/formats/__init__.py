@@ -15,7 +15,17 @@ from lmm_r1.data.formats.row_format import RowFormat
 from lmm_r1.errors import UserError
 
 FormatName: TypeAlias = Literal[
-    "lmm_r1", "easyr1", "r1_v", "r1_vlm", "mini_o3", "sharegpt", "llava", "vlmeval", "pairs", "preference"
+    "lmm_r1",
+    "easyr1",
+    "r1_v",
+    "r1_vlm",
+    "mini_o3",
+    "mini_o3_cold_start",
+    "sharegpt",
+    "llava",
+    "vlmeval",
+    "pairs",
+    "preference",
 ]
 
 FORMATS: dict[str, RowFormat] = {row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)}

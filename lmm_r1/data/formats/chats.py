@@ -1,9 +1,12 @@
-"""Rows that hold conversations: LMM-R1's messages, r1_vlm's with a prefill, ShareGPT's and LLaVA's."""
+"""Rows that hold conversations: LMM-R1's messages, r1_vlm's with a prefill, ShareGPT's and LLaVA's, Mini-o3's episodes."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, listed
@@ -20,6 +23,9 @@ _ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OBSERVATION = re.compile(r"observation_(\d+)(?:\.\w+)?")
+_ORIGINAL = re.compile(r"original_image(?:_(\d+))?(?:\.\w+)?")
 
 
 def _lmm_r1(columns: Columns) -> RowFields:
@@ -102,9 +108,7 @@ def _llava(columns: Columns) -> RowFields:
 def _conversation(columns: Columns, *, images: Column) -> RowFields:
     if columns.take("tools").value:
         columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
-    turns = columns.prompt("conversations")
-    if not isinstance(turns, Sequence) or isinstance(turns, str):
-        columns.fail('"conversations" must be a list of turns')
+    turns = _turns(columns)
     system = columns.take("system").value
     messages = [{"role": "system", "content": system}] if system else []
     messages += [chat_message(turn) for turn in turns]
@@ -118,6 +122,61 @@ def _conversation(columns: Columns, *, images: Column) -> RowFields:
         datasource=columns.datasource(*DATASOURCE),
         response=last,
     )
+
+
+def _mini_o3_cold_start(columns: Columns) -> RowFields:
+    """An episode with the tool: the images in the order of their names, the answer that the last turn gives."""
+    fields = _conversation(columns, images=_ordered(columns))
+    return replace(fields, answer=Column(name=fields.answer.name, value=unwrapped(fields.answer.value)))
+
+
+def _ordered(columns: Columns) -> Column:
+    """Return the images as the conversation shows them: the original ones, then observation_1, observation_2 and so on."""
+    images, names = columns.images("images"), listed(columns.take("image_names").value)
+    entries = listed(images.value)
+    if len(names) != len(entries):
+        columns.fail(f"{len(names)} image_names for {len(entries)} images; one is needed for each")
+    places = [_place_of(str(name)) for name in names]
+    if None in places:
+        # Names of another kind say nothing about the order.
+        return images
+    order = sorted(range(len(entries)), key=lambda index: places[index] or (0, 0))
+    return Column(name=images.name, value=[entries[index] for index in order])
+
+
+def _place_of(name: str) -> tuple[int, int] | None:
+    """Return what images are sorted by, None for a name that is neither an original image's nor an observation's."""
+    for kind, pattern in enumerate((_ORIGINAL, _OBSERVATION)):
+        if found := pattern.fullmatch(name):
+            return kind, int(found[1] or 0)
+    return None
+
+
+def _turns(columns: Columns) -> Sequence[Any]:
+    """Return the turns of a conversation: a list, or the text of one as JSON or Python writes it, which is never run."""
+    turns = columns.prompt("conversations")
+    if isinstance(turns, str):
+        turns = _read_list(turns)
+    if not isinstance(turns, Sequence):
+        columns.fail('"conversations" must be a list of turns, or the text of one in JSON or as a Python literal')
+    return turns
+
+
+def _read_list(text: str) -> list[Any] | None:
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, list):
+            return value
+    return None
+
+
+def unwrapped(solution: Any) -> Any:
+    """`"<answer> 3 </answer>"` → `"3"`; what has no such tags, or several, stays as it is."""
+    held = _ANSWER.findall(solution) if isinstance(solution, str) else []
+    return held[0].strip() if len(held) == 1 else solution
 
 
 def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -165,14 +224,21 @@ CHATS = (
         name="sharegpt",
         source="ShareGPT",
         needs=(("conversations",),),
-        without=("image", "chosen", "rejected"),
+        without=("image", "image_names", "chosen", "rejected"),
         adapt=_sharegpt,
     ),
     RowFormat(
         name="llava",
         source="LLaVA",
         needs=(("conversations",), ("image",)),
-        without=("chosen", "rejected"),
+        without=("image_names", "chosen", "rejected"),
         adapt=_llava,
+    ),
+    RowFormat(
+        name="mini_o3_cold_start",
+        source="Mini-o3 cold start",
+        needs=(("conversations",), ("image_names",), ("images",)),
+        without=("chosen", "rejected"),
+        adapt=_mini_o3_cold_start,
     ),
 )

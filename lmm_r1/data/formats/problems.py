@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES
+from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, unwrapped
 from lmm_r1.data.formats.row_format import Column, Columns, Record, RowFields, RowFormat, filled, listed
 
 OPTIONS = string.ascii_uppercase[:10]
@@ -16,7 +16,6 @@ CHOOSE = "Answer with the letter of the right option."
 """Stands behind the options of a multiple-choice question."""
 _TAG = re.compile(r"<(image|video)>")
 _JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBERED_IMAGE = re.compile(r"<image (\d+)>")
 # A shorter text is no image, but the index of the row that holds it.
 _SHORTEST_IMAGE = 64
@@ -42,18 +41,12 @@ def _r1_v(columns: Columns) -> RowFields:
     images = columns.images("image")
     return RowFields(
         messages=media_first(columns.prompt("problem"), images),
-        answer=Column(name=solution.name, value=_unwrapped(solution.value)),
+        answer=Column(name=solution.name, value=unwrapped(solution.value)),
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
         response=f"{thinking}\n\n{solution.value}" if filled(thinking) and filled(solution.value) else solution.value,
     )
-
-
-def _unwrapped(solution: Any) -> Any:
-    """`"<answer> 3 </answer>"` → `"3"`; what has no such tags, or several, stays as it is."""
-    held = _ANSWER.findall(solution) if isinstance(solution, str) else []
-    return held[0].strip() if len(held) == 1 else solution
 
 
 def _mini_o3(columns: Columns) -> RowFields:

@@ -60,6 +60,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     """Write a random checkpoint, its processor and chat template to `folder`."""
     tokenizer = train_tokenizer(
         tokenizer_corpus,
+        vocab_size=spec.tokens,
         special_tokens=SPECIAL_TOKENS,
         # The released tokenizer spells <|im_end|> in several tokens, and its users stop at the text. Here it is one
         # token and the end token, as training and sampling need it.

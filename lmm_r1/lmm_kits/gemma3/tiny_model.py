@@ -73,7 +73,7 @@ SLIDING_WINDOW = 64
 
 def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
     """Write a random checkpoint, its processor and chat template to `folder`."""
-    tokenizer = _tokenizer(tokenizer_corpus)
+    tokenizer = _tokenizer(tokenizer_corpus, vocab_size=spec.tokens or ORDINARY_TOKENS)
     torch.manual_seed(spec.seed)
     model = Gemma3ForConditionalGeneration(_config(spec, tokenizer))
     # A fresh projector is zero, and images would change nothing.
@@ -94,9 +94,9 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     processor.save_pretrained(folder)
 
 
-def _tokenizer(corpus: Iterable[str]) -> GemmaTokenizer:
+def _tokenizer(corpus: Iterable[str], *, vocab_size: int) -> GemmaTokenizer:
     """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""
-    pieces, merges = train_character_bpe(corpus, vocab_size=ORDINARY_TOKENS)
+    pieces, merges = train_character_bpe(corpus, vocab_size=vocab_size)
     tokens = dict.fromkeys((*SPECIAL_TOKENS, *LINE_BREAKS, *BYTES, *pieces, *IMAGE_TOKENS.values()))
     tokenizer = GemmaTokenizer(
         vocab={token: index for index, token in enumerate(tokens)},

@@ -26,6 +26,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     """Write a random checkpoint, its tokenizer and chat template to `folder`."""
     tokenizer = train_tokenizer(
         tokenizer_corpus,
+        vocab_size=spec.tokens,
         special_tokens=SPECIAL_TOKENS,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",

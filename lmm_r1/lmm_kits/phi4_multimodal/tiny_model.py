@@ -45,6 +45,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     template = chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
     trained = train_tokenizer(
         tokenizer_corpus,
+        vocab_size=spec.tokens,
         special_tokens=SPECIAL_TOKENS,
         eos_token=TURN_END,
         pad_token="<|endoftext|>",

@@ -100,6 +100,7 @@ def write_tiny(
     """
     tokenizer = train_tokenizer(
         corpus,
+        vocab_size=spec.tokens,
         special_tokens=SPECIAL_TOKENS,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",

@@ -178,3 +178,48 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
                 assert setting.name in flags | {"spelled_share", "cell_px", "dot_px"}, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
     assert flags - set(owners) == {"max_image_digits"}
+
+
+SEARCH = ["visual_search", "--modality", "image", "--view_px", "56", "--distractors", "3"]
+
+
+def test_solutions_with_an_environment_are_whole_episodes_with_their_crops(tmp_path, capsys):
+    bounds = ["--agent", "crop", "--agent_options", '{"min_pixels": 38000, "max_pixels": 40000}']
+    main([*SEARCH, "--output", str(tmp_path / "rows"), "--rows", "3", "--solutions", *bounds])
+    assert "wrote 3 episodes of crop of visual_search (image, train)" in capsys.readouterr().out
+    for row in load_rows(str(tmp_path / "rows")):
+        assert [message.role for message in row.messages] == ["system", "user", "assistant", "user", "assistant"]
+        call, answer = (row.messages[place].parts[0].text for place in (2, 4))
+        assert call.endswith('"source": "original_image"}</grounding>')
+        assert answer.endswith(f"<answer>{row.answer}</answer>")
+        view, crop = images_of(row.messages)
+        assert (view.min_pixels, view.max_pixels, crop.min_pixels, crop.max_pixels) == (56**2, 56**2, 38000, 40000)
+        # Two of the eight cells on a side, of 7 blocks of 9 pixels each.
+        picture, part = load_image(view, location=""), load_image(crop, location="")
+        assert (picture.size, part.size) == ((504, 504), (126, 126))
+        left, top, right, bottom = (
+            round(504 * edge) for edge in json.loads(call[call.index("[") : call.index("]") + 1])
+        )
+        assert part == picture.crop((left, top, right, bottom))
+        box = row.columns["box"]
+        assert left <= box[0] < box[2] <= right
+        assert top <= box[1] < box[3] <= bottom
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ["--agent", "crop"],
+            "--agent crop plays solutions, and a training adds it to prompts itself; add --solutions",
+        ),
+        (["--agent_options", "{}"], "--agent_options {} is for an environment; give --agent, too"),
+        (["--solutions", "--agent", "crpo"], "no environment 'crpo'; did you mean crop?"),
+        (["--solutions", "--agent", "crop", "--agent_options", "{"], "--agent_options { is no JSON"),
+    ],
+)
+def test_an_environment_that_cannot_play_solutions_is_refused(flags, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([*SEARCH, "--rows", "1", "--output", str(tmp_path / "rows"), *flags])
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

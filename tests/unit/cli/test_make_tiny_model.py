@@ -50,6 +50,12 @@ def test_an_empty_folder_may_be_given(tmp_path):
         (["--arch", "nonsense"], "no kit for model_type 'nonsense'; known: " + ", ".join(sorted(KITS))),
         (["--arch", "llm", "--hidden-size", "100"], "100 must be a positive multiple of 64"),
         (["--arch", "llm", "--layers", "0"], "--layers 0 positive"),
+        (["--arch", "llm", "--tokens", "255"], "--tokens 255: a tokenizer has at least 256"),
+        (
+            ["--arch", "llm", "--tasks", "sokoban", "--rows", "r.jsonl"],
+            "--tasks sokoban with --rows r.jsonl: leave one out",
+        ),
+        (["--arch", "llm", "--rows", "none.jsonl"], "no row file none.jsonl; check the path"),
         (["--arch", "llm", "--tasks", "digit"], "unknown task 'digit'; known tasks are digits"),
     ],
 )
@@ -68,3 +74,16 @@ def test_a_folder_with_files_is_not_written_to(tmp_path, capsys):
     assert stopped.value.code == 1
     assert "exists and is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_tokenizer_learns_the_words_of_row_files_and_as_many_as_it_is_asked_for(tmp_path):
+    turns = [{"from": "human", "value": "zebra zebra quartz"}, {"from": "gpt", "value": "wyvern wyvern"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"conversations": turns}) + "\n", encoding="utf-8")
+    large, small = (
+        json.loads((make(tmp_path / tokens, "--rows", str(file), "--tokens", tokens) / "tokenizer.json").read_text())
+        for tokens in ("500", "260")
+    )
+    assert {"zebra", "Ġzebra", "wyvern", "Ġwyvern"} <= set(large["model"]["vocab"])
+    assert len(small["model"]["vocab"]) == 260
+    assert "zebra" not in small["model"]["vocab"]

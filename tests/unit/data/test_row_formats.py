@@ -39,6 +39,7 @@ def png(colour: str) -> str:
         (["problem", "answer", "solution", "images"], "easyr1"),
         (["problem", "solution"], "r1_v"),
         (["images", "problem", "solution"], "mini_o3"),
+        (["images", "image_names", "conversations", "data_source"], "mini_o3_cold_start"),
         (["index", "question", "image_path", "A", "B"], "vlmeval"),
         (["instruction", "input", "output"], "pairs"),
         (["chosen", "rejected", "messages", "image"], "preference"),
@@ -134,6 +135,11 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
     ("record", "name", "sentence"),
     [
         ({"conversations": [{"from": "alien", "value": "?"}], "answer": "1"}, "sharegpt", "the role 'alien'"),
+        (
+            {"conversations": "__import__('os')", "images": [], "image_names": []},
+            "mini_o3_cold_start",
+            '"conversations" must be a list of turns, or the text of one',
+        ),
         ({"conversations": [], "tools": "[{}]"}, "sharegpt", 'the field "tools" is not read'),
         ({"prompt": "?", "response": " "}, "pairs", 'the field "response" is empty'),
         ({"prompt": "?", "response": [{"role": "user", "content": "x"}]}, "pairs", "a message of the assistant"),
@@ -281,3 +287,38 @@ def test_rows_of_a_file_may_lack_columns_that_others_tell_the_format_by(tmp_path
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     assert read_row_file(str(tmp_path / "rows.json")).row_format.name == "llava"
+
+
+def test_a_trajectory_of_sharegpt_has_images_in_turns_of_the_user_and_of_tools():
+    said = [
+        {"from": "system", "value": "Call crop."},
+        {"from": "human", "value": "<image>Which digit?"},
+        {"from": "function_call", "value": "<tool_call>crop</tool_call>"},
+        {"from": "observation", "value": "Here:<image>"},
+        {"from": "gpt", "value": "Again."},
+        {"from": "tool", "value": "<image>"},
+        {"from": "gpt", "value": "<answer>4</answer>"},
+    ]
+    row = row_of({"conversations": said, "images": ["a.png", "b.png", "c.png"]}, "sharegpt")
+    assert [message.role for message in row.messages] == ["system", "user", "assistant", "tool", "assistant", "tool"]
+    assert row.messages[3].parts == (TextPart("Here:"), ImagePart("/data/b.png"))
+    assert row.messages[5].parts == (ImagePart("/data/c.png"),)
+    assert row.response.parts == (TextPart("<answer>4</answer>"),)
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["observation_2.jpg", "original_image.jpg", "observation_1.jpg"], "bca"),
+        (["observation_10", "observation_9", "original_image"], "cba"),
+        (["original_image_2", "original_image_1", "observation_1"], "bac"),
+        # Other names say nothing of an order.
+        (["observation_2.jpg", "page.jpg", "observation_1.jpg"], "abc"),
+    ],
+)
+def test_images_of_a_cold_start_stand_in_the_order_of_their_names(names, order):
+    said = [{"from": "human", "value": "<image><image><image>?"}, {"from": "gpt", "value": "1"}]
+    record = {"conversations": str(said), "images": ["a.png", "b.png", "c.png"], "image_names": names}
+    row = row_of(record, "mini_o3_cold_start")
+    assert row.messages[0].parts[:3] == tuple(ImagePart(f"/data/{name}.png") for name in order)
+    assert row.answer == "1"

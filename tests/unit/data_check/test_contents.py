@@ -67,3 +67,24 @@ def test_repeated_rows_and_those_of_another_file_are_told_with_their_places():
         ("contradiction", 2, "asks what rows.jsonl line 1 asks, and has the answer '5' where that has '4'"),
         ("leak", 3, "asks what rows.jsonl line 9 asks"),
     ]
+
+
+def trajectory(text: str, said: str, *images: bytes, system: str = "Crop.") -> Row:
+    """A question about the first image, with a call and the second image behind it."""
+    asked = row(text, "4", images[0], said=said).messages
+    shown = Message(role="user", parts=(ImagePart(images[1]), TextPart("Go on.")))
+    rules = Message(role="system", parts=(TextPart(system),))
+    messages = (rules, *asked, shown, Message(role="assistant", parts=(TextPart("<answer>4</answer>"),)))
+    return Row(messages=messages, answer="4", datasource="d", location="rows.jsonl line 9")
+
+
+def test_a_trajectory_leaks_the_question_that_it_answers():
+    held_out = row("How many dots?", "4", picture("red"), line=5)
+    other = OtherFile.of("test.jsonl", {0: held_out})
+    leaking = trajectory("how many dots?", "<call>", picture("red"), picture("blue"))
+    of_another_picture = trajectory("How many dots?", "<call>", picture("green"), picture("red"))
+    assert told(Repeats((other,)), leaking, of_another_picture) == [("leak", 0, "asks what rows.jsonl line 5 asks")]
+    # The other way about, and the same question by way of another part is no repetition.
+    assert [kind for kind, *_ in told(Repeats((OtherFile.of("t", {0: leaking}),)), held_out)] == ["leak"]
+    again = trajectory("How many dots?", "<other call>", picture("red"), picture("white"))
+    assert told(Repeats(), leaking, again) == []

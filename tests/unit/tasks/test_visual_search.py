@@ -1,6 +1,7 @@
 """What is asked can't be read at the first view's resolution, and can in a crop of the picture."""
 
 import functools
+import json
 import random
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lmm_r1.agents.crop import box_in_pixels
 from lmm_r1.tasks.visual_search import ASKED, NOISE, TILES, Tile, VisualSearchTask, marks
 
 pytestmark = pytest.mark.unit
@@ -172,9 +174,75 @@ def test_noise_is_even_and_grey():
         ({"view_px": 13}, "view_px 13: at least 14"),
         ({"block_px": 10}, "block_px 10: a multiple of 9"),
         ({"distractors": 256}, "256 distractors: a view of 112 px has 256 places"),
+        ({"crop_noise": -1}, "crop_noise -1: it must not be negative"),
         ({"asked": "shape"}, "asked shape: it must be one of digit, letter"),
     ],
 )
 def test_wrong_settings_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         VisualSearchTask(**settings)
+
+
+# As the demo has it: eight cells on a side, a crop of two of them shown at 14 pixels a block.
+SEARCH = VisualSearchTask(view_px=56, distractors=6)
+SHOWN_PX = 196
+
+
+def called_box(row, task=SEARCH):
+    """The pixels of the picture that the worked call names."""
+    call = json.loads(re.search(r"<grounding>(.*)</grounding>", row.turns[0])[1])
+    assert call["source"] == "original_image"
+    return box_in_pixels(call["bbox_2d"], limits=(1.0, 1.0), size=(task.side_px, task.side_px))
+
+
+def holds(box, tile_box):
+    return box[0] <= tile_box[0] and box[1] <= tile_box[1] and tile_box[2] <= box[2] and tile_box[3] <= box[3]
+
+
+@functools.cache
+def upscaled_marks(value):
+    page = Image.fromarray((marks(value) + 128).repeat(14, axis=0).repeat(14, axis=1).astype(np.uint8))
+    return np.asarray(page.resize((14, 14), Image.Resampling.BOX)).astype(float) - 128
+
+
+def test_the_worked_episode_asks_for_the_tile_and_its_crop_can_be_read_as_it_is_shown():
+    for row in make("image", rows=100, task=SEARCH):
+        tile, box = target_of(row, SEARCH), called_box(row)
+        assert (box[2] - box[0], box[3] - box[1]) == (126, 126)
+        assert holds(box, row.columns["box"])
+        picture = row.messages[0]["content"][0]["image"]
+        shown = picture.crop(box).resize((SHOWN_PX, SHOWN_PX), Image.Resampling.BICUBIC)
+        top, left = (
+            14 * (place + 2) - 14 * start // 9 for place, start in ((tile.row, box[1]), (tile.column, box[0]))
+        )
+        block = np.asarray(shown).astype(float).mean(axis=2)[top : top + 14, left : left + 14]
+        assert nearest(block - block.mean(), {value: upscaled_marks(value) for value in DIGITS}) == tile.value
+        assert row.turns[1] == row.solution
+
+
+def test_at_the_first_view_pictures_that_differ_in_the_digit_alone_are_the_same():
+    row = make("image", rows=1, task=SEARCH)[0]
+    tile, noise = target_of(row, SEARCH), SEARCH.noise(random.Random(1))
+    pages = [SEARCH.draw([replace(tile, value=value)], noise=noise) for value in DIGITS]
+    views = [np.asarray(page.resize((56, 56), Image.Resampling.BOX)).astype(int) for page in pages]
+    assert all(np.array_equal(view, views[0]) for view in views)
+    # What a wider filter carries over is less than the noise of the blocks.
+    views = [np.asarray(page.resize((56, 56), Image.Resampling.BICUBIC)).astype(int) for page in pages]
+    assert max(np.abs(view - views[0]).max() for view in views) < NOISE
+    assert not np.array_equal(np.asarray(pages[0]), np.asarray(pages[1]))
+
+
+def test_noise_moves_the_crop_off_the_tile_in_half_of_the_episodes_and_nothing_else():
+    exact, noisy = make("image", rows=1000, task=SEARCH), make("image", rows=1000, task=replace(SEARCH, crop_noise=1))
+    assert [(row.messages, row.columns, row.solution) for row in exact[:20]] == [
+        (row.messages, row.columns, row.solution) for row in noisy[:20]
+    ]
+    held = sum(holds(called_box(row), row.columns["box"]) for row in noisy)
+    # Of the three shifts along an axis two hold the tile, in the outer cells 1 and 6 all three: (6 * 2/3 + 2) / 8 = 3/4 on
+    # the average, squared 9/16 = 562 of 1000. The cells drawn are not quite even; five standard deviations are 78.
+    assert 484 <= held <= 640
+    assert all(0 <= min(called_box(row)) and max(called_box(row)) <= 504 for row in noisy)
+
+
+def test_episodes_of_text_have_one_turn():
+    assert make("text", rows=1)[0].turns == ()
