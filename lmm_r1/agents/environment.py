@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from lmm_r1.data.messages import Part, Row
+from lmm_r1.data.messages import ImagePart, Part, Row
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,24 @@ class Turn:
     """Which of the episode's turns it is, from 0."""
     ended: bool
     """Whether the policy ended it itself; False where it reached its limit of tokens."""
+    begun: str = ""
+    """What of the text the turn was begun with."""
+    parameters: SamplingParams | None = None
+    """What it was sampled by, for environments that write all their text themselves (`Environment.raw`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawText:
+    """Text that goes to the tokenizer as it stands: who has written it has written the chat template's marks, too.
+
+    It is encoded once, by itself, and stands behind the ids that are there; what it says of the end of the policy's
+    turn and the beginning of the next one, or does not say, is what the policy reads.
+    """
+
+    text: str
+    """Where images stand, it has what the model's chat template writes for them."""
+    images: tuple[ImagePart, ...] = ()
+    """In the order of their marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +53,34 @@ class Answered:
     """Of that message."""
     prefill: str = ""
     """How the policy's next turn begins; the policy has not generated it."""
+    raw: RawText | None = None
+    """In the place of `shown`, role and prefill: all that stands between the turn and the next."""
+    parameters: SamplingParams | None = None
+    """What later turns are sampled by, beside what training needs; None goes on as before."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    """What is logged under `agent/NAME`, by names that the environment does not state; an episode's last ones count."""
+    score: float | None = None
+    """How right the episode was so far, by which groups are filtered; None: by its rewards."""
 
     @property
     def is_over(self) -> bool:
         """Whether the episode ends with the turn that this answers."""
-        return not self.shown
+        return not self.shown and self.raw is None
 
 
 class Episode(ABC):
     """The state of an environment for one sample."""
+
+    async def open(self, prompt: str) -> str:
+        """Return what a raw environment begins with: the row as the chat template writes it, or what is shown instead.
+
+        It must hold the marks of the row's images. An exception is the environment's own fault, as in `answer`.
+        """
+        return prompt
 
     @abstractmethod
     async def answer(self, turn: Turn) -> Answered:
@@ -69,6 +105,11 @@ class Environment(ABC):
     """The names of all parts of the reward that its answers may give; one that an episode does not earn is 0."""
     counts: ClassVar[tuple[str, ...]] = ()
     """The names of all that its answers may count."""
+    raw: ClassVar[bool] = False
+    """Whether its episodes are text that goes to the tokenizer as it stands: they `open`, and may be shown rows of plain
+    text."""
+    waits: ClassVar[bool] = False
+    """Whether `shown_row` may take longer than a moment; it then runs in a thread, within the deadline of an answer."""
 
     def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""

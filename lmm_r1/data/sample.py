@@ -141,6 +141,10 @@ class Played:
     counts: Mapping[str, int]
     said: tuple[Said, ...]
     """The turns behind the prompt, the policy's and the environment's."""
+    score: float | None = None
+    """How right it was, where the environment says so beside its rewards."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    """What else the environment wants logged, under names that it has not stated."""
 
     @property
     def over_turn(self) -> bool:

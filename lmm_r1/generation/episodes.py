@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
@@ -21,11 +23,18 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
 from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.sampling import as_asked
 from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
 from remote_rm.verifier import Score
 
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
 logger = logging.getLogger(__name__)
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(kw_only=True)
@@ -42,6 +51,13 @@ class _Play:
     said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
+    logs: dict[str, float] = field(default_factory=dict)
+    score: float | None = None
+    """What the environment says that the episode is worth beside its rewards."""
+    sampled_by: SamplingParams | None = None
+    """The last turn."""
+    asked: SamplingParams | None = None
+    """What the environment wants turns to be sampled by."""
 
     @property
     def tokens(self) -> int:
@@ -58,18 +74,32 @@ class EpisodeRollout(GroupRollout):
 
     def __init__(self, *, environment: Environment, limits: AgentConfig, **group: Any) -> None:
         super().__init__(**group)
-        # A chat template that knows no turns stops the run here, and not each of its episodes.
-        encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
+        if not environment.raw:
+            # A chat template that knows no turns stops the run here, and not each of its episodes.
+            encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
         self.limits = limits
 
-    def shown_row(self, row: Row) -> Row:
-        """Return the row with what the policy is told of the environment; raises UserError for one that is no conversation."""
-        if row.plain:
+    async def shown_row(self, row: Row) -> Row:
+        """Return the row with what the policy is told of the environment.
+
+        Raises UserError for a row that is no conversation where the environment adds turns to one, and where the
+        environment takes too long.
+        """
+        if row.plain and not self.environment.raw:
             raise UserError(
                 f"{row.location}: the prompt is plain text, and episodes are conversations; add --data.apply_chat_template"
             )
-        return self.environment.shown_row(row)
+        if not self.environment.waits:
+            return self.environment.shown_row(row)
+        shown, _ = start_thread(lambda: self.environment.shown_row(row), name=self.environment.name)
+        try:
+            return await within(self.limits.answer_s, shown)
+        except DeadlinePassed:
+            raise UserError(
+                f"{self._place_of(row)}: it has not shown the row in {self.limits.answer_s:g} s; see whether it hangs, or "
+                "raise --agent.answer_s"
+            ) from None
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
@@ -90,20 +120,54 @@ class EpisodeRollout(GroupRollout):
         step = None if settings.moment is None else settings.moment.step
         seed = zlib.crc32(f"{opening.row.location} {number} {step}".encode())
         episode = self.environment.begin(opening.row, seed=seed)
-        play = _Play(
-            opening=opening,
-            engine_ids=list(opening.prompt.engine_token_ids),
-            images=list(opening.prompt.images),
-            segments=[opening.segment],
-            begun=opening.begun,
-        )
+        play = begun_play(opening)
         try:
+            if self.environment.raw and not await self._opened(episode, play, settings):
+                return await self._failed(engine, opening, settings)
             end: EpisodeEnd | None = None
             while end is None:
                 response = await self._turn(engine, play, settings)
                 end = await self._answer(episode, play, response, settings)
         finally:
             await episode.close()
+        return self._sample(play, response, end)
+
+    async def _failed(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> Sample:
+        """Return what stands for an episode that was never played: one turn to the row, from which nothing is learnt."""
+        play = begun_play(opening)
+        response = await self._turn(engine, play, settings)
+        text = play.begun + self._text(response)
+        play.said.append(Said("assistant", text))
+        return replace(self._sample(play, response, "failed"), masked=True)
+
+    async def _opened(self, episode: Episode, play: _Play, settings: GroupSettings) -> bool:
+        """Let a raw episode open; return whether it has, with something that leaves room for a turn."""
+        prompt = self.codec.prompt_text(play.opening.shown)
+        text = await self._awaited(episode.open(prompt), play)
+        if text is None or text == prompt:
+            return text is not None
+        try:
+            encoded = await self.in_thread(self._encoded_opening, text, play.opening)
+        except UserError:
+            logger.exception("%s: what it opens with cannot be taken", self._place(play))
+            return False
+        if len(encoded.token_ids) >= settings.max_len:
+            logger.warning(
+                "%s: what it opens with takes %d tokens, which leaves no room in --data.max_len %d",
+                self._place(play),
+                len(encoded.token_ids),
+                settings.max_len,
+            )
+            return False
+        # The images are the row's own, and so are their tensors.
+        play.segments = [replace(play.opening.segment, token_ids=tuple(encoded.token_ids))]
+        play.engine_ids = list(encoded.engine_token_ids)
+        play.begun = self.codec.begun_with(replace(play.opening.shown, prefill=""), play.engine_ids)
+        play.said.append(Said("user", self.codec.marked_text(play.engine_ids)))
+        return True
+
+    def _sample(self, play: _Play, response: Response, end: EpisodeEnd) -> Sample:
+        """Return an episode that is over, its last turn the response."""
         assert response.finish_reason is not None, "a turn that came whole has ended"
         played = Played(
             end=end,
@@ -111,13 +175,15 @@ class EpisodeRollout(GroupRollout):
             rewards=dict(play.rewards),
             counts=dict(play.counts),
             said=tuple(play.said),
+            score=play.score,
+            logs=play.logs,
         )
         return Sample(
-            row=opening.row,
+            row=play.opening.row,
             segments=tuple(play.segments),
             response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
             finish_reason=response.finish_reason,
-            weight_version=opening.weight_version,
+            weight_version=play.opening.weight_version,
             played=played,
             masked=played.over_turn and self.limits.overturn == "mask",
         )
@@ -138,7 +204,10 @@ class EpisodeRollout(GroupRollout):
             n_samples=1,
             stops=self.environment.stops,
         )
+        if play.asked is not None:
+            parameters = as_asked(play.asked, needed=parameters)
         request = Request(self.codec.engine_prompt(prompt), parameters)
+        play.sampled_by = parameters
         async for _ in request.sent_to(engine):
             pass
         check_whole(request, play.opening.row)
@@ -156,10 +225,12 @@ class EpisodeRollout(GroupRollout):
     ) -> EpisodeEnd | None:
         """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
         ended = response.finish_reason == "stop"
-        text = play.begun + self.codec.text(response.token_ids, ended=ended and not response.ended_by_text)
+        text = play.begun + self._text(response)
         number = sum(said.role == "assistant" for said in play.said)
         play.said.append(Said("assistant", text))
-        answered = await self._asked(episode, play, Turn(text=text, number=number, ended=ended))
+        sampled_by = copy.deepcopy(play.sampled_by) if self.environment.raw else None
+        turn = Turn(text=text, number=number, ended=ended, begun=play.begun, parameters=sampled_by)
+        answered = await self._awaited(episode.answer(turn), play)
         if answered is None:
             return "failed"
         self._note(play, answered)
@@ -177,19 +248,25 @@ class EpisodeRollout(GroupRollout):
         if play.tokens + len(encoded.token_ids) >= settings.max_len:
             return "tokens"
         media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
-        play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
+        if encoded.token_ids:
+            play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
         play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
         play.images = [*play.images, *encoded.images]
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
-        pictures = tuple(part for part in answered.shown if isinstance(part, ImagePart)) if settings.pictures else ()
-        play.said.append(Said(answered.role, _told(answered), pictures))
+        told = _told(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
+        play.said.append(Said(answered.role, told, _pictures(answered) if settings.pictures else ()))
         return None
 
-    async def _asked(self, episode: Episode, play: _Play, turn: Turn) -> Answered | None:
-        """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
+    def _text(self, response: Response) -> str:
+        """What the policy has said in a turn, without its end token."""
+        ended = response.finish_reason == "stop" and not response.ended_by_text
+        return self.codec.text(response.token_ids, ended=ended)
+
+    async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
+        """Return what the environment says; None where it fails or takes too long, which costs this episode alone."""
         try:
-            return await asyncio.wait_for(episode.answer(turn), self.limits.answer_s)
+            return await asyncio.wait_for(said, self.limits.answer_s)
         except (asyncio.TimeoutError, TimeoutError):
             logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
         except Exception:  # the user's own code, which may raise anything
@@ -197,12 +274,20 @@ class EpisodeRollout(GroupRollout):
         return None
 
     def _encoded(self, answered: Answered, play: _Play, response: Response) -> EncodedPrompt:
-        images = [
-            load_image(part, location=self._place(play)) for part in answered.shown if isinstance(part, ImagePart)
-        ]
+        images = [load_image(part, location=self._place(play)) for part in _pictures(answered)]
+        kit, processor = self.codec.kit, self.codec.processor
+        if answered.raw is not None:
+            return kit.encode_text(processor, answered.raw.text, images=images, opens=False)
         message = Message(role=answered.role, parts=tuple(answered.shown))
-        turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
+        turn = encode_turn(kit, processor, message, images=images, prefill=answered.prefill)
         return without_end(turn, response.token_ids)
+
+    def _encoded_opening(self, text: str, opening: Opening) -> EncodedPrompt:
+        kit, processor, row = self.codec.kit, self.codec.processor, opening.shown
+        if row.plain:
+            plain = replace(row, messages=(Message(role="user", parts=(TextPart(text),)),))
+            return encode_row(plain, kit=kit, processor=processor, add_generation_prompt=True)
+        return kit.encode_text(processor, text, images=opening.prompt.images, opens=True)
 
     def _note(self, play: _Play, answered: Answered) -> None:
         """Add up what a turn has earned and counted; raises UserError for a name that the environment does not state."""
@@ -216,6 +301,12 @@ class EpisodeRollout(GroupRollout):
                 )
         play.rewards.update(answered.rewards)
         play.counts.update(answered.counts)
+        if answered.logs:
+            play.logs = dict(answered.logs)
+        if answered.score is not None:
+            play.score = answered.score
+        if answered.parameters is not None:
+            play.asked = answered.parameters
 
     def _place(self, play: _Play) -> str:
         return self._place_of(play.opening.row)
@@ -245,7 +336,7 @@ class EpisodeRollout(GroupRollout):
         if played.over_turn and self.limits.overturn == "penalise":
             earned -= self.limits.overturn_penalty
         if score is None:
-            score = Score(reward=0.0, score=earned, parts={})
+            score = Score(reward=0.0, score=earned if played.score is None else played.score, parts={})
         if twice := sorted((set(rewards) | set(counts)) & set(score.parts)):
             raise UserError(
                 f"{self._place_of(sample.row)}: it and --reward.remote_url both give {', '.join(twice)}; leave the "
@@ -254,7 +345,33 @@ class EpisodeRollout(GroupRollout):
         parts = {**score.parts, **rewards, **counts, **noted}
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
 
+    def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
+        """Return an episode as the model reads and writes it; one that has opened with a text of its own begins with that."""
+        if sample.segments[0].token_ids == tuple(prompt.token_ids):
+            return super()._query(sample, prompt)
+        placeholders = self.codec.kit.placeholder_ids(self.codec.processor)
+        return self.tokenizer.decode(
+            collapse_runs(sample.token_ids, placeholders=placeholders), skip_special_tokens=False
+        )
+
+
+def begun_play(opening: Opening) -> _Play:
+    """Return an episode that nothing has been said in."""
+    return _Play(
+        opening=opening,
+        engine_ids=list(opening.prompt.engine_token_ids),
+        images=list(opening.prompt.images),
+        segments=[opening.segment],
+        begun=opening.begun,
+    )
+
 
 def _told(answered: Answered) -> str:
     """What an environment has shown, with marks in the place of pictures."""
     return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
+
+
+def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
+    if answered.raw is not None:
+        return answered.raw.images
+    return tuple(part for part in answered.shown if isinstance(part, ImagePart))

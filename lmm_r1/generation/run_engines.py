@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster.placement import Reservation, reserve
@@ -16,6 +15,7 @@ from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 from lmm_r1.lmm_kits import Checkpoint
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     extension = BucketWeights if cpu.has_cuda() else FileWeights
+    train = config.train
     return {
         **engine_arguments(
             path,
@@ -98,5 +99,9 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
         "reward": config.reward if config.reward.remote_url else None,
-        "agent": None if config.train.agent is None else AgentSpec(name=config.train.agent, settings=config.agent),
+        "agent": (
+            AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)
+            if train.plays
+            else None
+        ),
     }

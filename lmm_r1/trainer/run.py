@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.agents.openrlhf_agent import agent_class
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
@@ -56,6 +56,7 @@ from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, 
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
+from openrlhf.trainer.ray.launcher import RayActorGroup
 from remote_rm.client import RewardUnavailable
 
 
@@ -102,8 +103,8 @@ def train(config: PPOConfig) -> None:
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
-    if config.train.agent is not None:
-        load_environment(config.train.agent, options=agent_options(config.agent))
+    if config.train.plays:
+        _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)
@@ -259,13 +260,13 @@ def _prompts(config: PPOConfig) -> list[Row]:
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
-    needs_answer = config.train.agent is None or config.reward.remote_url is not None
+    needs_answer = not config.train.plays or config.reward.remote_url is not None
     file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
     Console(highlight=False).print(file.told)
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
-    wanted = by_columns or config.train.agent is not None
+    wanted = by_columns or config.train.plays
     return rows if wanted else [replace(row, columns={}) for row in rows]
 
 
@@ -279,6 +280,14 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
             "raise it, or set it to 0 to count them in the data"
         )
     return limit or most
+
+
+def _check_agent(config: PPOConfig) -> None:
+    """Raise UserError, before anything is started, where there is no such environment."""
+    if config.train.agent_func_path is not None:
+        agent_class(config.train.agent_func_path)
+    elif config.train.agent is not None:
+        load_environment(config.train.agent, options=agent_options(config.agent))
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
