@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 import ray
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, loading
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
@@ -26,7 +27,6 @@ from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.scoring.sources import make_scorer
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     ) -> None:
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
+        loading.done()
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))

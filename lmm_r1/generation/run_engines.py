@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster.placement import Reservation, reserve
@@ -15,7 +16,6 @@ from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 from lmm_r1.lmm_kits import Checkpoint
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 logger = logging.getLogger(__name__)
 

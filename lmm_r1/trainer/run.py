@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import cpu, dotted, loading
 from lmm_r1.agents.openrlhf_agent import agent_class
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
@@ -56,7 +57,6 @@ from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, 
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
-from openrlhf.trainer.ray.launcher import RayActorGroup
 from remote_rm.client import RewardUnavailable
 
 
@@ -356,6 +356,7 @@ def _start_ray(config: PPOConfig) -> None:
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
             arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+    loading.done()
     nodes.connect(**arguments)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
@@ -20,8 +22,6 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from lmm_r1.trainer.silence import SilenceWatch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

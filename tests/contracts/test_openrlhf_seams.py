@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import openrlhf
 import pytest
 from helpers.upstream_names import agents, deepspeed, engines, loop, models, workers
 from helpers.upstream_names.seam import Seam
 
 import lmm_r1
-import openrlhf
 from lmm_r1 import openrlhf_seams
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.value_model import KitValueModel

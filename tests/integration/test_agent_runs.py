@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import write_rows
 from helpers.conversations import picture
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 from lmm_r1.cli import train_ppo_ray
 from lmm_r1.errors import UserError
 
