@@ -44,10 +44,15 @@ def agent_class(path: str) -> type:
     return found
 
 
-def load_agent(path: str) -> StepAgent | ExecutorAgent:
-    """Return the agent of a file; raises UserError where there is none, or it cannot be made."""
+def executes_itself(made: type) -> bool:
+    """Whether a class has an `execute` of its own, and leaves its turns to nobody."""
     from openrlhf.utils.agent import MultiTurnAgentExecutor
 
+    return not issubclass(made, MultiTurnAgentExecutor) or made.execute is not MultiTurnAgentExecutor.execute
+
+
+def load_agent(path: str) -> StepAgent | ExecutorAgent:
+    """Return the agent of a file; raises UserError where there is none, or it cannot be made."""
     made = agent_class(path)
     try:
         executor = made()
@@ -55,9 +60,9 @@ def load_agent(path: str) -> StepAgent | ExecutorAgent:
         raise UserError(
             f"{FLAG} {path}: {CLASS}() cannot be made ({type(error).__name__}: {error}); it is given no arguments"
         ) from error
-    if getattr(made, "execute", None) is MultiTurnAgentExecutor.execute:
-        return StepAgent(path, instance_class=executor.agent_instance_cls)
-    return ExecutorAgent(path, executor=executor)
+    if executes_itself(made):
+        return ExecutorAgent(path, executor=executor)
+    return StepAgent(path, instance_class=executor.agent_instance_cls)
 
 
 class StepAgent(Environment):

@@ -27,6 +27,7 @@ ENVIRONMENTS: dict[str, str] = {
     "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
     "gymnasium": "lmm_r1.agents.gymnasium_environment:GymnasiumEnvironment",
+    "single": "lmm_r1.agents.single_turn:SingleTurn",
 }
 TOOLS = "TOOLS"
 """What a file calls its tools that has no environment: they make one."""

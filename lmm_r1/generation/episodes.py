@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable
@@ -12,18 +13,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
+from vllm.exceptions import VLLMError
 
 from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
-from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
+from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import as_asked
+from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.lmm_kits.encoding import collapse_runs
@@ -48,6 +51,8 @@ class _Play:
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
+    options: TurnOptions = field(default_factory=TurnOptions)
+    """Of the next turn."""
     said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -55,9 +60,20 @@ class _Play:
     score: float | None = None
     """What the environment says that the episode is worth beside its rewards."""
     sampled_by: SamplingParams | None = None
-    """The last turn."""
+    """The last piece of the last turn."""
     asked: SamplingParams | None = None
     """What the environment wants turns to be sampled by."""
+
+    @classmethod
+    def of(cls, opening: Opening) -> _Play:
+        """Return an episode in which nothing has been said."""
+        return cls(
+            opening=opening,
+            engine_ids=list(opening.prompt.engine_token_ids),
+            images=list(opening.prompt.images),
+            segments=[opening.segment],
+            begun=opening.begun,
+        )
 
     @property
     def tokens(self) -> int:
@@ -67,6 +83,11 @@ class _Play:
     @property
     def shown_images(self) -> int:
         return len(self.images) - len(self.opening.prompt.images)
+
+    @property
+    def turns(self) -> int:
+        """How many turns the policy has had."""
+        return sum(said.role == "assistant" for said in self.said)
 
 
 class EpisodeRollout(GroupRollout):
@@ -79,6 +100,9 @@ class EpisodeRollout(GroupRollout):
             encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
         self.limits = limits
+        if limits.thought.forces:
+            for text in (limits.thought.end, limits.thought.continue_with):
+                self._appended_ids(text)
 
     async def shown_row(self, row: Row) -> Row:
         """Return the row with what the policy is told of the environment.
@@ -114,31 +138,35 @@ class EpisodeRollout(GroupRollout):
                 yield await done
         finally:
             for task in tasks:
+                # The first error is the group's; of the others nobody asks.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 task.cancel()
+            # What the others hold is let go of before the error is told; `_closed` waits for no environment for ever.
+            await asyncio.wait(tasks)
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
         step = None if settings.moment is None else settings.moment.step
         seed = zlib.crc32(f"{opening.row.location} {number} {step}".encode())
-        episode = self.environment.begin(opening.row, seed=seed)
-        play = begun_play(opening)
+        episode, options = self._begun(opening.row, seed=seed)
+        play = _Play.of(opening)
+        play.options = options
         try:
-            if self.environment.raw and not await self._opened(episode, play, settings):
-                return await self._failed(engine, opening, settings)
+            if self.environment.raw and episode is not None and not await self._opened(episode, play, settings):
+                return await self._unplayed(engine, opening, settings)
             end: EpisodeEnd | None = None
             while end is None:
-                response = await self._turn(engine, play, settings)
-                end = await self._answer(episode, play, response, settings)
+                turn = await self._turn(engine, play, settings)
+                end = await self._answer(episode, play, turn, settings)
         finally:
-            await episode.close()
-        return self._sample(play, response, end)
+            await self._closed(episode, play)
+        return self._sample(play, turn, end)
 
-    async def _failed(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> Sample:
-        """Return what stands for an episode that was never played: one turn to the row, from which nothing is learnt."""
-        play = begun_play(opening)
-        response = await self._turn(engine, play, settings)
-        text = play.begun + self._text(response)
-        play.said.append(Said("assistant", text))
-        return replace(self._sample(play, response, "failed"), masked=True)
+    async def _unplayed(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> Sample:
+        """Return what stands for an episode that failed before its first turn: one turn to the row, and nothing to learn."""
+        play = _Play.of(opening)
+        turn = await self._turn(engine, play, settings)
+        play.said.append(Said("assistant", self._text(play, turn)))
+        return self._sample(play, turn, "failed")
 
     async def _opened(self, episode: Episode, play: _Play, settings: GroupSettings) -> bool:
         """Let a raw episode open; return whether it has, with something that leaves room for a turn."""
@@ -166,9 +194,9 @@ class EpisodeRollout(GroupRollout):
         play.said.append(Said("user", self.codec.marked_text(play.engine_ids)))
         return True
 
-    def _sample(self, play: _Play, response: Response, end: EpisodeEnd) -> Sample:
-        """Return an episode that is over, its last turn the response."""
-        assert response.finish_reason is not None, "a turn that came whole has ended"
+    def _sample(self, play: _Play, turn: TurnPieces, end: EpisodeEnd) -> Sample:
+        """Return an episode that is over, with its last turn."""
+        assert turn.finish_reason is not None, "a turn that came whole has ended"
         played = Played(
             end=end,
             images=play.shown_images,
@@ -182,55 +210,111 @@ class EpisodeRollout(GroupRollout):
             row=play.opening.row,
             segments=tuple(play.segments),
             response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
-            finish_reason=response.finish_reason,
+            finish_reason=turn.finish_reason,
             weight_version=play.opening.weight_version,
             played=played,
-            masked=played.over_turn and self.limits.overturn == "mask",
+            # What an environment did not judge says nothing of the policy.
+            masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
         )
 
-    async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> Response:
+    def _begun(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
+        """Return an episode of the environment, None where that fails, and its first turn's options.
+
+        Raises UserError for a row that the environment cannot take.
+        """
+        try:
+            return self.environment.begin(row, seed=seed), self.environment.first_turn(row)
+        except UserError as error:
+            said = str(error)
+            raise UserError(said if row.location in said else f"{self._place_of(row)}: {said}") from error
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed to begin", self._place_of(row))
+            return None, TurnOptions()
+
+    async def _closed(self, episode: Episode | None, play: _Play) -> None:
+        """Let an episode go; one that fails to close, or takes too long, costs nothing but a line in the log."""
+        if episode is None:
+            return
+        try:
+            await within(self.limits.answer_s, episode.close())
+        except DeadlinePassed:
+            logger.warning("%s: the environment did not close in %g s", self._place(play), self.limits.answer_s)
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed to close", self._place(play))
+
+    async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> TurnPieces:
         """Generate the policy's next turn, and add it."""
         room = settings.max_len - play.tokens
+        asked = TurnSettings.of(
+            self._options(play),
+            stops=self.environment.stops,
+            thought=self.limits.thought,
+            room=min(settings.sampling.max_new_tokens or room, room),
+        )
+        if asked.regex is not None and settings.ignore_eos:
+            raise UserError(
+                f"{self._place(play)}: a turn is to match {asked.regex!r}, and --rollout.ignore_eos lets none end; leave it out"
+            )
+        turn = TurnPieces(
+            settings=asked, ids_of=self._appended_ids, text_of=lambda ids: self.codec.text(ids, ended=False)
+        )
+        while turn.finish_reason is None:
+            await self._add_piece(turn, engine, play, settings)
+        play.segments += turn.segments
+        play.engine_ids = [*play.engine_ids, *turn.token_ids]
+        return turn
+
+    def _options(self, play: _Play) -> TurnOptions:
+        """Return the next turn's options; the last that may be has the run's form where the environment gives it none."""
+        regex = self.limits.last_turn_regex
+        if regex is None or play.options.regex is not None or play.turns + 1 < self.limits.max_turns:
+            return play.options
+        return replace(play.options, regex=regex, thought=None)
+
+    async def _add_piece(self, turn: TurnPieces, engine: TokenEngine, play: _Play, settings: GroupSettings) -> None:
         prompt = EncodedPrompt(
             token_ids=[],
-            engine_token_ids=play.engine_ids,
+            engine_token_ids=[*play.engine_ids, *turn.token_ids],
             images=play.images,
             media=None,
             videos=play.opening.prompt.videos,
         )
-        parameters = self._parameters(
-            settings,
-            max_tokens=min(settings.sampling.max_new_tokens or room, room),
-            n_samples=1,
-            stops=self.environment.stops,
-        )
+        regex = turn.settings.regex
+        parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
         if play.asked is not None:
             parameters = as_asked(play.asked, needed=parameters)
-        request = Request(self.codec.engine_prompt(prompt), parameters)
         play.sampled_by = parameters
-        async for _ in request.sent_to(engine):
-            pass
+        request = Request(self.codec.engine_prompt(prompt), parameters)
+        try:
+            async for _ in request.sent_to(engine):
+                pass
+        except (VLLMError, ValueError) as error:
+            if regex is None:
+                raise
+            raise UserError(
+                f"{self._place(play)}: the engine does not take a turn's regex {regex!r}: {error}"
+            ) from error
         check_whole(request, play.opening.row)
-        read = [token for segment in play.segments for token in segment.token_ids]
+        read = [token for segment in [*play.segments, *turn.segments] for token in segment.token_ids]
         assert (
             request.read_token_ids == read
         ), f"{self._place(play)}: the engine reads other tokens than are trained on"
-        (response,) = request.responses
-        play.segments.append(generated_segment(response, settings))
-        play.engine_ids = [*play.engine_ids, *response.token_ids]
-        return response
+        turn.add(request.responses[0])
 
     async def _answer(
-        self, episode: Episode, play: _Play, response: Response, settings: GroupSettings
+        self, episode: Episode | None, play: _Play, spoken: TurnPieces, settings: GroupSettings
     ) -> EpisodeEnd | None:
         """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
-        ended = response.finish_reason == "stop"
-        text = play.begun + self._text(response)
-        number = sum(said.role == "assistant" for said in play.said)
+        text, number = self._text(play, spoken), play.turns
         play.said.append(Said("assistant", text))
-        sampled_by = copy.deepcopy(play.sampled_by) if self.environment.raw else None
-        turn = Turn(text=text, number=number, ended=ended, begun=play.begun, parameters=sampled_by)
-        answered = await self._awaited(episode.answer(turn), play)
+        turn = Turn(
+            text=text,
+            number=number,
+            ended=spoken.finish_reason == "stop",
+            begun=play.begun,
+            parameters=copy.deepcopy(play.sampled_by) if self.environment.raw else None,
+        )
+        answered = await self._asked(episode, play, turn)
         if answered is None:
             return "failed"
         self._note(play, answered)
@@ -239,7 +323,7 @@ class EpisodeRollout(GroupRollout):
         if number + 1 == self.limits.max_turns:
             return "turns"
         try:
-            encoded = await self.in_thread(self._encoded, answered, play, response)
+            encoded = await self.in_thread(self._encoded, answered, play, spoken)
         except UserError:
             logger.exception("%s: what it shows cannot be taken", self._place(play))
             return "failed"
@@ -247,6 +331,11 @@ class EpisodeRollout(GroupRollout):
             return "images"
         if play.tokens + len(encoded.token_ids) >= settings.max_len:
             return "tokens"
+        await self._show(answered, encoded, play, settings)
+        return None
+
+    async def _show(self, answered: Answered, encoded: EncodedPrompt, play: _Play, settings: GroupSettings) -> None:
+        """Add what the environment shows, and how the policy's next turn begins."""
         media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
         if encoded.token_ids:
             play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
@@ -254,33 +343,43 @@ class EpisodeRollout(GroupRollout):
         play.images = [*play.images, *encoded.images]
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
+        play.options = answered.options
         told = _told(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
         play.said.append(Said(answered.role, told, _pictures(answered) if settings.pictures else ()))
-        return None
 
-    def _text(self, response: Response) -> str:
-        """What the policy has said in a turn, without its end token."""
-        ended = response.finish_reason == "stop" and not response.ended_by_text
-        return self.codec.text(response.token_ids, ended=ended)
+    def _text(self, play: _Play, spoken: TurnPieces) -> str:
+        """What the policy has said in a turn, with what that was begun with, and without its end token."""
+        ended = spoken.finish_reason == "stop" and not spoken.ended_by_text
+        return play.begun + self.codec.text(spoken.token_ids, ended=ended)
+
+    async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
+        """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
+        if episode is None:
+            return None
+
+        async def answer() -> Answered:
+            return _checked(await episode.answer(turn))
+
+        return await self._awaited(answer(), play)
 
     async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
         """Return what the environment says; None where it fails or takes too long, which costs this episode alone."""
         try:
-            return await asyncio.wait_for(said, self.limits.answer_s)
-        except (asyncio.TimeoutError, TimeoutError):
+            return await within(self.limits.answer_s, said)
+        except DeadlinePassed:
             logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
         except Exception:  # the user's own code, which may raise anything
             logger.exception("%s: the environment failed", self._place(play))
         return None
 
-    def _encoded(self, answered: Answered, play: _Play, response: Response) -> EncodedPrompt:
+    def _encoded(self, answered: Answered, play: _Play, spoken: TurnPieces) -> EncodedPrompt:
         images = [load_image(part, location=self._place(play)) for part in _pictures(answered)]
         kit, processor = self.codec.kit, self.codec.processor
         if answered.raw is not None:
             return kit.encode_text(processor, answered.raw.text, images=images, opens=False)
         message = Message(role=answered.role, parts=tuple(answered.shown))
         turn = encode_turn(kit, processor, message, images=images, prefill=answered.prefill)
-        return without_end(turn, response.token_ids)
+        return without_end(turn, spoken.token_ids)
 
     def _encoded_opening(self, text: str, opening: Opening) -> EncodedPrompt:
         kit, processor, row = self.codec.kit, self.codec.processor, opening.shown
@@ -289,8 +388,18 @@ class EpisodeRollout(GroupRollout):
             return encode_row(plain, kit=kit, processor=processor, add_generation_prompt=True)
         return kit.encode_text(processor, text, images=opening.prompt.images, opens=True)
 
+    def _appended_ids(self, text: str) -> list[int]:
+        """Return the ids of a text that is appended to a thought; raises UserError where one may not be sampled."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids or not set(self.codec.banned_token_ids).isdisjoint(ids):
+            raise UserError(
+                f"budget forcing appends {text!r} to thoughts, which holds {'a media token' if ids else 'no token'}; give "
+                "--agent.thought.end and --agent.thought.continue_with as plain text"
+            )
+        return ids
+
     def _note(self, play: _Play, answered: Answered) -> None:
-        """Add up what a turn has earned and counted; raises UserError for a name that the environment does not state."""
+        """Add up what a turn has earned and counted; raises UserError for what the environment does not state, or no number."""
         for given, known, what in (
             (answered.rewards, self.environment.rewards, "rewards"),
             (answered.counts, self.environment.counts, "counts"),
@@ -299,13 +408,18 @@ class EpisodeRollout(GroupRollout):
                 raise UserError(
                     f"the environment {self.environment.name} gives {', '.join(unknown)}, which its {what} do not name"
                 )
+            if wrong := [f"{name} {value}" for name, value in given.items() if not math.isfinite(value)]:
+                raise UserError(
+                    f"{self._place(play)}: it gives {', '.join(wrong)} among its {what}, which is no number"
+                )
         play.rewards.update(answered.rewards)
         play.counts.update(answered.counts)
         if answered.logs:
             play.logs = dict(answered.logs)
         if answered.score is not None:
             play.score = answered.score
-        if answered.parameters is not None:
+        # Those that are given back as they were handed out ask for nothing.
+        if answered.parameters is not None and answered.parameters != play.sampled_by:
             play.asked = answered.parameters
 
     def _place(self, play: _Play) -> str:
@@ -327,7 +441,7 @@ class EpisodeRollout(GroupRollout):
         rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}
         counts = {name: float(played.counts.get(name, 0)) for name in self.environment.counts}
         noted = {
-            "turns": float(len(sample.generated)),
+            "turns": float(sum(said.role == "assistant" for said in played.said)),
             "shown_images": float(played.images),
             "over_turn": float(played.over_turn),
             "environment_failed": float(played.end == "failed"),
@@ -349,21 +463,8 @@ class EpisodeRollout(GroupRollout):
         """Return an episode as the model reads and writes it; one that has opened with a text of its own begins with that."""
         if sample.segments[0].token_ids == tuple(prompt.token_ids):
             return super()._query(sample, prompt)
-        placeholders = self.codec.kit.placeholder_ids(self.codec.processor)
-        return self.tokenizer.decode(
-            collapse_runs(sample.token_ids, placeholders=placeholders), skip_special_tokens=False
-        )
-
-
-def begun_play(opening: Opening) -> _Play:
-    """Return an episode that nothing has been said in."""
-    return _Play(
-        opening=opening,
-        engine_ids=list(opening.prompt.engine_token_ids),
-        images=list(opening.prompt.images),
-        segments=[opening.segment],
-        begun=opening.begun,
-    )
+        ids = collapse_runs(sample.token_ids, placeholders=self.codec.kit.placeholder_ids(self.codec.processor))
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _told(answered: Answered) -> str:
@@ -375,3 +476,12 @@ def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
     if answered.raw is not None:
         return answered.raw.images
     return tuple(part for part in answered.shown if isinstance(part, ImagePart))
+
+
+def _checked(answered: Answered) -> Answered:
+    """Return an answer; raises TypeError where it is none, which is the environment's own fault."""
+    if not isinstance(answered, Answered):
+        raise TypeError(f"answer() has returned {type(answered).__name__}, and not Answered")
+    if wrong := [part for part in answered.shown if not isinstance(part, (TextPart, ImagePart))]:
+        raise TypeError(f"shown holds {type(wrong[0]).__name__}, and not TextPart or ImagePart alone")
+    return answered

@@ -74,7 +74,7 @@ class ExecutorRollout(EpisodeRollout):
             self._playing -= 1
             if not self._playing:
                 called.forget()
-        return await self._failed(engine, opening, settings)
+        return await self._unplayed(engine, opening, settings)
 
     async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> Any:
         """Return what `execute` returns; None where it fails, or leaves the engine idle for too long."""

@@ -176,6 +176,7 @@ class GroupRollout:
         n_samples: int | None = None,
         stops: Sequence[str] = (),
         output_per: Literal["response", "prompt"] = "response",
+        regex: str | None = None,
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -187,6 +188,7 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
+            regex=regex,
         )
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:

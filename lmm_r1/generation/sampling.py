@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
@@ -23,6 +23,7 @@ def sampling_params(
     logprobs: bool = False,
     ignore_eos: bool = False,
     stops: Sequence[str] = (),
+    regex: str | None = None,
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
@@ -33,6 +34,7 @@ def sampling_params(
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
         stops: texts that end a response, which belong to it.
+        regex: what the whole response matches, unless its longest length cuts it off.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -49,6 +51,7 @@ def sampling_params(
         detokenize=bool(stops),
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
+        structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # The sampled token's alone, and no top ones beside it.
         logprobs=0 if logprobs else None,
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),
@@ -68,6 +71,11 @@ def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
     """
     if not isinstance(asked, SamplingParams):
         raise UserError(f"the agent's sampling_params are a {type(asked).__name__}; give a vllm.SamplingParams")
+    if asked.structured_outputs is not None or asked.allowed_token_ids is not None:
+        raise UserError(
+            "the agent's sampling_params bound what may be sampled (structured_outputs or allowed_token_ids), and the "
+            "policy gradient would take that for the policy's choice; write an environment with TurnOptions.regex"
+        )
     derived = {"output_text_buffer_length"}
     given = {
         name: getattr(asked, name)
@@ -75,6 +83,8 @@ def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
         if not name.startswith("_") and name not in derived
     }
     most = needed.max_tokens if asked.max_tokens is None else min(asked.max_tokens, needed.max_tokens)
+    texts = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
+    stops = list(dict.fromkeys([*texts, *(needed.stop or ())]))
     log_probs = asked.logprobs if needed.logprobs is None else max(asked.logprobs or 0, needed.logprobs)
     changed = {
         "n": 1,
@@ -84,8 +94,10 @@ def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
         "logit_bias": {**(asked.logit_bias or {}), **(needed.logit_bias or {})} or None,
         "stop_token_ids": sorted({*(asked.stop_token_ids or ()), *(needed.stop_token_ids or ())}),
         "ignore_eos": needed.ignore_eos,
+        "stop": stops,
+        "structured_outputs": needed.structured_outputs,
         # Where the engine looks for texts it must know them.
-        "detokenize": asked.detokenize or bool(asked.stop),
+        "detokenize": asked.detokenize or bool(stops),
         "output_kind": needed.output_kind,
         "stream_interval": needed.stream_interval,
     }

@@ -16,7 +16,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted, loading
-from lmm_r1.agents.openrlhf_agent import agent_class
+from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
@@ -270,6 +270,24 @@ def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     return rows if wanted else [replace(row, columns={}) for row in rows]
 
 
+def _check_agent(config: PPOConfig) -> None:
+    """Raise UserError where there is no such environment, or nothing that gives it rewards."""
+    agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
+    if path is not None:
+        if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
+            raise UserError(
+                f"--agent.thought.* and --agent.last_turn_regex: the executor of --train.agent_func_path {path} asks the "
+                "engine for its turns itself, and nobody else forms them; leave them out"
+            )
+        return
+    assert agent is not None, "episodes are played by one of the two"
+    environment = load_environment(agent, options=agent_options(settings))
+    if not (environment.rewards or config.reward.remote_url):
+        raise UserError(
+            f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"
+        )
+
+
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     most = max(len(images_of(row.messages)) for row in rows)
     limit = config.data.max_images_per_prompt
@@ -280,14 +298,6 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
             "raise it, or set it to 0 to count them in the data"
         )
     return limit or most
-
-
-def _check_agent(config: PPOConfig) -> None:
-    """Raise UserError, before anything is started, where there is no such environment."""
-    if config.train.agent_func_path is not None:
-        agent_class(config.train.agent_func_path)
-    elif config.train.agent is not None:
-        load_environment(config.train.agent, options=agent_options(config.agent))
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
