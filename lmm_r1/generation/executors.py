@@ -79,7 +79,7 @@ class ExecutorRollout(EpisodeRollout):
     async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> Any:
         """Return what `execute` returns; None where it fails, or leaves the engine idle for too long."""
         agent, limit, began = self.environment, self.limits.answer_s, time.monotonic()
-        given = self._given(engine, opening, settings)
+        given = self._arguments(engine, opening, settings)
         playing = asyncio.ensure_future(agent.loop.run(agent.executor.execute(**given)))
         try:
             while not playing.done():
@@ -97,7 +97,7 @@ class ExecutorRollout(EpisodeRollout):
         finally:
             playing.cancel()
 
-    def _given(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, Any]:
+    def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, Any]:
         """Return the arguments of `execute`, as OpenRLHF gives them."""
         images = list(opening.prompt.images)
         if images and not self.environment.takes_images:

@@ -294,3 +294,19 @@ def test_what_is_wrong_with_a_file_is_told(agent, text, said):
         agent(text)
     with pytest.raises(UserError, match="no such file"):
         agent_class("/nowhere/agent.py")
+
+
+def test_a_function_judges_the_group_of_an_executor_at_once(agent):
+    class Function:
+        async def rewards(self, batch):
+            return [Score(reward=float(len(item.query)), score=0.0, parts={}) for item in batch]
+
+        async def check_health(self):
+            """Nothing can be down."""
+
+        async def close(self):
+            """Nothing is open."""
+
+    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Function())
+    # u1+1?<end>, a line, a5<end>!2<end>: 24 characters, and what the executor itself gives.
+    assert sample.scored.reward == 24 + 1.5
