@@ -308,5 +308,5 @@ def test_a_function_judges_the_group_of_an_executor_at_once(agent):
             """Nothing is open."""
 
     (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Function())
-    # u1+1?<end>, a line, a5<end>!2<end>: 24 characters, and what the executor itself gives.
-    assert sample.scored.reward == 24 + 1.5
+    # The prompt has 12 characters with its <end>, the turns 6 each with theirs, and one stands between them.
+    assert sample.scored.reward == 25 + 1.5
