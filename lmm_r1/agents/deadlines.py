@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,26 +21,56 @@ def start_thread(function: Callable[[], Outcome], *, name: str) -> tuple[asyncio
 
     A process can end while such a thread runs, which the threads of a pool would not let it.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Outcome] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
-        if not answer.done():
-            set_outcome(outcome)
-
-    def run() -> None:
-        settled: tuple[Callable[[Any], None], object]
-        try:
-            settled = (answer.set_result, function())
-        except BaseException as error:  # whatever a user's code raises, SystemExit included
-            settled = (answer.set_exception, passable(error))
-        # The loop is closed where nobody waits any more.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, *settled)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    thread = threading.Thread(target=_run_for, args=(answer, function), name=name, daemon=True)
     thread.start()
     return answer, thread
+
+
+class OwnThread:
+    """Runs functions one after the other, all in one thread, for libraries that ask for that.
+
+    The thread starts with the first of them, and ends with `end`, or with the process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, function: Callable[[], Outcome]) -> asyncio.Future[Outcome]:
+        """Return what will come of a function; those that were given before go first."""
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.put(lambda: _run_for(answer, function))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        return answer
+
+    def end(self) -> None:
+        """Let the thread end when it has nothing left to do; it is not waited for."""
+        self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            task()
+
+
+def _run_for(answer: asyncio.Future[Outcome], function: Callable[[], Outcome]) -> None:
+    """Run a function in this thread, for a future of another thread's event loop."""
+    settled: tuple[Callable[[Any], None], object]
+    try:
+        settled = (answer.set_result, function())
+    except BaseException as error:  # whatever a user's code raises, SystemExit included
+        settled = (answer.set_exception, passable(error))
+    # The loop is closed where nobody waits any more.
+    with suppress(RuntimeError):
+        answer.get_loop().call_soon_threadsafe(_settle, answer, *settled)
+
+
+def _settle(answer: asyncio.Future[Any], set_outcome: Callable[[Any], None], outcome: object) -> None:
+    if not answer.done():
+        set_outcome(outcome)
 
 
 def passable(error: BaseException) -> Exception:

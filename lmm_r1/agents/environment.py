@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
 from lmm_r1.config.ppo import ThoughtConfig
-from lmm_r1.data.messages import Part, Row
+from lmm_r1.data.messages import ImagePart, Part, Row
 from lmm_r1.data.turn_details import CallOutcome
 from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,24 @@ class Turn:
     """Which of the episode's turns it is, from 0."""
     ended: bool
     """Whether the policy ended it itself; False where it reached its limit of tokens."""
+    begun: str = ""
+    """What of the text the turn was begun with."""
+    parameters: SamplingParams | None = None
+    """What it was sampled by, for environments that write all their text themselves (`Environment.raw`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawText:
+    """Text that goes to the tokenizer as it stands: who has written it has written the chat template's marks, too.
+
+    It is encoded once, by itself, and stands behind the ids that are there; what it says of the end of the policy's
+    turn and the beginning of the next one, or does not say, is what the policy reads.
+    """
+
+    text: str
+    """Where images stand, it has what the model's chat template writes for them."""
+    images: tuple[ImagePart, ...] = ()
+    """In the order of their marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +94,36 @@ class Answered:
     """How the policy's next turn begins; the policy has not generated it."""
     options: TurnOptions = field(default_factory=TurnOptions)
     """How the policy's next turn is sampled."""
+    raw: RawText | None = None
+    """In the place of `shown`, role and prefill: all that stands between the turn and the next."""
+    parameters: SamplingParams | None = None
+    """What later turns are sampled by, beside what training needs; None goes on as before."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is counted and logged, and pays nothing: tool calls, malformed calls, steps."""
     calls: tuple[CallOutcome, ...] = ()
     """What became of the calls in the turn, for people to look at; the counts are what is logged."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    """What is logged under `agent/NAME`, by names that the environment does not state; an episode's last ones count."""
+    score: float | None = None
+    """How right the episode was so far, by which groups are filtered; None: by its rewards."""
 
     @property
     def is_over(self) -> bool:
         """Whether the episode ends with the turn that this answers."""
-        return not self.shown
+        return not self.shown and self.raw is None
 
 
 class Episode(ABC):
     """The state of an environment for one sample."""
+
+    async def open(self, prompt: str) -> str:
+        """Return what a raw environment begins with: the row as the chat template writes it, or what is shown instead.
+
+        It must hold the marks of the row's images. An exception is the environment's own fault, as in `answer`.
+        """
+        return prompt
 
     @abstractmethod
     async def answer(self, turn: Turn) -> Answered:
@@ -120,6 +156,11 @@ class Environment(ABC):
     """The names of all parts of the reward that its answers may give; one that an episode does not earn is 0."""
     counts: ClassVar[tuple[str, ...]] = ()
     """The names of all that its answers may count."""
+    raw: ClassVar[bool] = False
+    """Whether its episodes are text that goes to the tokenizer as it stands: they `open`, and may be shown rows of plain
+    text."""
+    waits: ClassVar[bool] = False
+    """Whether `shown_row` may take longer than a moment; it then runs in a thread, within the deadline of an answer."""
 
     @property
     def call_tags(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from lmm_r1.cli import arguments
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.shared import JsonText
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
@@ -90,7 +91,7 @@ class MakeTaskConfig(TaskSettings):
     agent: str | None = None
     """With solutions: the environment whose tools they call, by name or as FILE.py:CLASS. A row is the whole episode then,
     with all that the environment shows, for tasks whose solutions have several turns; None writes single turns."""
-    agent_options: str | None = None
+    agent_options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""

@@ -156,28 +156,33 @@ def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
 
 def _check_agent(config: PPOConfig) -> None:
     agent, settings = config.train.agent, config.agent
-    if config.train.agent_func_path:
-        raise UserError(
-            f"--train.agent_func_path {config.train.agent_func_path} is not available in this version; write the agent as "
-            "an environment and give --train.agent FILE.py:CLASS"
-        )
-    if agent is None:
+    path = config.train.agent_func_path
+    if path is not None:
+        if agent is not None:
+            raise UserError(f"--train.agent {agent} and --train.agent_func_path {path}: give one of them")
+        if settings.options is not None:
+            raise UserError(
+                f"--agent.options {settings.options}: a file in OpenRLHF's form, {path}, takes no options; read them in it, "
+                "or write an environment and give --train.agent FILE.py:CLASS"
+            )
+    given = f"--train.agent {agent}" if path is None else f"--train.agent_func_path {path}"
+    if not config.train.plays:
         for name in dotted.leaf_types(AgentConfig):
-            if (given := dotted.get(settings, name)) != dotted.get(AgentConfig(), name):
+            if (value := dotted.get(settings, name)) != dotted.get(AgentConfig(), name):
                 agents = (
                     "--train.agent, too (single is one turn)" if name.startswith("thought.") else "--train.agent, too"
                 )
-                raise UserError(f"--agent.{name} {given} is for episodes; give {agents}")
+                raise UserError(f"--agent.{name} {value} is for episodes; give {agents}, or --train.agent_func_path")
         return
     if config.reward.model_name_or_path:
         raise UserError(
-            f"--train.agent {agent} with --reward.model_name_or_path {config.reward.model_name_or_path}: a reward model "
+            f"{given} with --reward.model_name_or_path {config.reward.model_name_or_path}: a reward model "
             "scores single turns; give --reward.remote_url, or leave the rewards to the environment"
         )
     if config.reward.overlong_buffer_len is not None:
         raise UserError(
             f"--reward.overlong_buffer_len {config.reward.overlong_buffer_len:g} is for single responses, which "
-            f"--rollout.max_new_tokens bounds; with --train.agent {agent} it bounds a turn: leave it out"
+            f"--rollout.max_new_tokens bounds; with {given} it bounds a turn: leave it out"
         )
     agent_options(settings)
     check_thought(settings.thought, prefix="--agent.thought.")
@@ -546,7 +551,7 @@ def _check_reward_source(config: PPOConfig) -> None:
     weights = part_weights(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
-    if not (model or url or config.train.agent):
+    if not (model or url or config.train.plays):
         raise UserError(
             "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
             "for example --reward.remote_url http://127.0.0.1:5000/get_reward"

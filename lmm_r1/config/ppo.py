@@ -234,7 +234,12 @@ class PPOTrainConfig(TrainConfig):
     agent: str | None = None
     """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own; None is single turns."""
     agent_func_path: str | None = None
-    """Python file with an agent in OpenRLHF's form."""
+    """Python file with an agent in OpenRLHF's form, its AgentExecutor, in the place of an environment."""
+
+    @property
+    def plays(self) -> bool:
+        """Whether samples are episodes of several turns."""
+        return self.agent is not None or self.agent_func_path is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,6 +171,10 @@ class Played:
     """The prompt as the policy was shown it; empty where pictures are not kept."""
     pictures: ray.ObjectRef | None = field(default=None, compare=False)
     """Stands for `shown` and the pictures of `said` where they stay with the engine: see `picture_store`."""
+    score: float | None = None
+    """How right it was, where the environment says so beside its rewards."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    """What else the environment wants logged, under names that it has not stated."""
 
     @property
     def over_turn(self) -> bool:

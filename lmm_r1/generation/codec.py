@@ -7,9 +7,10 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import Row, TextPart
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
@@ -78,6 +79,24 @@ class PromptCodec:
             return row.prefill
         tail = self.tokenizer.decode(token_ids[-_OPENING_TOKENS:], skip_special_tokens=False).rstrip()
         return f"{THINK}\n" if tail.endswith(THINK) else ""
+
+    def prompt_text(self, row: Row) -> str:
+        """Return the row as the chat template writes it, with what its responses begin with; plain text as it stands."""
+        if row.plain:
+            parts = [part for message in row.messages for part in message.parts]
+            return "".join(part.text for part in parts if isinstance(part, TextPart))
+        return self.kit.chat_text(self.processor, row.messages, add_generation_prompt=True) + row.prefill
+
+    def marked_text(self, engine_token_ids: Sequence[int]) -> str:
+        """Return tokens as people are shown them, special ones included, with `<image>` in the place of each picture.
+
+        Args:
+            engine_token_ids: with one placeholder per image.
+        """
+        placeholders = self.kit.placeholder_ids(self.processor)
+        marks = [place for place, token in enumerate(engine_token_ids) if token in placeholders]
+        pieces = [engine_token_ids[start + 1 : end] for start, end in pairwise([-1, *marks, len(engine_token_ids)])]
+        return "<image>".join(self.tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces)
 
     def text(self, token_ids: Sequence[int], *, ended: bool) -> str:
         """Return a response's text, in which no end token stands: the last of its tokens, where it has ended."""

@@ -13,6 +13,7 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, loading
+from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
@@ -21,6 +22,8 @@ from lmm_r1.generation import media_store, picture_store
 from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.episodes import EpisodeRollout
+from lmm_r1.generation.executors import ExecutorRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -34,9 +37,26 @@ ENCODERS = 4
 class AgentSpec:
     """Which environment answers the policy's turns, and how far its episodes go."""
 
-    name: str
-    """As `--train.agent` has it."""
+    name: str | None
+    """As `--train.agent` has it; None where there is a file in OpenRLHF's form."""
+    func_path: str | None = None
+    """As `--train.agent_func_path` has it."""
     settings: AgentConfig
+
+    def rollout(self, **room: Any) -> EpisodeRollout:
+        """Return what plays its episodes; raises UserError where the environment cannot be made.
+
+        Args:
+            room: what a `GroupRollout` takes.
+        """
+        if self.func_path is None:
+            assert self.name is not None, "one of the two is given"
+            environment = load_environment(self.name, options=agent_options(self.settings))
+            return BranchingRollout(environment=environment, limits=self.settings, **room)
+        agent = load_agent(self.func_path)
+        if isinstance(agent, ExecutorAgent):
+            return ExecutorRollout(environment=agent, limits=self.settings, **room)
+        return BranchingRollout(environment=agent, limits=self.settings, **room)
 
 
 class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
@@ -67,14 +87,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "in_thread": in_thread,
             "store": media_store.put,
         }
-        if agent is None:
-            self.groups = GroupRollout(**room)
-        else:
-            self.groups = BranchingRollout(
-                environment=load_environment(agent.name, options=agent_options(agent.settings)),
-                limits=agent.settings,
-                **room,
-            )
+        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room)
         # How many updates its weights have had in this run.
         self.weight_version = 0
 

@@ -7,16 +7,16 @@ import logging
 import math
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 from vllm.exceptions import VLLMError
 
-from lmm_r1.agents.deadlines import DeadlinePassed, within
+from lmm_r1.agents.deadlines import DeadlinePassed, start_thread, within
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
@@ -27,13 +27,20 @@ from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
 from lmm_r1.generation.request import Request
+from lmm_r1.generation.sampling import as_asked
 from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
 from remote_rm.answers.turn_format import turns_kept
 from remote_rm.verifier import Score
 
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
 logger = logging.getLogger(__name__)
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(kw_only=True)
@@ -51,11 +58,34 @@ class _Play:
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
-    options: TurnOptions
+    options: TurnOptions = field(default_factory=TurnOptions)
     """Of the next turn."""
     said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
+    logs: dict[str, float] = field(default_factory=dict)
+    score: float | None = None
+    """What the environment says that the episode is worth beside its rewards."""
+    sampled_by: SamplingParams | None = None
+    """The last piece of the last turn."""
+    asked: SamplingParams | None = None
+    """What the environment wants turns to be sampled by."""
+
+    opened: bool = False
+    """Whether a raw episode has opened; a branch goes on from one that has."""
+
+    @classmethod
+    def of(cls, opening: Opening, *, number: int) -> _Play:
+        """Return an episode in which nothing has been said."""
+        return cls(
+            number=number,
+            opening=opening,
+            engine_ids=list(opening.prompt.engine_token_ids),
+            images=list(opening.prompt.images),
+            image_ids=opening.prompt.image_ids,
+            segments=[opening.segment],
+            begun=opening.begun,
+        )
 
     @property
     def tokens(self) -> int:
@@ -74,7 +104,7 @@ class _Play:
     def branched(self) -> _Play:
         """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
         kept: dict[str, Any] = {
-            name: copy(value) for name, value in vars(self).items() if isinstance(value, list | Counter)
+            name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict)
         }
         return replace(self, **kept)
 
@@ -84,8 +114,9 @@ class EpisodeRollout(GroupRollout):
 
     def __init__(self, *, environment: Environment, limits: AgentConfig, **group: Any) -> None:
         super().__init__(**group)
-        # A chat template that knows no turns stops the run here, and not each of its episodes.
-        encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
+        if not environment.raw:
+            # A chat template that knows no turns stops the run here, and not each of its episodes.
+            encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
         self.paid_parts = environment.rewards
         self.limits = limits
@@ -93,13 +124,26 @@ class EpisodeRollout(GroupRollout):
             for text in (limits.thought.end, limits.thought.continue_with):
                 self._appended_ids(text)
 
-    def shown_row(self, row: Row) -> Row:
-        """Return the row with what the policy is told of the environment; raises UserError for one that is no conversation."""
-        if row.plain:
+    async def shown_row(self, row: Row) -> Row:
+        """Return the row with what the policy is told of the environment.
+
+        Raises UserError for a row that is no conversation where the environment adds turns to one, and where the
+        environment takes too long.
+        """
+        if row.plain and not self.environment.raw:
             raise UserError(
                 f"{row.location}: the prompt is plain text, and episodes are conversations; add --data.apply_chat_template"
             )
-        return self.environment.shown_row(row)
+        if not self.environment.waits:
+            return self.environment.shown_row(row)
+        shown, _ = start_thread(lambda: self.environment.shown_row(row), name=self.environment.name)
+        try:
+            return await within(self.limits.answer_s, shown)
+        except DeadlinePassed:
+            raise UserError(
+                f"{self._place_of(row)}: it has not shown the row in {self.limits.answer_s:g} s; see whether it hangs, or "
+                "raise --agent.answer_s"
+            ) from None
 
     def encoded_prompt(self, shown: Row) -> EncodedPrompt:
         """Return the row's prompt, whose images are sent to the engine in every turn."""
@@ -138,16 +182,8 @@ class EpisodeRollout(GroupRollout):
     def _begun(self, opening: Opening, *, seed: int, number: int) -> tuple[Episode | None, _Play]:
         """Return an episode of the environment, None where that fails, and what is played of it so far."""
         episode, options = self._first_turn(opening.row, seed=seed)
-        play = _Play(
-            number=number,
-            opening=opening,
-            engine_ids=list(opening.prompt.engine_token_ids),
-            images=list(opening.prompt.images),
-            image_ids=opening.prompt.image_ids,
-            segments=[opening.segment],
-            begun=opening.begun,
-            options=options,
-        )
+        play = _Play.of(opening, number=number)
+        play.options = options
         return episode, play
 
     async def _played(
@@ -164,8 +200,11 @@ class EpisodeRollout(GroupRollout):
         Args:
             before_turn: called before each turn that is played.
         """
-        opening = play.opening
         try:
+            if self.environment.raw and episode is not None and not play.opened:
+                play.opened = await self._opened(episode, play, settings)
+                if not play.opened:
+                    return await self._unplayed(engine, play.opening, settings, number=play.number)
             end: EpisodeEnd | None = None
             while end is None:
                 if before_turn is not None:
@@ -174,6 +213,45 @@ class EpisodeRollout(GroupRollout):
                 end = await self._answer(episode, play, turn, settings)
         finally:
             await self._closed(episode, play)
+        return self._sample(play, turn, end, settings)
+
+    async def _unplayed(
+        self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int
+    ) -> Sample:
+        """Return what stands for an episode that failed before its first turn: one turn to the row, and nothing to learn."""
+        play = _Play.of(opening, number=number)
+        turn = await self._turn(engine, play, settings)
+        play.said.append(Said("assistant", self._text(play, turn)))
+        return self._sample(play, turn, "failed", settings)
+
+    async def _opened(self, episode: Episode, play: _Play, settings: GroupSettings) -> bool:
+        """Let a raw episode open; return whether it has, with something that leaves room for a turn."""
+        prompt = self.codec.prompt_text(play.opening.shown)
+        text = await self._awaited(episode.open(prompt), play)
+        if text is None or text == prompt:
+            return text is not None
+        try:
+            encoded = await self.in_thread(self._encoded_opening, text, play.opening)
+        except UserError:
+            logger.exception("%s: what it opens with cannot be taken", self._place(play))
+            return False
+        if len(encoded.token_ids) >= settings.max_len:
+            logger.warning(
+                "%s: what it opens with takes %d tokens, which leaves no room in --data.max_len %d",
+                self._place(play),
+                len(encoded.token_ids),
+                settings.max_len,
+            )
+            return False
+        # The images are the row's own, and so are their tensors.
+        play.segments = [replace(play.opening.segment, token_ids=tuple(encoded.token_ids))]
+        play.engine_ids = list(encoded.engine_token_ids)
+        play.begun = self.codec.begun_with(replace(play.opening.shown, prefill=""), play.engine_ids)
+        play.said.append(Said("user", self.codec.marked_text(play.engine_ids)))
+        return True
+
+    def _sample(self, play: _Play, turn: TurnPieces, end: EpisodeEnd, settings: GroupSettings) -> Sample:
+        """Return an episode that is over, with its last turn."""
         assert turn.finish_reason is not None, "a turn that came whole has ended"
         played = Played(
             end=end,
@@ -182,14 +260,16 @@ class EpisodeRollout(GroupRollout):
             counts={name: play.counts[name] for name in self.environment.counts},
             said=tuple(play.said),
             number=play.number,
-            shown=opening.shown.messages if settings.pictures else (),
+            shown=play.opening.shown.messages if settings.pictures else (),
+            score=play.score,
+            logs=play.logs,
         )
         return Sample(
-            row=opening.row,
+            row=play.opening.row,
             segments=tuple(play.segments),
             response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
             finish_reason=turn.finish_reason,
-            weight_version=opening.weight_version,
+            weight_version=play.opening.weight_version,
             played=played,
             # What an environment did not judge says nothing of the policy.
             masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
@@ -260,6 +340,9 @@ class EpisodeRollout(GroupRollout):
         )
         regex = turn.settings.regex
         parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
+        if play.asked is not None:
+            parameters = as_asked(play.asked, needed=parameters)
+        play.sampled_by = parameters
         request = Request(self.codec.engine_prompt(prompt), parameters)
         try:
             async for _ in request.sent_to(engine):
@@ -281,11 +364,16 @@ class EpisodeRollout(GroupRollout):
         self, episode: Episode | None, play: _Play, spoken: TurnPieces, settings: GroupSettings
     ) -> EpisodeEnd | None:
         """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
-        ended = spoken.finish_reason == "stop"
-        text = play.begun + self.codec.text(spoken.token_ids, ended=ended and not spoken.ended_by_text)
-        number = play.turns
+        text, number = self._text(play, spoken), play.turns
         play.said.append(Said("assistant", text))
-        answered = await self._asked(episode, play, Turn(text=text, number=number, ended=ended))
+        turn = Turn(
+            text=text,
+            number=number,
+            ended=spoken.finish_reason == "stop",
+            begun=play.begun,
+            parameters=deepcopy(play.sampled_by) if self.environment.raw else None,
+        )
+        answered = await self._asked(episode, play, turn)
         if answered is None:
             return "failed"
         self._note(play, answered)
@@ -309,22 +397,36 @@ class EpisodeRollout(GroupRollout):
     async def _show(self, answered: Answered, encoded: EncodedPrompt, play: _Play, settings: GroupSettings) -> None:
         """Add what the environment shows, and how the policy's next turn begins."""
         media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
-        play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
+        if encoded.token_ids:
+            play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
         play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
         play.images = [*play.images, *encoded.images]
         play.image_ids = (*play.image_ids, *encoded.image_ids)
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
         play.options = answered.options
-        pictures = tuple(part for part in answered.shown if isinstance(part, ImagePart)) if settings.pictures else ()
-        play.said.append(Said(answered.role, _told(answered), pictures))
+        told = _told(answered) if answered.raw is None else self.codec.marked_text(encoded.engine_token_ids)
+        play.said.append(Said(answered.role, told, _pictures(answered) if settings.pictures else ()))
+
+    def _text(self, play: _Play, spoken: TurnPieces) -> str:
+        """What the policy has said in a turn, with what that was begun with, and without its end token."""
+        ended = spoken.finish_reason == "stop" and not spoken.ended_by_text
+        return play.begun + self.codec.text(spoken.token_ids, ended=ended)
 
     async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
         """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
         if episode is None:
             return None
+
+        async def answer() -> Answered:
+            return _checked(await episode.answer(turn))
+
+        return await self._awaited(answer(), play)
+
+    async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
+        """Return what the environment says; None where it fails or takes too long, which costs this episode alone."""
         try:
-            return _checked(await within(self.limits.answer_s, episode.answer(turn)))
+            return await within(self.limits.answer_s, said)
         except DeadlinePassed:
             logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
         except Exception:  # the user's own code, which may raise anything
@@ -332,12 +434,20 @@ class EpisodeRollout(GroupRollout):
         return None
 
     def _encoded(self, answered: Answered, play: _Play, spoken: TurnPieces) -> EncodedPrompt:
-        images = [
-            load_image(part, location=self._place(play)) for part in answered.shown if isinstance(part, ImagePart)
-        ]
+        images = [load_image(part, location=self._place(play)) for part in _pictures(answered)]
+        kit, processor = self.codec.kit, self.codec.processor
+        if answered.raw is not None:
+            return with_image_ids(kit.encode_text(processor, answered.raw.text, images=images, opens=False))
         message = Message(role=answered.role, parts=tuple(answered.shown))
-        turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
+        turn = encode_turn(kit, processor, message, images=images, prefill=answered.prefill)
         return with_image_ids(without_end(turn, spoken.token_ids))
+
+    def _encoded_opening(self, text: str, opening: Opening) -> EncodedPrompt:
+        kit, processor, row = self.codec.kit, self.codec.processor, opening.shown
+        if row.plain:
+            plain = replace(row, messages=(Message(role="user", parts=(TextPart(text),)),))
+            return encode_row(plain, kit=kit, processor=processor, add_generation_prompt=True)
+        return kit.encode_text(processor, text, images=opening.prompt.images, opens=True)
 
     def _appended_ids(self, text: str) -> list[int]:
         """Return the ids of a text that is appended to a thought; raises UserError where one may not be sampled."""
@@ -365,6 +475,13 @@ class EpisodeRollout(GroupRollout):
                 )
         play.rewards.update(answered.rewards)
         play.counts.update(answered.counts)
+        if answered.logs:
+            play.logs = dict(answered.logs)
+        if answered.score is not None:
+            play.score = answered.score
+        # Those that are given back as they were handed out ask for nothing.
+        if answered.parameters is not None and answered.parameters != play.sampled_by:
+            play.asked = answered.parameters
 
     def _place(self, play: _Play) -> str:
         return self._place_of(play.opening.row)
@@ -400,7 +517,7 @@ class EpisodeRollout(GroupRollout):
         if played.over_turn and self.limits.overturn == "penalise":
             earned -= self.limits.overturn_penalty
         if score is None:
-            score = Score(reward=0.0, score=earned, parts={})
+            score = Score(reward=0.0, score=earned if played.score is None else played.score, parts={})
         if twice := sorted((rewards.keys() | counts.keys() | noted.keys()) & score.parts.keys()):
             raise UserError(
                 f"{self._place_of(sample.row)}: it and --reward.remote_url both give {', '.join(twice)}; leave the "
@@ -408,6 +525,13 @@ class EpisodeRollout(GroupRollout):
             )
         parts = {**score.parts, **rewards, **counts, **noted}
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
+
+    def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
+        """Return an episode as the model reads and writes it; one that has opened with a text of its own begins with that."""
+        if sample.segments[0].token_ids == tuple(prompt.token_ids):
+            return super()._query(sample, prompt)
+        ids = collapse_runs(sample.token_ids, placeholders=self.codec.kit.placeholder_ids(self.codec.processor))
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> int:
@@ -419,6 +543,12 @@ def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> i
 def _told(answered: Answered) -> str:
     """What an environment has shown, with marks in the place of pictures."""
     return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
+
+
+def _pictures(answered: Answered) -> tuple[ImagePart, ...]:
+    if answered.raw is not None:
+        return answered.raw.images
+    return tuple(part for part in answered.shown if isinstance(part, ImagePart))
 
 
 def _checked(answered: Answered) -> Answered:

@@ -117,7 +117,7 @@ class GroupRollout:
         Args:
             weight_version: of the engine.
         """
-        shown = self.shown_row(row)
+        shown = await self.shown_row(row)
         prompt = await self.in_thread(self.encoded_prompt, shown)
         room = settings.max_len - len(prompt.token_ids)
         wanted = 1 if settings.overlong_prompts == "take" else settings.sampling.max_new_tokens
@@ -157,7 +157,7 @@ class GroupRollout:
             for task in tasks:
                 task.cancel()
 
-    def shown_row(self, row: Row) -> Row:
+    async def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it."""
         return row
 
@@ -192,6 +192,7 @@ class GroupRollout:
         max_tokens: int,
         n_samples: int | None = None,
         stops: Sequence[str] = (),
+        output_per: Literal["response", "prompt"] = "response",
         regex: str | None = None,
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
@@ -200,7 +201,7 @@ class GroupRollout:
             max_tokens=max_tokens,
             banned_token_ids=self.codec.banned_token_ids,
             end_token_id=self.tokenizer.eos_token_id,
-            output_per="response",
+            output_per=output_per,
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,

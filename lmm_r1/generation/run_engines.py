@@ -74,6 +74,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     extension = BucketWeights if cpu.has_cuda() else FileWeights
+    train = config.train
     return {
         **engine_arguments(
             path,
@@ -98,5 +99,9 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
         "reward": config.reward if config.reward.remote_url else None,
-        "agent": None if config.train.agent is None else AgentSpec(name=config.train.agent, settings=config.agent),
+        "agent": (
+            AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)
+            if train.plays
+            else None
+        ),
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
@@ -57,3 +58,50 @@ def sampling_params(
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
         stream_interval=max_tokens if output_per == "response" else None,
     )
+
+
+def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
+    """Return the parameters that an agent asks for, changed where training would not be token-exact with them.
+
+    One response, of no more tokens than `needed` allows, which ends at its end token, without banned tokens, with the
+    log-probs and in the pieces that `needed` asks for. All else is as the agent asks: temperature, stop texts, and so on.
+
+    Raises:
+        UserError: they are no vLLM parameters, or none that vLLM takes.
+    """
+    if not isinstance(asked, SamplingParams):
+        raise UserError(f"the agent's sampling_params are a {type(asked).__name__}; give a vllm.SamplingParams")
+    if asked.structured_outputs is not None or asked.allowed_token_ids is not None:
+        raise UserError(
+            "the agent's sampling_params bound what may be sampled (structured_outputs or allowed_token_ids), and the "
+            "policy gradient would take that for the policy's choice; write an environment with TurnOptions.regex"
+        )
+    derived = {"output_text_buffer_length"}
+    given = {
+        name: getattr(asked, name)
+        for name in asked.__struct_fields__
+        if not name.startswith("_") and name not in derived
+    }
+    most = needed.max_tokens if asked.max_tokens is None else min(asked.max_tokens, needed.max_tokens)
+    texts = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
+    stops = list(dict.fromkeys([*texts, *(needed.stop or ())]))
+    log_probs = asked.logprobs if needed.logprobs is None else max(asked.logprobs or 0, needed.logprobs)
+    changed = {
+        "n": 1,
+        "max_tokens": most,
+        "min_tokens": min(asked.min_tokens, most),
+        "logprobs": log_probs,
+        "logit_bias": {**(asked.logit_bias or {}), **(needed.logit_bias or {})} or None,
+        "stop_token_ids": sorted({*(asked.stop_token_ids or ()), *(needed.stop_token_ids or ())}),
+        "ignore_eos": needed.ignore_eos,
+        "stop": stops,
+        "structured_outputs": needed.structured_outputs,
+        # Where the engine looks for texts it must know them.
+        "detokenize": asked.detokenize or bool(stops),
+        "output_kind": needed.output_kind,
+        "stream_interval": needed.stream_interval,
+    }
+    try:
+        return SamplingParams(**{**given, **changed})
+    except ValueError as error:
+        raise UserError(f"the agent's sampling_params are none that vLLM takes: {error}") from error

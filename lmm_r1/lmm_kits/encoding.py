@@ -121,6 +121,22 @@ def check_placeholders(written: int, *, given: int, kind: str) -> None:
         )
 
 
+def check_image_marks(text: str, *, mark: str, media_tokens: Sequence[str], given: int) -> None:
+    """Raise UserError where a text that holds the chat template's marks has other than one mark per image.
+
+    Args:
+        mark: what the template writes for an image.
+        media_tokens: those that may stand nowhere else.
+    """
+    written, rest = text.count(mark), text.replace(mark, "")
+    if typed := next((token for token in media_tokens if token in rest), None):
+        raise UserError(
+            f"the text holds the media token {typed} where none belongs; this model's mark of an image is {mark}"
+        )
+    if written != given:
+        raise UserError(f"the text holds {written} marks {mark} for {given} images; write one for each")
+
+
 def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise UserError where a checkpoint brings no vocabulary or no usable chat template.
 

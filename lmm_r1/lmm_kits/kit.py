@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     any_of,
     collapse_runs,
@@ -187,6 +188,27 @@ class LmmKit(ABC):
     @abstractmethod
     def render(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
+
+    @abstractmethod
+    def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return a conversation as the chat template writes it, with its marks of images and videos."""
+
+    def encode_text(
+        self, processor: Processor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        """Encode a text that holds the chat template's marks already, one of them for each of its decoded images.
+
+        What it is a piece of is not looked at: of a conversation cut at an end token, the pieces have the ids of the whole.
+        Only a kit that no engine can run goes without it.
+
+        Args:
+            opens: the text begins a conversation, so that a start token stands in front where the kit's prompts have one.
+
+        Raises:
+            UserError: the marks are other than one per image, a media token stands elsewhere, or the processor cannot
+                take the images.
+        """
+        raise UserError(f"a {self.model_type} takes conversations alone, and no text with the chat template's marks")
 
     def pixel_limits(self, processor: Processor) -> tuple[int, int] | None:
         """Return the fewest and the most pixels that an image may be scaled to; None where its size is not a choice.

@@ -228,7 +228,7 @@ def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) ->
     if tokens is None:
         return None
     # A turn's limit; an episode may take all that the prompt leaves.
-    limit = config.rollout.max_new_tokens if config.train.agent is None else None
+    limit = None if config.train.plays else config.rollout.max_new_tokens
     prompt = config.data.max_len - limit if limit is not None and limit < config.data.max_len else 0
     if image is not None:
         prompt = max(prompt, len(image.token_ids))

@@ -468,7 +468,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         overlong_prompts=config.data.overlong_prompts,
         media=True,
         branches=config.agent.branches,
-        pictures=config.train.agent is not None and config.logger.rollouts_per_step > 0,
+        pictures=config.train.plays and config.logger.rollouts_per_step > 0,
     )
 
 

@@ -16,6 +16,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted, loading
+from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
@@ -102,8 +103,8 @@ def train(config: PPOConfig) -> None:
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
-    if config.train.agent is not None:
-        _check_agent(config.train.agent, config)
+    if config.train.plays:
+        _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)
@@ -259,19 +260,28 @@ def _prompts(config: PPOConfig) -> list[Row]:
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
-    needs_answer = config.train.agent is None or config.reward.remote_url is not None
+    needs_answer = not config.train.plays or config.reward.remote_url is not None
     file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
     Console(highlight=False).print(file.told)
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
-    wanted = by_columns or config.train.agent is not None
+    wanted = by_columns or config.train.plays
     return rows if wanted else [replace(row, columns={}) for row in rows]
 
 
-def _check_agent(agent: str, config: PPOConfig) -> None:
+def _check_agent(config: PPOConfig) -> None:
     """Raise UserError where there is no such environment, or nothing that gives it rewards."""
-    environment = load_environment(agent, options=agent_options(config.agent))
+    agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
+    if path is not None:
+        if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
+            raise UserError(
+                f"--agent.thought.* and --agent.last_turn_regex: the executor of --train.agent_func_path {path} asks the "
+                "engine for its turns itself, and nobody else forms them; leave them out"
+            )
+        return
+    assert agent is not None, "episodes are played by one of the two"
+    environment = load_environment(agent, options=agent_options(settings))
     if not (environment.rewards or config.reward.remote_url):
         raise UserError(
             f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"

@@ -23,6 +23,8 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     function = reward_function(config.reward)
     if function is not None:
         paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
+    if config.train.agent_func_path is not None:
+        paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
         paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))

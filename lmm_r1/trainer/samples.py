@@ -111,6 +111,7 @@ class KitSamplesGenerator:
                     f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
                 )
         sleep(self.args, self.vllm_engines)
+        groups = with_all_logs(groups)
         _check_parts(groups)
         _check_loss_tokens(groups)
         experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
@@ -265,6 +266,23 @@ def sleep(args: SimpleNamespace, engines: Sequence[Any]) -> None:
     """Free the engines' memory while the models train."""
     if args.vllm.enable_sleep:
         batch_vllm_engine_call(engines, "sleep")
+
+
+def with_all_logs(groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    """Return a step's groups with what some of their environments' episodes log in the parts of all, 0 where one does not."""
+    names = sorted(
+        {name for group in groups for sample in group if sample.played is not None for name in sample.played.logs}
+    )
+    if not names:
+        return [list(group) for group in groups]
+    return [[_with_logs(sample, names) for sample in group] for group in groups]
+
+
+def _with_logs(sample: Sample, names: Sequence[str]) -> Sample:
+    if sample.played is None or sample.reward is None:
+        return sample
+    logs = {f"agent/{name}": sample.played.logs.get(name, 0.0) for name in names}
+    return replace(sample, reward=replace(sample.reward, parts={**sample.reward.parts, **logs}))
 
 
 def _check_parts(groups: Sequence[Sequence[Sample]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openrlhf
 import pytest
-from helpers.upstream_names import deepspeed, engines, loop, models, workers
+from helpers.upstream_names import agents, deepspeed, engines, loop, models, workers
 from helpers.upstream_names.seam import Seam
 
 import lmm_r1
@@ -19,7 +19,14 @@ from lmm_r1.openrlhf_seams import REPLACEMENTS, resolve
 
 pytestmark = pytest.mark.contract
 
-SEAMS: tuple[Seam, ...] = (*models.SEAMS, *workers.SEAMS, *engines.SEAMS, *deepspeed.SEAMS, *loop.SEAMS)
+SEAMS: tuple[Seam, ...] = (
+    *models.SEAMS,
+    *workers.SEAMS,
+    *engines.SEAMS,
+    *deepspeed.SEAMS,
+    *loop.SEAMS,
+    *agents.SEAMS,
+)
 PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]

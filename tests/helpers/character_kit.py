@@ -23,6 +23,7 @@ class CharacterTokenizer:
     eos_token_id = END
     pad_token_id = 0
     bos_token = None
+    chat_template = ""
     added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
@@ -77,6 +78,23 @@ class CharacterKit:
 
     def render(self, processor: object, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         return self._ids(messages, patches=1, add_generation_prompt=add_generation_prompt)
+
+    def chat_text(self, processor: object, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return "".join(map(chr, self._ids(messages, patches=1, add_generation_prompt=add_generation_prompt)))
+
+    def encode_text(
+        self, processor: object, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        written = [ord(character) for character in text]
+        if written.count(PLACEHOLDER) != len(images):
+            raise UserError(f"{written.count(PLACEHOLDER)} marks for {len(images)} images")
+        ids = [token for token in written for _ in range(PATCHES if token == PLACEHOLDER else 1)]
+        return EncodedPrompt(
+            token_ids=ids,
+            engine_token_ids=written,
+            images=list(images),
+            media={"pixels": len(images)} if images else None,
+        )
 
     def _ids(self, messages: Sequence[Message], *, patches: int, add_generation_prompt: bool) -> list[int]:
         ids = []

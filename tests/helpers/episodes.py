@@ -31,8 +31,8 @@ async def answers_of(environment: Environment, asked: Row, texts: Sequence[str],
         await episode.close()
 
 
-def play(environment: Environment, asked: Row, *texts: str) -> list[Answered]:
-    return asyncio.run(answers_of(environment, asked, texts))
+def play(environment: Environment, asked: Row, *texts: str, seed: int = 0) -> list[Answered]:
+    return asyncio.run(answers_of(environment, asked, texts, seed=seed))
 
 
 def turn(text: str, *, number: int = 0, ended: bool = True) -> Turn:

@@ -56,6 +56,113 @@ class Look(Episode):
         return Answered(shown=(TextPart(f"Look {turn.number}: "), ImagePart(crop)), counts={"looks": 1})
 """
 
+# In OpenRLHF's form: it writes the chat template's marks itself.
+TURN_BY_TURN = """
+import torch
+from PIL import Image
+
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+    async def reset(self, states, **kwargs):
+        self.turns = 0
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        self.turns += 1
+        done = self.turns == 3
+        reward = torch.tensor(float(len(states["action_text"]) % 2 if done else 0))
+        mark = "<|vision_start|><|image_pad|><|vision_end|>" if self.turns == 2 else ""
+        return {
+            "rewards": reward,
+            "scores": reward,
+            "environment_feedback": f"\\n<|im_start|>user\\n{mark}Again.<|im_end|>\\n<|im_start|>assistant\\n",
+            "environment_images": [Image.new("RGB", (56, 84), (self.turns, 90, 30))] if mark else None,
+            "done": done,
+            "sampling_params": states["sampling_params"],
+            "extra_logs": {"taken": self.turns} if done else {},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+# Lets an agent that knows nothing of training talk to the policy over HTTP, and puts its episode together.
+SERVED = """
+import socket
+import threading
+import time
+import urllib.request
+
+import uvicorn
+from fastapi import FastAPI, Request
+from openai import AsyncOpenAI
+from openrlhf.utils.agent import AgentExecutorBase
+from vllm import SamplingParams
+
+
+class AgentExecutor(AgentExecutorBase):
+    client = None
+
+    def serve(self):
+        app, self.traces = FastAPI(), {}
+
+        @app.post("/v1/chat/completions")
+        async def complete(request: Request):
+            asked = await request.json()
+            text = self.tokenizer.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            wanted = SamplingParams(max_tokens=asked["max_tokens"], temperature=asked["temperature"], logprobs=1)
+            part = (await self.engine.generate(ids, wanted)).outputs[0]
+            self.traces[asked["session_id"]] = (ids, list(part.token_ids))
+            message = {"role": "assistant", "content": part.text}
+            choice = {"index": 0, "message": message, "finish_reason": part.finish_reason}
+            return {"id": "1", "object": "chat.completion", "created": 1, "model": "policy", "choices": [choice]}
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        run = lambda: uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+        threading.Thread(target=run, daemon=True).start()
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        self.client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        if self.client is None:
+            self.engine, self.tokenizer = llm_engine, hf_tokenizer
+            self.serve()
+        session = str(time.monotonic_ns())
+        reply = await self.client.chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=sampling_params.max_tokens,
+            temperature=sampling_params.temperature,
+            extra_body={"session_id": session},
+        )
+        ids, generated = self.traces.pop(session)
+        return {
+            "prompt": prompt,
+            "label": label,
+            "observation_tokens": ids + generated,
+            "action_ranges": [(len(ids), len(ids) + len(generated))],
+            "rollout_log_probs": None,
+            "truncated": False,
+            "reward": float(len(reply.choices[0].message.content) % 2),
+            "scores": None,
+            "extra_logs": {"asked": 1.0},
+        }
+"""
+
 
 @pytest.fixture
 def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +172,14 @@ def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
 
 
-def command(tmp_path: Path, model: Path, *more: str, environment: str = ENVIRONMENT) -> list[str]:
+def command(
+    tmp_path: Path,
+    model: Path,
+    *more: str,
+    environment: str = ENVIRONMENT,
+    agent_func: str | None = None,
+    pictures: bool = True,
+) -> list[str]:
     images = [tmp_path / f"{number}.png" for number in range(PROMPTS * STEPS)]
     for number, path in enumerate(images):
         picture(112 + 28 * number, 84).save(path)
@@ -75,17 +189,21 @@ def command(tmp_path: Path, model: Path, *more: str, environment: str = ENVIRONM
                 [
                     {
                         "role": "user",
-                        "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": "Which?"}],
+                        "content": [
+                            *([{"type": "image", "image": str(path)}] if pictures else []),
+                            {"type": "text", "text": f"Which {number}?"},
+                        ],
                     }
                 ]
             ),
         }
-        for path in images
+        for number, path in enumerate(images)
     ]
-    (tmp_path / "looks.py").write_text(environment)
+    (tmp_path / "looks.py").write_text(agent_func or environment)
+    agent = ("--train.agent_func_path",) if agent_func else ("--agent.options", '{"looks": 2}', "--train.agent")
     return [
         *("--actor.model_name_or_path", str(model), "--data.prompt_dataset", str(write_rows(tmp_path, *rows))),
-        *("--train.agent", str(tmp_path / "looks.py"), "--agent.options", '{"looks": 2}', "--data.max_len", "512"),
+        *(*agent, str(tmp_path / "looks.py"), "--data.max_len", "512"),
         *("--ckpt.output_dir", str(tmp_path / "run")),
         *("--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1", "--vllm.num_engines", "1"),
         *("--train.colocate_all", "--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
@@ -144,6 +262,33 @@ def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_g
     begun = Counter(json.dumps([line["step"], line["said"][:4]]) for line in rollouts)
     assert set(begun.values()) <= {2, 4}
     assert len(rollouts) == STEPS * PROMPTS * samples
+
+
+@pytest.mark.parametrize(
+    ("agent_func", "turns", "images", "log"),
+    [(TURN_BY_TURN, 3.0, 1.0, ("agent/taken", 3.0)), (SERVED, 1.0, 0.0, ("agent/asked", 1.0))],
+    ids=["steps", "served"],
+)
+def test_files_in_openrlhfs_form_are_trained_on(
+    agent_func, turns, images, log, tiny_checkpoint, tmp_path, own_environment, new_process_group
+):
+    model, pictures = tiny_checkpoint("qwen2_5_vl"), agent_func is TURN_BY_TURN
+    train_ppo_ray.main(command(tmp_path, model, agent_func=agent_func, pictures=pictures))
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2]
+    assert 0 < metrics[0]["mismatch/mean"] < 1e-4
+    for line in metrics:
+        assert (line["turns"], line["shown_images"], line["environment_failed"]) == (turns, images, 0.0)
+        assert line["reward"] == line["agent_reward"]
+        assert line[log[0]] == log[1]
+    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert len(rollouts) == STEPS * PROMPTS * SAMPLES
+    if agent_func is TURN_BY_TURN:
+        said = [[role for role, *_ in line["said"]] for line in rollouts]
+        assert said == [["assistant", "user", "assistant", "user", "assistant"]] * len(said)
+        assert "<image>" in rollouts[0]["said"][3][1]
+    # The answers differ, so that some were worth more than others: there was something to learn from.
+    assert {line["reward"] for line in rollouts} == {0.0, 1.0}
 
 
 def test_a_file_without_an_environment_is_told_before_anything_starts(tiny_checkpoint, tmp_path):

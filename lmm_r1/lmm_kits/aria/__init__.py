@@ -20,6 +20,7 @@ from lmm_r1.lmm_kits.encoding import (
     any_of,
     chat_ids,
     chat_of,
+    check_image_marks,
     check_placeholders,
     check_typed_media,
 )
@@ -86,19 +87,34 @@ class AriaKit(LmmKit):
         pads it to a square, and neither it nor vLLM cuts large images into crops, whatever the checkpoint's
         `split_image` says.
         """
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self._encoded(processor, text, images=images, opens=True)
+
+    def encode_text(
+        self, processor: AriaProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        image, before, behind = MEDIA_TOKENS
+        check_image_marks(text, mark=f"{before}{image}{behind}", media_tokens=MEDIA_TOKENS, given=len(images))
+        return self._encoded(processor, text, images=images, opens=opens)
+
+    def _encoded(
+        self, processor: AriaProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        special = opens and adds_special_tokens(processor.tokenizer, text=text)
         if not images:
-            return EncodedPrompt.of_text(chat_ids(processor.tokenizer, text))
-        special = adds_special_tokens(processor.tokenizer, text=text)
+            return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=special)["input_ids"])
         batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
         return EncodedPrompt.of_batch(
             batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
         )
 
+    def chat_text(self, processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+
     def render(
         self, processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return chat_ids(processor.tokenizer, text)
 
     def media_texts(self, processor: AriaProcessor) -> re.Pattern[str]:

@@ -20,6 +20,7 @@ from lmm_r1.lmm_kits.encoding import (
     any_of,
     chat_ids,
     chat_of,
+    check_image_marks,
     check_placeholders,
     check_typed_media,
 )
@@ -103,19 +104,37 @@ class Gemma3Kit(LmmKit):
         Pixel bounds of an image change nothing: the processor scales every image, whatever its shape, to one square
         size, which always becomes the same number of tokens (256 in the releases).
         """
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self._encoded(processor, text, images=images, opens=True)
+
+    def encode_text(
+        self, processor: Gemma3Processor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        _, *others = MEDIA_TOKENS
+        check_image_marks(text, mark=processor.boi_token, media_tokens=others, given=len(images))
+        return self._encoded(processor, text, images=images, opens=opens)
+
+    def _encoded(
+        self, processor: Gemma3Processor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        special = opens and adds_special_tokens(processor.tokenizer, text=text)
         if not images:
-            return EncodedPrompt.of_text(chat_ids(processor.tokenizer, text))
-        special = adds_special_tokens(processor.tokenizer, text=text)
+            return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=special)["input_ids"])
         batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
         return EncodedPrompt.of_batch(
             batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
         )
 
+    def chat_text(
+        self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        """Return the chat as text, with one `<start_of_image>` per image."""
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+
     def render(
         self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         # The blank lines that the processor puts around an image grow together with line breaks of the text beside it.
         token = processor.tokenizer.image_token
         image = processor.full_image_sequence.replace(token * processor.image_seq_length, token)

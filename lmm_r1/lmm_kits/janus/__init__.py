@@ -52,7 +52,7 @@ class JanusKit(LmmKit):
         """
         if not images:
             return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         batch = _call(processor, text, images=list(images))
         return EncodedPrompt.of_batch(
             batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
@@ -61,9 +61,12 @@ class JanusKit(LmmKit):
     def render(
         self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         image = f"{processor.image_start_token}{processor.image_token}{processor.image_end_token}"
         return _call(processor, text.replace(processor.image_token, image))["input_ids"][0].tolist()
+
+    def chat_text(self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def placeholder_ids(self, processor: JanusProcessor) -> frozenset[int]:
         return frozenset({processor.tokenizer.convert_tokens_to_ids(processor.image_token)})

@@ -105,10 +105,23 @@ class LanguageModelKit(LmmKit):
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
         """Return the ids of a conversation in the chat template's form."""
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return processor(text, add_special_tokens=False)["input_ids"]
+
+    def chat_text(
+        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
         # Chat templates of language models take text only; a list of text parts is joined as vLLM's server joins it.
         chat = [{"role": turn.role, "content": "\n".join(map(_text_of, turn.parts))} for turn in messages]
-        text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-        return processor(text, add_special_tokens=False)["input_ids"]
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    def encode_text(
+        self, processor: PreTrainedTokenizerBase, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        """Encode a text with the chat template's marks, which has its start token where the template writes one."""
+        if images:
+            raise UserError(f"a plain language model cannot take the {len(images)} image(s) of a text")
+        return EncodedPrompt.of_text(processor(text, add_special_tokens=False)["input_ids"])
 
     def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
         return frozenset()

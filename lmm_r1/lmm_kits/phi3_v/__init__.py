@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from transformers import (
 from lmm_r1.data.messages import Message, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import chat_of, check_image_marks, check_placeholders, check_typed_media
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, Phi3VImageProcessor, tokens_of_grid
@@ -38,6 +39,8 @@ from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProce
 
 END_TOKEN = "<|end|>"
 MEDIA_KEYS = ("pixel_values", "image_sizes")
+# The mark of an image, whatever its number.
+IMAGE_TAG_FORM = "<|image_N|>"
 _IMAGES = "model.vision_embed_tokens."
 _TOWER = f"{_IMAGES}img_processor.vision_model."
 _LAST_LAYER = CLIP_LAYERS - 1
@@ -113,7 +116,32 @@ class Phi3VKit(LmmKit):
         Pixel bounds of an image change nothing: every image, small or large, is scaled to as many crops as the
         processor's `num_crops` allows for its aspect ratio.
         """
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self._encoded(processor, text, images=images)
+
+    def encode_text(
+        self, processor: Phi3VProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        """Encode a text with the chat template's marks, those of images `<|image_1|>`, `<|image_2|>` in every text."""
+        check_image_marks(
+            IMAGE_TAG.sub(IMAGE_TAG_FORM, text), mark=IMAGE_TAG_FORM, media_tokens=(IMAGE_TOKEN,), given=len(images)
+        )
+        encoded = self._encoded(processor, text, images=images)
+        if encoded.engine_token_ids.count(processor.image_token_id) != len(images):
+            raise UserError(
+                "two images stand side by side in the text, where nobody can tell them apart; write something between"
+            )
+        start = processor.tokenizer.bos_token
+        if (
+            opens
+            or start is None
+            or text.startswith(start)
+            or encoded.token_ids[:1] != [processor.tokenizer.bos_token_id]
+        ):
+            return encoded
+        return replace(encoded, token_ids=encoded.token_ids[1:], engine_token_ids=encoded.engine_token_ids[1:])
+
+    def _encoded(self, processor: Phi3VProcessor, text: str, *, images: Sequence[Image.Image]) -> EncodedPrompt:
         if not images:
             return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
         try:
@@ -125,10 +153,13 @@ class Phi3VKit(LmmKit):
             batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
         )
 
+    def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+
     def render(
         self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.token_ids(text, counts=[1] * len(images_of(messages)))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:

@@ -24,7 +24,13 @@ from transformers import (
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import any_of, bounded_size, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import (
+    any_of,
+    bounded_size,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
+)
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
 
@@ -113,27 +119,43 @@ class Phi4MultimodalKit(LmmKit):
             _within_bounds(processor, image, part.min_pixels, part.max_pixels)
             for image, part in zip(images, images_of(messages), strict=True)
         ]
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self._encoded(processor, text, images=resized, opens=True)
+
+    def encode_text(
+        self, processor: Phi4MultimodalProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        check_image_marks(text, mark=processor.image_token, media_tokens=(processor.audio_token,), given=len(images))
+        return self._encoded(processor, text, images=images, opens=opens)
+
+    def _encoded(
+        self, processor: Phi4MultimodalProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
         # Not the runs of `token_ids` collapsed: images may stand side by side, and their placeholders are all alike.
         engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not resized:
+        if not images:
             return EncodedPrompt.of_text(engine_token_ids)
         try:
-            batch = processor(text=[text], images=resized, add_special_tokens=False, return_tensors="pt")
+            batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         except ValueError as error:
-            sizes = ", ".join(f"{image.width}x{image.height}" for image in resized)
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
             raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=resized,
+            images=list(images),
             media={key: batch[key] for key in crops.MEDIA_KEYS},
         )
+
+    def chat_text(
+        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def render(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def media_texts(self, processor: Phi4MultimodalProcessor) -> re.Pattern[str]:

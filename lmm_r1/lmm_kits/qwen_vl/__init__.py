@@ -13,7 +13,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from lmm_r1.data.messages import Message, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import any_of, chat_of, check_placeholders, check_typed_media, text_positions
+from lmm_r1.lmm_kits.encoding import (
+    any_of,
+    chat_of,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
+    text_positions,
+)
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, image_limits, video_metadata
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
@@ -53,18 +60,8 @@ class QwenVlKit(LmmKit):
             bounded_image(processor, image, part.min_pixels, part.max_pixels)
             for image, part in zip(images, images_of(messages), strict=True)
         ]
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not resized and not frames:
-            return EncodedPrompt.of_text(engine_token_ids)
-        batch = _call(processor, text, images=resized, videos=frames)
-        return EncodedPrompt(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            images=resized,
-            media={key: batch[key] for key in MEDIA_KEYS if key in batch},
-            videos=frames,
-        )
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return _encoded(processor, text, images=resized, videos=frames)
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
         """Return the video within the pixel bounds of its part, as both sides are to cut it into patches."""
@@ -76,8 +73,19 @@ class QwenVlKit(LmmKit):
         self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
-        text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_text(
+        self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        start, end, *_ = MEDIA_TOKENS
+        mark = f"{start}{processor.image_token}{end}"
+        check_image_marks(text, mark=mark, media_tokens=MEDIA_TOKENS, given=len(images))
+        return _encoded(processor, text, images=images, videos=())
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         return image_limits(processor)
@@ -168,6 +176,22 @@ class QwenVlKit(LmmKit):
             "image_grid_thw": torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]]),
         }
         return [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id], media
+
+
+def _encoded(
+    processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+) -> EncodedPrompt:
+    engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not images and not videos:
+        return EncodedPrompt.of_text(engine_token_ids)
+    batch = _call(processor, text, images=images, videos=videos)
+    return EncodedPrompt(
+        token_ids=batch["input_ids"][0].tolist(),
+        engine_token_ids=engine_token_ids,
+        images=list(images),
+        media={key: batch[key] for key in MEDIA_KEYS if key in batch},
+        videos=list(videos),
+    )
 
 
 def _call(

@@ -112,7 +112,19 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train__agent_func_path": "agent.py"}, "--train.agent_func_path agent.py is not available in this version"),
+        (
+            {"train__agent_func_path": "agent.py", "train__agent": "crop"},
+            "--train.agent crop and --train.agent_func_path agent.py: give one of them",
+        ),
+        (
+            {"train__agent_func_path": "agent.py", "agent__options": "{}"},
+            "--agent.options {}: a file in OpenRLHF's form, agent.py, takes no options",
+        ),
+        ({"train__agent_func_path": "agent.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
+        (
+            {"train__agent_func_path": "agent.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
+            "--train.agent_func_path agent.py with --reward.model_name_or_path rm: a reward model scores single turns",
+        ),
         ({"agent__max_turns": 3}, "--agent.max_turns 3 is for episodes; give --train.agent, too"),
         ({"train__agent": "a.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
         ({"train__agent": "a.py", "agent__max_images": -1}, "--agent.max_images -1 must be at least 0"),
@@ -213,6 +225,7 @@ def test_settings_of_episodes_that_contradict_others_are_refused(changes, messag
 
 def test_an_environment_may_give_the_rewards_alone():
     assert resolve(ppo(train__agent="a.py", reward__remote_url=None)).reward.remote_url is None
+    assert resolve(ppo(train__agent_func_path="a.py", reward__remote_url=None)).train.plays
 
 
 def test_engines_keep_what_episodes_have_read_unless_the_user_says_otherwise():

@@ -28,7 +28,6 @@ REFUSED_IN_RL = [
     ({"train.enable_ema": True}, "leave it out"),
     ({"train.ema_beta": 0.5}, "no moving average is kept"),
     ({"train.partial_rollout_enable": True}, "leave it out"),
-    ({"train.agent_func_path": "agent.py"}, "give --train.agent FILE.py:CLASS"),
     ({"use_ms": True}, "leave it out"),
     ({"vllm.sync_backend": "gloo"}, "--vllm.sync_with_ray"),
     ({"data.dataloader_num_workers": 2}, "in RL all rows are read before the first step"),

@@ -37,3 +37,10 @@ def test_models_reward_function_a_file_per_folder_of_media_and_the_runs_own_fold
     ]
     without = dotted.replace(PPOConfig(), {"ckpt.disable_ds": True, "reward.remote_url": "http://a/r,http://b/r"})
     assert [shared.flag for shared in shared_paths(without, rows=[], eval_rows=[])] == ["--ckpt.output_dir"]
+
+
+def test_an_agents_file_is_read_by_every_engine():
+    config = dotted.replace(PPOConfig(), {"train.agent_func_path": "agents/a.py", "ckpt.disable_ds": True})
+    assert SharedPath(flag="--train.agent_func_path", path="agents/a.py") in shared_paths(
+        config, rows=[], eval_rows=[]
+    )

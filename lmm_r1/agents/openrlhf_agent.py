@@ -1,0 +1,193 @@
+"""Agents in OpenRLHF's form: the `AgentExecutor` of a user's file, and its steps as the answers of an environment."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lmm_r1.agents.agent_loop import AgentLoop
+from lmm_r1.agents.environment import Answered, Environment, Episode, RawText, Turn
+from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.errors import UserError
+from lmm_r1.files.user_code import load_user_file
+
+FLAG = "--train.agent_func_path"
+CLASS = "AgentExecutor"
+"""What such a file calls its class."""
+REWARD = "agent_reward"
+"""The part of the reward that it gives."""
+
+
+class AgentFault(Exception):
+    """What an agent has returned is not what OpenRLHF's form asks for."""
+
+
+def agent_class(path: str) -> type:
+    """Return the `AgentExecutor` of a file; raises UserError where it has none that can be made."""
+    from openrlhf.utils.agent import AgentExecutorBase
+
+    found = getattr(load_user_file(path, name="agent_module", what=FLAG), CLASS, None)
+    if not isinstance(found, type) or not issubclass(found, AgentExecutorBase):
+        told = (
+            f"the file defines no class {CLASS}"
+            if found is None
+            else f"its {CLASS} is no AgentExecutorBase of openrlhf.utils.agent"
+        )
+        raise UserError(
+            f"{FLAG} {path}: {told}; derive one from openrlhf.utils.agent.MultiTurnAgentExecutor, or give "
+            "environments of this project with --train.agent"
+        )
+    if inspect.isabstract(found):
+        raise UserError(f"{FLAG} {path}: {CLASS} has no execute; write one, or derive it from MultiTurnAgentExecutor")
+    return found
+
+
+def executes_itself(made: Any) -> bool:
+    """Whether a class has an `execute` of its own, and leaves its turns to nobody."""
+    from openrlhf.utils.agent import MultiTurnAgentExecutor
+
+    return not issubclass(made, MultiTurnAgentExecutor) or made.execute is not MultiTurnAgentExecutor.execute
+
+
+def load_agent(path: str) -> StepAgent | ExecutorAgent:
+    """Return the agent of a file; raises UserError where there is none, or it cannot be made."""
+    made = agent_class(path)
+    try:
+        executor = made()
+    except Exception as error:  # the user's own code, which may raise anything
+        raise UserError(
+            f"{FLAG} {path}: {CLASS}() cannot be made ({type(error).__name__}: {error}); it is given no arguments"
+        ) from error
+    if executes_itself(made):
+        return ExecutorAgent(path, executor=executor)
+    return StepAgent(path, instance_class=executor.agent_instance_cls)
+
+
+class StepAgent(Environment):
+    """An agent that leaves its turns to the engine: `reset` opens an episode, `step` answers a turn with raw text."""
+
+    name = "agent_func_path"
+    rewards: ClassVar[tuple[str, ...]] = (REWARD,)
+    raw: ClassVar[bool] = True
+
+    def __init__(self, path: str, *, instance_class: type) -> None:
+        self.path = path
+        self.instance_class = instance_class
+        self.loop = AgentLoop("agents")
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        """Return an episode with an agent of its own; OpenRLHF's form has no place for a seed."""
+        return _Steps(self, label=row.answer)
+
+
+class ExecutorAgent(Environment):
+    """An agent that asks the engine for its turns itself, and returns whole episodes."""
+
+    name = "agent_func_path"
+    rewards: ClassVar[tuple[str, ...]] = (REWARD,)
+    raw: ClassVar[bool] = True
+
+    def __init__(self, path: str, *, executor: Any) -> None:
+        self.path = path
+        self.executor = executor
+        self.loop = AgentLoop("agents")
+        parameters = inspect.signature(executor.execute).parameters
+        # OpenRLHF gives it always; its own example of a server does not take it.
+        self.takes_images = "images" in parameters or any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        raise AssertionError("an executor plays whole episodes")
+
+
+class _Steps(Episode):
+    def __init__(self, agent: StepAgent, *, label: str) -> None:
+        self._agent = agent
+        self._label = label
+        self._instance: Any = None
+        self._observation = ""
+        self._earned = 0.0
+
+    async def open(self, prompt: str) -> str:
+        self._observation = await self._agent.loop.run(self._reset(prompt))
+        return self._observation
+
+    async def answer(self, turn: Turn) -> Answered:
+        action = turn.text.removeprefix(turn.begun)
+        states = {
+            "observation_text": self._observation,
+            "action_text": action,
+            "label": self._label,
+            "sampling_params": turn.parameters,
+        }
+        result = await self._agent.loop.run(self._instance.step(states))
+        reward = number(field_of(result, "rewards", by="step"), what="rewards")
+        feedback = text_of(result, "environment_feedback", by="step")
+        self._earned += reward
+        self._observation += action + feedback
+        over = bool(field_of(result, "done", by="step"))
+        return Answered(
+            raw=None if over else RawText(text=feedback, images=_images(result.get("environment_images"))),
+            rewards={REWARD: reward},
+            score=number(result.get("scores", self._earned), what="scores"),
+            logs=logs_of(result),
+            parameters=result.get("sampling_params"),
+        )
+
+    async def _reset(self, prompt: str) -> str:
+        self._instance = await _made(self._agent.instance_class)
+        result = await self._instance.reset({"observation": prompt, "label": self._label})
+        return text_of(result, "observation", by="reset")
+
+
+async def _made(instance_class: Any) -> Any:
+    """Return a new instance; `__init__` may be a coroutine, as it is in OpenRLHF's own example."""
+    if not inspect.iscoroutinefunction(instance_class.__init__):
+        return instance_class()
+    instance = instance_class.__new__(instance_class)
+    await instance.__init__()
+    return instance
+
+
+def field_of(result: Any, name: str, *, by: str) -> Any:
+    """Return a value of a dict that an agent has returned; raises AgentFault where there is none."""
+    if not isinstance(result, Mapping):
+        raise AgentFault(f"{by} returns a {type(result).__name__}, and OpenRLHF 0.11.2 takes a dict")
+    if name not in result:
+        raise AgentFault(f"what {by} returns has no {name!r}")
+    return result[name]
+
+
+def text_of(result: Any, name: str, *, by: str) -> str:
+    """Return a text of a dict that an agent has returned; raises AgentFault where there is none."""
+    text = field_of(result, name, by=by)
+    if not isinstance(text, str):
+        raise AgentFault(f"{name!r} of what {by} returns is a {type(text).__name__}, and a text is asked for")
+    return text
+
+
+def logs_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the `extra_logs` of a dict that an agent has returned; of a tensor the first number, as OpenRLHF has it."""
+    logs = result.get("extra_logs") or {}
+    return {
+        str(name): number(value.flatten()[0] if hasattr(value, "flatten") else value, what=f"extra_logs[{name!r}]")
+        for name, value in logs.items()
+    }
+
+
+def number(value: Any, *, what: str) -> float:
+    """Return a number, or the one number of a tensor; raises AgentFault where it is none, or not finite."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        raise AgentFault(f"{what} is {value!r}, and a finite number is asked for")
+    return float(value)
+
+
+def _images(given: Any) -> tuple[ImagePart, ...]:
+    if given is None:
+        return ()
+    return tuple(ImagePart(image) for image in (given if isinstance(given, (list, tuple)) else [given]))

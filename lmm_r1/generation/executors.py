@@ -1,0 +1,246 @@
+"""Groups of episodes that a user's executor plays, as OpenRLHF has it: what it returns is held against what was generated."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, field_of, logs_of, number
+from lmm_r1.data.messages import ImagePart, Message
+from lmm_r1.data.sample import WHOLE, EpisodeEnd, Played, Said, Sample, Segment
+from lmm_r1.errors import UserError
+from lmm_r1.generation.called_engine import CalledEngine, EngineCall
+from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.episodes import EpisodeRollout
+from lmm_r1.generation.group import GroupSettings, Opening
+from lmm_r1.lmm_kits.encoding import collapse_runs
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """A segment of an episode, and what people are shown of it."""
+
+    segment: Segment
+    said: Said | None
+    """None for a prompt that is the row's own."""
+
+
+class ExecutorRollout(EpisodeRollout):
+    """Generates groups whose samples an executor plays: `execute` is given an engine, and returns tokens and rewards.
+
+    A sample is made of what the engine has read and generated, and only where `execute` returns just that.
+    """
+
+    environment: ExecutorAgent
+
+    def __init__(self, *, environment: ExecutorAgent, **settings: Any) -> None:
+        super().__init__(environment=environment, **settings)
+        # One for the whole run: an executor may keep what it was given first.
+        self._engine: CalledEngine | None = None
+        self._playing = 0
+
+    def _collapsed(self, token_ids: Sequence[int]) -> list[int]:
+        return collapse_runs(token_ids, placeholders=self.codec.kit.placeholder_ids(self.codec.processor))
+
+    def _needed(self, settings: GroupSettings, room: int) -> SamplingParams:
+        most = min(settings.sampling.max_new_tokens or room, room)
+        return self._parameters(settings, max_tokens=most, n_samples=1, output_per="prompt")
+
+    async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
+        if self._engine is None:
+            self._engine = CalledEngine(engine, collapsed=self._collapsed, needed=self._needed, settings=settings)
+        called = self._engine
+        called.settings = settings
+        self._playing += 1
+        try:
+            result = await self._executed(called, opening, settings)
+            if result is not None:
+                return await self._sample_of(result, opening, called)
+        except AgentFault:
+            logger.exception("%s: nothing can be learnt from its episode", self._place_of(opening.row))
+        finally:
+            self._playing -= 1
+            if not self._playing:
+                called.forget()
+        return await self._unplayed(engine, opening, settings, number=number)
+
+    async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> Any:
+        """Return what `execute` returns; None where it fails, or leaves the engine idle for too long."""
+        agent, limit, began = self.environment, self.limits.answer_s, time.monotonic()
+        given = self._arguments(engine, opening, settings)
+        playing = asyncio.ensure_future(agent.loop.run(agent.executor.execute(**given)))
+        try:
+            while not playing.done():
+                idle = min(engine.idle_s, time.monotonic() - began)
+                if idle >= limit:
+                    logger.warning(
+                        "%s: it has asked the engine for nothing in %g s", self._place_of(opening.row), limit
+                    )
+                    return None
+                await asyncio.wait({playing}, timeout=limit - idle)
+            return playing.result()
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the executor failed", self._place_of(opening.row))
+            return None
+        finally:
+            playing.cancel()
+
+    def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, Any]:
+        """Return the arguments of `execute`, as OpenRLHF gives them."""
+        images = list(opening.prompt.images)
+        if images and not self.environment.takes_images:
+            raise UserError(
+                f"{opening.row.location}: the row has an image, and execute of --train.agent_func_path "
+                f"{self.environment.path} has no parameter images; add it, or leave such rows out"
+            )
+        processor, tokenizer = self.codec.processor, self.tokenizer
+        if tokenizer is not processor and tokenizer.chat_template is None:
+            tokenizer.chat_template = processor.chat_template
+        # OpenRLHF's have text, and a log-prob of each token.
+        parameters = copy.deepcopy(self._needed(settings, settings.max_len - len(opening.prompt.token_ids)))
+        parameters.detokenize = True
+        parameters.logprobs = 1 if settings.logprobs else None
+        given = {
+            "prompt": self.codec.prompt_text(opening.shown),
+            "label": opening.row.answer,
+            "sampling_params": parameters,
+            "max_length": settings.max_len,
+            # It has one for images only where there are some, as OpenRLHF's.
+            "hf_tokenizer": processor if images else tokenizer,
+            "llm_engine": engine,
+        }
+        return {**given, "images": images or None} if self.environment.takes_images else given
+
+    async def _sample_of(self, result: Any, opening: Opening, engine: CalledEngine) -> Sample:
+        """Return an episode made of what the engine has read and generated.
+
+        Raises AgentFault where `execute` returns something else, and UserError where nobody says what it is worth.
+        """
+        token_ids, spans = _tokens_of(result)
+        calls = [engine.call_of(token_ids[:start], token_ids[start:end]) for start, end in spans]
+        pieces = await self._pieces(calls, opening, engine.settings)
+        reward, score = result.get("reward"), result.get("scores")
+        if reward is None and self.scorer is None:
+            raise UserError(
+                f"--train.agent_func_path {self.environment.path}: execute returns no reward, and nothing else judges its "
+                "episodes; return one, or give --reward.remote_url"
+            )
+        shown = len(calls[-1].images) - len(opening.prompt.images)
+        played = Played(
+            end=self._end(len(calls), shown),
+            images=shown,
+            rewards={} if reward is None else {REWARD: number(reward, what="reward")},
+            counts={},
+            said=tuple(piece.said for piece in pieces if piece.said is not None),
+            score=None if score is None else number(score, what="scores"),
+            logs=logs_of(result),
+        )
+        return Sample(
+            row=opening.row,
+            segments=tuple(piece.segment for piece in pieces),
+            response=played.said[-1].text,
+            finish_reason=calls[-1].finish_reason,
+            weight_version=opening.weight_version,
+            played=played,
+            masked=played.over_turn and self.limits.overturn == "mask",
+        )
+
+    def _end(self, turns: int, shown: int) -> EpisodeEnd:
+        """How an episode counts whose executor knows no limits but that of tokens."""
+        if turns > self.limits.max_turns:
+            return "turns"
+        return "images" if shown > self.limits.max_images else "over"
+
+    async def _pieces(self, calls: Sequence[EngineCall], opening: Opening, settings: GroupSettings) -> list[_Piece]:
+        """Return prompt, turns and what stands between them; raises AgentFault where the calls are no one episode."""
+        known, shown = calls[0].read, calls[0].images
+        if not _same(shown, opening.prompt.images):
+            raise AgentFault("execute has the engine read other images in its first prompt than the row's")
+        prompt = replace(opening.segment, token_ids=known)
+        own = known == opening.segment.token_ids
+        pieces = [_Piece(segment=prompt, said=None if own else Said("user", self._marked(known)))]
+        for call in calls:
+            if call.finish_reason not in WHOLE:
+                raise AgentFault(f"a turn of the episode ended in {call.finish_reason}")
+            if call.read[: len(known)] != known or not _same(call.images[: len(shown)], shown):
+                raise AgentFault(
+                    "a turn of the episode does not go on from the one before: its prompt begins otherwise"
+                )
+            between, images = call.read[len(known) :], call.images[len(shown) :]
+            if between:
+                parts = tuple(map(ImagePart, images)) if settings.pictures else ()
+                said = Said("user", self._marked(between), parts)
+                pieces.append(_Piece(segment=await self._observation(between, images, settings), said=said))
+            log_probs = call.log_probs if settings.logprobs else None
+            turn = Segment(kind="generated", token_ids=call.generated, log_probs=log_probs)
+            pieces.append(_Piece(segment=turn, said=Said("assistant", self._turn_text(call, opening))))
+            known, shown = (*call.read, *call.generated), call.images
+        return pieces
+
+    async def _observation(
+        self, token_ids: tuple[int, ...], images: Sequence[Image.Image], settings: GroupSettings
+    ) -> Segment:
+        if not images:
+            return Segment(kind="observation", token_ids=token_ids)
+        kit, processor = self.codec.kit, self.codec.processor
+        # An image's tensors do not depend on the text that it stands in.
+        message = Message(role="user", parts=tuple(map(ImagePart, images)))
+        pictures = [image.convert("RGB") for image in images]
+        encoded = await self.in_thread(
+            lambda: kit.encode(processor, [message], images=pictures, add_generation_prompt=False)
+        )
+        placeholders = kit.placeholder_ids(processor)
+        wanted, read = (sum(token in placeholders for token in ids) for ids in (encoded.token_ids, token_ids))
+        if wanted != read:
+            raise AgentFault(f"{len(images)} images have {read} tokens in a prompt, and {wanted} in training")
+        media = await self.in_thread(self.store, encoded.media) if settings.media else None
+        return Segment(kind="observation", token_ids=token_ids, media=media)
+
+    def _turn_text(self, call: EngineCall, opening: Opening) -> str:
+        """Return what was generated, with what it was begun with."""
+        if call.read == opening.segment.token_ids:
+            begun = opening.begun
+        else:
+            begun = self.codec.begun_with(replace(opening.shown, prefill=""), call.read)
+        return begun + self.codec.text(call.generated, ended=call.ended_by_token)
+
+    def _marked(self, token_ids: Sequence[int]) -> str:
+        return self.codec.marked_text(self._collapsed(token_ids))
+
+
+def _tokens_of(result: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return an episode's tokens, and from where to where those of its turns go; raises AgentFault for anything else."""
+    tokens, spans = (field_of(result, name, by="execute") for name in ("observation_tokens", "action_ranges"))
+    try:
+        token_ids = [int(token) for token in tokens]
+        ranges = [(int(start), int(end)) for start, end in spans]
+    except (TypeError, ValueError) as error:
+        raise AgentFault(
+            f"observation_tokens or action_ranges of what execute returns are no numbers: {error}"
+        ) from error
+    if any(not 0 < start <= end <= len(token_ids) for start, end in ranges):
+        raise AgentFault(f"the action_ranges {ranges} are none of {len(token_ids)} tokens")
+    turns = [(start, end) for start, end in ranges if start < end]
+    if not turns:
+        raise AgentFault("execute returns an episode in which nothing was generated")
+    return token_ids, turns
+
+
+def _same(some: Sequence[Image.Image], others: Sequence[Image.Image]) -> bool:
+    """Whether images show the same."""
+    return len(some) == len(others) and all(
+        one is other or (one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes())
+        for one, other in zip(some, others, strict=True)
+    )

@@ -1,0 +1,312 @@
+"""Files in OpenRLHF's form on a kit whose tokens are characters: what they are given, and what is made of what they return."""
+
+import sys
+from functools import partial
+
+import pytest
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
+from helpers.conversations import message, row
+from helpers.talking_engine import LIMITS, TalkingEngine, play_group
+
+from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
+from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.data.sample import Said
+from lmm_r1.errors import UserError
+from lmm_r1.generation.episodes import EpisodeRollout
+from lmm_r1.generation.executors import ExecutorRollout
+from remote_rm.verifier import Score
+
+pytestmark = pytest.mark.unit
+
+PROMPT = row(message("user", "1+1?"), answer="2")
+PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
+PICTURED = row(message("user", IMAGE, "?"), answer="2")
+HURRIED = AgentConfig(max_turns=4, max_images=2, answer_s=0.3)
+
+STEPS = """
+import time
+
+import torch
+from PIL import Image
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+SEEN = []
+
+
+class AgentInstance(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.steps = 0
+
+    async def reset(self, states, **kwargs):
+        SEEN.append(dict(states))
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        SEEN.append(dict(states))
+        self.steps += 1
+        if self.steps == 1:
+            LATER
+            return {
+                "rewards": torch.tensor(0.5),
+                "environment_feedback": "\\nu\\x02\\x03\\x01\\na",
+                "environment_images": [Image.new("RGB", (6, 5))],
+                "done": False,
+                "sampling_params": states["sampling_params"],
+            }
+        return {
+            "rewards": torch.tensor([1.0]),
+            "scores": torch.tensor(0.25),
+            "environment_feedback": "\\n\\x01\\n",
+            "done": torch.tensor(True),
+            "extra_logs": {"step_count": self.steps, "both": torch.tensor([[3.0, 4.0]])},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+EXECUTES = """
+import asyncio
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+
+class AgentExecutor(AgentExecutorBase):
+    engine = None
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
+        self.engine = self.engine or llm_engine
+        ids = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        shown, ranges, log_probs = list(images or []), [], []
+        for feedback in ("!", None):
+            media = {"image": list(shown)} if shown else None
+            output = await self.engine.generate(ids, sampling_params, multi_modal_data=media)
+            part = output.outputs[0]
+            start, ids = len(ids), [*ids, *part.token_ids]
+            ranges.append((start, len(ids)))
+            if feedback:
+                ids = [*ids, *hf_tokenizer(feedback, add_special_tokens=False)["input_ids"]]
+        result = {
+            "prompt": prompt,
+            "label": label,
+            "observation_tokens": ids,
+            "action_ranges": ranges,
+            "rollout_log_probs": None,
+            "truncated": False,
+            "reward": 1.5,
+            "scores": 0.5,
+            "extra_logs": {"calls": 2},
+        }
+        CHANGED
+        return result
+"""
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """A function from a file's text to its agent."""
+
+    def load(text, **replaced):
+        for mark, code in {"LATER": "pass", "CHANGED": "pass", **replaced}.items():
+            text = text.replace(mark, code)
+        path = tmp_path / "agent_func.py"
+        path.write_text(text)
+        return load_agent(str(path))
+
+    return load
+
+
+def seen():
+    return sys.modules["agent_module"].SEEN
+
+
+def play(agent, *turns, prompt=PROMPT, **more):
+    engine = TalkingEngine(*turns)
+    rollout = ExecutorRollout if isinstance(agent, ExecutorAgent) else EpisodeRollout
+    return play_group(partial(rollout, environment=agent), engine, prompt, **more), engine
+
+
+class Judge:
+    async def reward(self, **request):
+        return Score(reward=float(request["response"] == "2"), score=1.0, parts={})
+
+
+def test_steps_are_turns_of_an_episode(agent):
+    (sample,), engine = play(agent(STEPS), "5", "2")
+    shown = [NEWLINE, ord("u"), *[PLACEHOLDER] * PATCHES, AFTER_IMAGE, END, NEWLINE, ord("a")]
+    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END, *shown, ord("2"), END]
+    assert engine.requests[1][0]["multi_modal_data"]["image"][0].size == (6, 5)
+    assert (sample.played.end, sample.response) == ("over", "2")
+    # Rewards are summed; the last scores and logs count.
+    assert (sample.scored.reward, sample.scored.score) == (1.5, 0.25)
+    assert sample.played.logs == {"step_count": 2.0, "both": 3.0}
+    begun, first, second = seen()
+    assert begun == {"observation": "u1+1?\x01\na", "label": "2"}
+    assert {name: first[name] for name in ("observation_text", "action_text", "label")} == {
+        "observation_text": "u1+1?\x01\na",
+        "action_text": "5",
+        "label": "2",
+    }
+    assert first["sampling_params"].max_tokens == 4
+    assert second["observation_text"] == "u1+1?\x01\na5\nu\x02\x03\x01\na"
+
+
+def test_episodes_of_a_group_have_agents_of_their_own(agent):
+    samples, _ = play(agent(STEPS), "5", "5", "2", "2", n_samples=2)
+    assert [len(sample.generated) for sample in samples] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("return {'environment_feedback': '', 'done': True}", "what step returns has no 'rewards'"),
+        ("return {'rewards': 1.0, 'done': True}", "what step returns has no 'environment_feedback'"),
+        ("return [1]", "step returns a list, and OpenRLHF 0.11.2 takes a dict"),
+        ("return {'rewards': float('nan'), 'environment_feedback': '', 'done': True}", "rewards is nan"),
+        ("return {'rewards': 'x', 'environment_feedback': '', 'done': True}", "rewards is 'x'"),
+        (
+            "return {'rewards': 1.0, 'environment_feedback': None, 'done': True}",
+            "is a NoneType, and a text is asked for",
+        ),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("time.sleep(1.5)", "gave no answer in 0.3 s"),
+    ],
+)
+def test_an_agent_that_fails_costs_that_episode_alone(agent, caplog, code, told):
+    (sample,), _ = play(agent(STEPS, LATER=code), "5", limits=HURRIED)
+    assert (sample.played.end, sample.scored.parts["environment_failed"]) == ("failed", 1.0)
+    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END]
+    assert told in caplog.text
+
+
+def test_what_an_executor_returns_is_made_of_what_the_engine_read_and_generated(agent):
+    (sample,), engine = play(agent(EXECUTES), "5", b"12")
+    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END, ord("!"), *b"12"]
+    assert [segment.kind for segment in sample.segments] == ["prompt", "generated", "observation", "generated"]
+    assert [value for value in sample.log_probs if value] == [-53.0, -1.0, -49.0, -50.0]
+    assert engine.prompts == [PROMPT_IDS, sample.token_ids[:-2]]
+    assert (sample.scored.reward, sample.scored.score, sample.finish_reason) == (1.5, 0.5, "length")
+    assert (sample.played.end, sample.played.logs) == ("over", {"calls": 2.0})
+    assert sample.played.said == (Said("assistant", "5"), Said("user", "!"), Said("assistant", "12"))
+    # It is asked for what it asked for, and for what training needs.
+    parameters = engine.requests[0][1]
+    assert (parameters.n, parameters.max_tokens, parameters.stop_token_ids, parameters.logprobs) == (1, 4, [END], 1)
+
+
+def test_an_executor_may_keep_the_engine_and_call_it_from_other_threads(agent):
+    elsewhere = "part = None"
+    text = EXECUTES.replace(
+        "await self.engine.generate(ids, sampling_params, multi_modal_data=media)",
+        "await asyncio.to_thread(asyncio.run, self.engine.generate(ids, sampling_params, multi_modal_data=media))",
+    )
+    (sample,), engine = play(agent(text, CHANGED=elsewhere), *"5252", groups=2)
+    assert sample.token_ids == [*PROMPT_IDS, ord("5"), END, ord("!"), ord("2"), END]
+    assert len(engine.requests) == 4
+
+
+def test_images_of_the_row_and_of_later_prompts_are_trained_on(agent):
+    text = EXECUTES.replace(
+        "                ids = [*ids, *hf_tokenizer(feedback",
+        "                shown.append(shown[0].resize((7, 7)))\n                ids = [*ids, 2, *hf_tokenizer(feedback",
+    )
+    stored = []
+    processor = CharacterTokenizer()
+    (sample,), engine = play(agent(text), "5", "2", prompt=PICTURED, stored=stored, processor=processor)
+    behind = len(sample.segments[0].token_ids) + 2
+    assert sample.segments[2].token_ids == (PLACEHOLDER,) * PATCHES + (ord("!"),)
+    assert [(item.start, item.key) for item in sample.media] == [(0, "object 1"), (behind, "object 2")]
+    assert stored == [{"pixels": 1}, {"pixels": 1}]
+    assert (sample.played.images, sample.played.said[1].text) == (1, "<image>!")
+    assert [image.size for image in engine.requests[1][0]["multi_modal_data"]["image"]] == [IMAGE.size, (7, 7)]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("result['observation_tokens'][-1] = 9", "which the engine has not generated there"),
+        ("result['observation_tokens'][0] = 9", "which the engine has not generated there"),
+        ("result['action_ranges'] = []", "in which nothing was generated"),
+        ("result['action_ranges'] = [(5, 99)]", "are none of"),
+        ("result['action_ranges'] = ['x']", "are no numbers"),
+        ("return [result]", "execute returns a list"),
+        ("1 / 0", "the executor failed"),
+        ("await asyncio.sleep(60)", "it has asked the engine for nothing in 0.3 s"),
+    ],
+)
+def test_an_episode_that_is_not_what_was_generated_is_not_learnt_from(agent, caplog, code, told):
+    # The last turn is that of the episode which takes its place.
+    (sample,), _ = play(agent(EXECUTES, CHANGED=code), "5", "2", "7", limits=HURRIED)
+    assert (sample.played.end, sample.masked) == ("failed", True)
+    assert sample.token_ids == [*PROMPT_IDS, ord("7"), END]
+    assert told in caplog.text
+
+
+def test_an_executor_beyond_the_limits_is_over_turn(agent):
+    (sample,), _ = play(agent(EXECUTES), "5", "2", limits=AgentConfig(max_turns=1))
+    assert (sample.played.end, sample.masked, len(sample.generated)) == ("turns", True, 2)
+
+
+def test_rewards_come_from_the_executor_or_from_a_judge(agent):
+    silent = {"CHANGED": "result['reward'] = None"}
+    with pytest.raises(UserError, match="execute returns no reward, and nothing else judges its episodes"):
+        play(agent(EXECUTES, **silent), "5", "2")
+    (sample,), _ = play(agent(EXECUTES, **silent), "5", "2", scorer=Judge())
+    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (1.0, 0.0)
+    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Judge())
+    assert (sample.scored.reward, sample.scored.parts["agent_reward"]) == (2.5, 1.5)
+
+
+def test_an_executor_that_takes_no_images_is_given_none_and_gets_no_row_with_one(agent):
+    blind = agent(EXECUTES.replace(", images=None):", "):\n        images = None"))
+    (sample,), _ = play(blind, "5", "2")
+    assert sample.played.end == "over"
+    with pytest.raises(UserError, match="has no parameter images; add it, or leave such rows out"):
+        play(blind, "5", "2", prompt=PICTURED, limits=LIMITS)
+
+
+def test_files_are_told_apart(agent):
+    assert isinstance(agent(STEPS), StepAgent)
+    assert isinstance(agent(EXECUTES), ExecutorAgent)
+    override = "\n    async def execute(self, **given):\n        return await super().execute(**given)\n"
+    assert isinstance(agent(STEPS + override), ExecutorAgent)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", r"the file cannot be imported \(ZeroDivisionError"),
+        ("x = 1", "the file defines no class AgentExecutor; derive one from"),
+        ("class AgentExecutor:\n    pass\n", "its AgentExecutor is no AgentExecutorBase of openrlhf.utils.agent"),
+        (
+            "from openrlhf.utils.agent import AgentExecutorBase\n\nclass AgentExecutor(AgentExecutorBase):\n    pass\n",
+            "AgentExecutor has no execute",
+        ),
+        (
+            STEPS.replace("def __init__(self):", "def __init__(self, size):"),
+            r"AgentExecutor\(\) cannot be made \(TypeError",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(agent, text, said):
+    with pytest.raises(UserError, match=f"--train.agent_func_path .*agent_func.py: .*{said}"):
+        agent(text)
+    with pytest.raises(UserError, match="no such file"):
+        agent_class("/nowhere/agent.py")
+
+
+def test_a_function_judges_the_group_of_an_executor_at_once(agent):
+    class Function:
+        async def rewards(self, batch):
+            return [Score(reward=float(len(item.query)), score=0.0, parts={}) for item in batch]
+
+        async def check_health(self):
+            """Nothing can be down."""
+
+        async def close(self):
+            """Nothing is open."""
+
+    (sample,), _ = play(agent(EXECUTES), "5", "2", scorer=Function())
+    # The prompt has 12 characters with its <end>, the turns 6 each with theirs, and one stands between them.
+    assert sample.scored.reward == 25 + 1.5
