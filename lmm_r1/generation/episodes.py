@@ -55,8 +55,11 @@ class _Play:
 
     def branched(self) -> _Play:
         """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
-        kept = {name: copy(value) for name, value in vars(self).items() if isinstance(value, list | Counter)}
-        return replace(self, **kept)
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | Counter):
+                setattr(other, name, copy(value))
+        return other
 
 
 class EpisodeRollout(GroupRollout):
