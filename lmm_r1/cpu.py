@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmm_r1 import loading
 from lmm_r1.errors import UserError
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
@@ -117,6 +118,7 @@ def worker_environment() -> dict[str, str]:
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
+    loading.begin()
     if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -127,6 +129,7 @@ def prepare_process() -> None:
 
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
+    loading.begin()
     if own_cuda():
         return
     import torch

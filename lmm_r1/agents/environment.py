@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from lmm_r1.config.checks import check_thought
+from lmm_r1.config.ppo import ThoughtConfig
 from lmm_r1.data.messages import Part, Row
+from lmm_r1.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,39 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnOptions:
+    """How one turn of the policy is sampled, where that is not as the environment and the run have it.
+
+    Raises UserError for options that contradict one another.
+    """
+
+    stops: tuple[str, ...] | None = None
+    """Texts that end the turn, and belong to it; None takes the environment's, or none beside `regex`."""
+    regex: str | None = None
+    """What the whole turn must match, but for its prefill. The loss leaves such a turn out."""
+    max_tokens: int | None = None
+    """Longest turn in tokens, where the run allows as many; None is what the run allows."""
+    thought: ThoughtConfig | None = None
+    """Budget forcing of this turn; None takes that of `--agent.thought.*`, or none beside `regex`."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"TurnOptions: max_tokens {self.max_tokens} must be at least 1")
+        if self.thought is not None:
+            check_thought(self.thought, prefix="TurnOptions: thought.")
+        if self.regex is None:
+            return
+        if self.thought is not None and self.thought.forces:
+            raise UserError(
+                "TurnOptions: regex says what the whole turn is, and thought would add to it; give one of them"
+            )
+        try:
+            re.compile(self.regex)
+        except re.error as error:
+            raise UserError(f"TurnOptions: regex {self.regex!r} is no regular expression: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answered:
     """What an environment says to one turn."""
 
@@ -33,6 +70,8 @@ class Answered:
     """Of that message."""
     prefill: str = ""
     """How the policy's next turn begins; the policy has not generated it."""
+    options: TurnOptions = field(default_factory=TurnOptions)
+    """How the policy's next turn is sampled."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward that this turn has earned; those of one name are summed over an episode."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +125,10 @@ class Environment(ABC):
     def shown_row(self, row: Row) -> Row:
         """Return the row as the policy is shown it, with what it must be told of the environment; by default as it is."""
         return row
+
+    def first_turn(self, row: Row) -> TurnOptions:
+        """Return how the first turn of an episode is sampled; the row that is shown may begin it (`Row.prefill`)."""
+        return TurnOptions()
 
     @abstractmethod
     def begin(self, row: Row, *, seed: int) -> Episode:

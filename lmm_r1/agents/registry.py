@@ -26,6 +26,7 @@ ENVIRONMENTS: dict[str, str] = {
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
     "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
+    "single": "lmm_r1.agents.single_turn:SingleTurn",
 }
 TOOLS = "TOOLS"
 """What a file calls its tools that has no environment: they make one."""

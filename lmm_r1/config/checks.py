@@ -3,12 +3,22 @@
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.differences import INSTEAD, NOT_YET
-from lmm_r1.config.ppo import ActorConfig, AgentConfig, CriticConfig, PPOConfig, RefConfig, RewardConfig
+from lmm_r1.config.ppo import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    PPOConfig,
+    RefConfig,
+    RewardConfig,
+    RolloutConfig,
+    ThoughtConfig,
+)
 from lmm_r1.config.reward_source import reward_function
 from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
@@ -108,6 +118,37 @@ def agent_options(agent: AgentConfig) -> dict[str, Any]:
     return options
 
 
+def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
+    """Raise UserError for budget forcing that could not be done, or that would do nothing.
+
+    Args:
+        prefix: what stands in front of a setting's name in messages.
+    """
+    for name, least in (("continuations", 0), ("min_tokens", 1), ("max_tokens", 1)):
+        if (value := getattr(thought, name)) is not None and value < least:
+            raise UserError(f"{prefix}{name} {value} must be at least {least}")
+    if not thought.end:
+        raise UserError(f"{prefix}end is empty; give the text that ends a thought, such as {ThoughtConfig.end}")
+    if not thought.continue_with or thought.end in thought.continue_with:
+        raise UserError(
+            f"{prefix}continue_with {thought.continue_with!r} does not go on with a thought; give a text such as "
+            f"{ThoughtConfig.continue_with}, without {thought.end}"
+        )
+    for name, needed in (
+        ("min_tokens", thought.continuations > 0),
+        ("continue_with", thought.continuations > 0),
+        ("end", thought.forces),
+    ):
+        given = getattr(thought, name)
+        if given != getattr(ThoughtConfig, name) and not needed:
+            more = f" or {prefix}max_tokens" if name == "end" else ""
+            raise UserError(f"{prefix}{name} {given} has no part without {prefix}continuations{more}; leave it out")
+    if thought.min_tokens and thought.max_tokens and thought.min_tokens > thought.max_tokens:
+        raise UserError(
+            f"{prefix}min_tokens {thought.min_tokens} is more than {prefix}max_tokens {thought.max_tokens}"
+        )
+
+
 def _check_agent(config: PPOConfig) -> None:
     agent, settings = config.train.agent, config.agent
     if config.train.agent_func_path:
@@ -116,9 +157,12 @@ def _check_agent(config: PPOConfig) -> None:
             "an environment and give --train.agent FILE.py:CLASS"
         )
     if agent is None:
-        for name, default in vars(AgentConfig()).items():
-            if getattr(settings, name) != default:
-                raise UserError(f"--agent.{name} {getattr(settings, name)} is for episodes; give --train.agent, too")
+        for name in dotted.leaf_types(AgentConfig):
+            if (given := dotted.get(settings, name)) != dotted.get(AgentConfig(), name):
+                agents = (
+                    "--train.agent, too (single is one turn)" if name.startswith("thought.") else "--train.agent, too"
+                )
+                raise UserError(f"--agent.{name} {given} is for episodes; give {agents}")
         return
     if config.reward.model_name_or_path:
         raise UserError(
@@ -131,9 +175,17 @@ def _check_agent(config: PPOConfig) -> None:
             f"--rollout.max_new_tokens bounds; with --train.agent {agent} it bounds a turn: leave it out"
         )
     agent_options(settings)
+    check_thought(settings.thought, prefix="--agent.thought.")
+    longest, turn = settings.thought.max_tokens, config.rollout.max_new_tokens
+    if longest is not None and turn is not None and longest >= turn:
+        raise UserError(
+            f"--agent.thought.max_tokens {longest} leaves no room for an answer in --rollout.max_new_tokens {turn}"
+        )
     for name, least in (("max_turns", 1), ("max_images", 0)):
         if getattr(settings, name) < least:
             raise UserError(f"--agent.{name} {getattr(settings, name)} must be at least {least}")
+    if settings.last_turn_regex is not None:
+        _check_last_turn(settings, config.rollout)
     if not settings.answer_s > 0:
         raise UserError(f"--agent.answer_s {settings.answer_s:g} must be above 0")
     if settings.overturn_penalty != AgentConfig.overturn_penalty and settings.overturn != "penalise":
@@ -163,6 +215,20 @@ def _check_branches(config: PPOConfig) -> None:
             f"--agent.branch_turn {turn} must be between 1, as the turn before is in common, and the last of "
             f"--agent.max_turns {settings.max_turns}, which is {settings.max_turns - 1}"
         )
+
+
+def _check_last_turn(agent: AgentConfig, rollout: RolloutConfig) -> None:
+    given = f"--agent.last_turn_regex {agent.last_turn_regex}"
+    try:
+        re.compile(agent.last_turn_regex or "")
+    except re.error as error:
+        raise UserError(f"{given} is no regular expression: {error}") from error
+    if agent.max_turns == 1:
+        raise UserError(
+            f"{given} with --agent.max_turns 1 leaves nothing to learn from: the loss leaves that turn out"
+        )
+    if rollout.ignore_eos:
+        raise UserError(f"{given} says how a turn ends, and --rollout.ignore_eos lets none end; leave one of them out")
 
 
 def _check_accumulation(config: PPOConfig | SFTConfig) -> None:

@@ -234,6 +234,27 @@ class PPOTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThoughtConfig:
+    """Budget forcing (s1, arXiv:2501.19393): a turn's thought is made longer or shorter than the policy would have it."""
+
+    end: str = "</think>"
+    """Text that ends the thought with which a turn begins."""
+    continuations: int = 0
+    """How many times a turn's thought is gone on with where the policy has ended it."""
+    continue_with: str = "Wait"
+    """What takes the place of a thought's end where it is gone on with; the policy has not written it."""
+    min_tokens: int | None = None
+    """A thought of so many tokens may end; None goes on with every one, agent.thought.continuations times."""
+    max_tokens: int | None = None
+    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn goes on. None is any length."""
+
+    @property
+    def forces(self) -> bool:
+        """Whether thoughts are other than the policy would have them."""
+        return self.continuations > 0 or self.max_tokens is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     options: str | None = None
     """Arguments of the environment's class, as a JSON object."""
@@ -254,6 +275,10 @@ class AgentConfig:
     branch_turn: int | None = None
     """The first turn that the branches do not have in common, where 0 is the first of an episode; left out it is drawn: 1 with
     a chance of one half, or else 2, and so on."""
+    last_turn_regex: str | None = None
+    """What the last turn that agent.max_turns allows must match, an answer for example; the loss leaves it out."""
+    thought: ThoughtConfig = field(default_factory=ThoughtConfig)
+    """Budget forcing: the thought of each turn made longer, or shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)

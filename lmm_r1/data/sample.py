@@ -60,11 +60,24 @@ class Segment:
     """The engine's, of each generated token; None where it was not asked for them."""
     media: MediaRef | None = field(default=None, compare=False)
     """The tensors for the training forward of the segment's images and videos, put once per group for a prompt's."""
+    constrained: bool = False
+    """Whether a regular expression bounded what could be sampled, in which case the loss leaves the tokens out.
+
+    The engine's log-probs are then those of a distribution that holds the allowed tokens alone, which the trainer does
+    not compute: a ratio of the two is none of two policies, and the choice between allowed tokens was not the policy's.
+    """
 
     def __post_init__(self) -> None:
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
+        if self.constrained:
+            assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether its tokens are loss tokens: sampled, and from the policy's own distribution."""
+        return self.kind == "generated" and not self.constrained
 
 
 @dataclass(frozen=True)
@@ -189,8 +202,8 @@ class Sample:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """Which tokens the policy generated, (T,): those that the loss is about."""
-        return [segment.kind == "generated" for segment in self.segments for _ in segment.token_ids]
+        """Which tokens the policy generated as it liked, (T,): those that the loss is about."""
+        return [segment.in_loss for segment in self.segments for _ in segment.token_ids]
 
     @property
     def action_ranges(self) -> list[tuple[int, int]]:
@@ -200,12 +213,12 @@ class Sample:
 
     @property
     def log_probs(self) -> list[float] | None:
-        """The engine's log-prob of each token, (T,), 0 for those that it did not generate; None where it gave none."""
+        """The engine's log-prob of each loss token, (T,), 0 for all others; None where it gave none."""
         if any(segment.log_probs is None for segment in self.generated):
             return None
-        return list(
-            chain.from_iterable(segment.log_probs or (0.0,) * len(segment.token_ids) for segment in self.segments)
-        )
+        known = (segment.log_probs if segment.in_loss else None for segment in self.segments)
+        pairs = zip(self.segments, known, strict=True)
+        return list(chain.from_iterable(given or (0.0,) * len(segment.token_ids) for segment, given in pairs))
 
     @property
     def media(self) -> tuple[PlacedRef, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from lmm_r1 import loading
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings
 from lmm_r1.lmm_kits import LmmKit, kit_of
@@ -45,7 +46,9 @@ def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine
     if backend == "vllm":
         from lmm_r1.generation.vllm_engine import VllmEngine
 
+        loading.done()
         return VllmEngine(path, settings)
     from lmm_r1.generation.transformers_engine import TransformersEngine
 
+    loading.done()
     return TransformersEngine(path, settings)

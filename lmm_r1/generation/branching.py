@@ -29,7 +29,7 @@ class _Fork:
 
     passed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the branches have parted, or the trunk has ended before."""
-    copies: list[tuple[Episode, _Play]] = field(default_factory=list)
+    copies: list[tuple[Episode | None, _Play]] = field(default_factory=list)
     """What the other branches go on from, until they take it; stays empty where the trunk ends before."""
 
 
@@ -53,30 +53,30 @@ class BranchingRollout(EpisodeRollout):
         forks = [_Fork() for _ in range(0, count, branches)]
         tasks = []
         for number in range(count):
-            play = self._branch if number % branches else self._trunk
-            made = play(engine, opening, settings, number=number, fork=forks[number // branches])
+            goes_on = self._branch if number % branches else self._trunk
+            made = goes_on(engine, opening, settings, number=number, fork=forks[number // branches])
             tasks.append(asyncio.create_task(made))
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done
         finally:
             for task in tasks:
+                # The first error is the group's; of the others nobody asks.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 task.cancel()
-            for fork in forks:
-                for episode, _ in fork.copies:
-                    await episode.close()
+            await asyncio.wait(tasks)
+            for episode, play in (copied for fork in forks for copied in fork.copies):
+                await self._closed(episode, play)
 
     async def _trunk(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, fork: _Fork
     ) -> Sample:
         """Play an episode, and let the others of its tree go on from where they part; it is itself one of them."""
-        seed = episode_seed(opening, settings, number=number)
-        draw = random.Random(seed)
-        episode, play = self.environment.begin(opening.row, seed=seed), self._begun(opening)
+        draw = random.Random(episode_seed(opening, settings, number=number))
+        episode, play = self._opened(opening, settings, number=number)
 
         def part() -> None:
-            turn = sum(segment.kind == "generated" for segment in play.segments)
-            if fork.passed.is_set() or not self._part_before(turn, draw):
+            if fork.passed.is_set() or not self._part_before(play.turns, draw):
                 return
             for _ in range(settings.branches - 1):
                 fork.copies.append((self._copied(episode, opening), play.branched()))
@@ -101,9 +101,9 @@ class BranchingRollout(EpisodeRollout):
             return turn == self.limits.branch_turn
         return turn > 0 and (turn == self.limits.max_turns - 1 or draw.random() < PARTING)
 
-    def _copied(self, episode: Episode, opening: Opening) -> Episode:
+    def _copied(self, episode: Episode | None, opening: Opening) -> Episode | None:
         try:
-            return episode.branch()
+            return None if episode is None else episode.branch()
         except Exception as error:  # the user's own code, and what `copy` meets in it, which may raise anything
             raise UserError(
                 f"{self._place_of(opening.row)}: its episodes cannot branch, as one cannot be copied ({error}); give them a "

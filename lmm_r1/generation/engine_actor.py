@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, loading
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
@@ -49,6 +49,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
     ) -> None:
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
+        loading.done()
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=1))

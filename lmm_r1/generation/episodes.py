@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -12,16 +13,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
+from vllm.exceptions import VLLMError
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.agents.deadlines import DeadlinePassed, within
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole, generated_segment
-from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_whole
+from lmm_r1.generation.request import Request
+from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
 from remote_rm.verifier import Score
@@ -40,6 +44,8 @@ class _Play:
     segments: list[Segment]
     begun: str
     """How the next turn is begun."""
+    options: TurnOptions
+    """Of the next turn."""
     said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -52,6 +58,11 @@ class _Play:
     @property
     def shown_images(self) -> int:
         return len(self.images) - len(self.opening.prompt.images)
+
+    @property
+    def turns(self) -> int:
+        """How many turns the policy has had."""
+        return sum(said.role == "assistant" for said in self.said)
 
     def branched(self) -> _Play:
         """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
@@ -71,6 +82,9 @@ class EpisodeRollout(GroupRollout):
         encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
         self.limits = limits
+        if limits.thought.forces:
+            for text in (limits.thought.end, limits.thought.continue_with):
+                self._appended_ids(text)
 
     def shown_row(self, row: Row) -> Row:
         """Return the row with what the policy is told of the environment; raises UserError for one that is no conversation."""
@@ -93,26 +107,31 @@ class EpisodeRollout(GroupRollout):
                 yield await done
         finally:
             for task in tasks:
+                # The first error is the group's; of the others nobody asks.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 task.cancel()
+            # What the others hold is let go of before the error is told; `_closed` waits for no environment for ever.
+            await asyncio.wait(tasks)
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
-        seed = episode_seed(opening, settings, number=number)
-        episode = self.environment.begin(opening.row, seed=seed)
-        return await self._played(engine, episode, self._begun(opening), settings)
+        episode, play = self._opened(opening, settings, number=number)
+        return await self._played(engine, episode, play, settings)
 
-    def _begun(self, opening: Opening) -> _Play:
-        return _Play(
+    def _opened(self, opening: Opening, settings: GroupSettings, *, number: int) -> tuple[Episode | None, _Play]:
+        episode, options = self._begun(opening.row, seed=episode_seed(opening, settings, number=number))
+        return episode, _Play(
             opening=opening,
             engine_ids=list(opening.prompt.engine_token_ids),
             images=list(opening.prompt.images),
             segments=[opening.segment],
             begun=opening.begun,
+            options=options,
         )
 
     async def _played(
         self,
         engine: TokenEngine,
-        episode: Episode,
+        episode: Episode | None,
         play: _Play,
         settings: GroupSettings,
         *,
@@ -129,11 +148,11 @@ class EpisodeRollout(GroupRollout):
             while end is None:
                 if before_turn is not None:
                     before_turn()
-                response = await self._turn(engine, play, settings)
-                end = await self._answer(episode, play, response, settings)
+                turn = await self._turn(engine, play, settings)
+                end = await self._answer(episode, play, turn, settings)
         finally:
-            await episode.close()
-        assert response.finish_reason is not None, "a turn that came whole has ended"
+            await self._closed(episode, play)
+        assert turn.finish_reason is not None, "a turn that came whole has ended"
         played = Played(
             end=end,
             images=play.shown_images,
@@ -145,48 +164,101 @@ class EpisodeRollout(GroupRollout):
             row=opening.row,
             segments=tuple(play.segments),
             response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
-            finish_reason=response.finish_reason,
+            finish_reason=turn.finish_reason,
             weight_version=opening.weight_version,
             played=played,
-            masked=played.over_turn and self.limits.overturn == "mask",
+            # What an environment did not judge says nothing of the policy.
+            masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
         )
 
-    async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> Response:
+    def _begun(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
+        """Return an episode of the environment, None where that fails, and its first turn's options.
+
+        Raises UserError for a row that the environment cannot take.
+        """
+        try:
+            return self.environment.begin(row, seed=seed), self.environment.first_turn(row)
+        except UserError as error:
+            said = str(error)
+            raise UserError(said if row.location in said else f"{self._place_of(row)}: {said}") from error
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed to begin", self._place_of(row))
+            return None, TurnOptions()
+
+    async def _closed(self, episode: Episode | None, play: _Play) -> None:
+        """Let an episode go; one that fails to close, or takes too long, costs nothing but a line in the log."""
+        if episode is None:
+            return
+        try:
+            await within(self.limits.answer_s, episode.close())
+        except DeadlinePassed:
+            logger.warning("%s: the environment did not close in %g s", self._place(play), self.limits.answer_s)
+        except Exception:  # the user's own code, which may raise anything
+            logger.exception("%s: the environment failed to close", self._place(play))
+
+    async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> TurnPieces:
         """Generate the policy's next turn, and add it."""
         room = settings.max_len - play.tokens
+        asked = TurnSettings.of(
+            self._options(play),
+            stops=self.environment.stops,
+            thought=self.limits.thought,
+            room=min(settings.sampling.max_new_tokens or room, room),
+        )
+        if asked.regex is not None and settings.ignore_eos:
+            raise UserError(
+                f"{self._place(play)}: a turn is to match {asked.regex!r}, and --rollout.ignore_eos lets none end; leave it out"
+            )
+        turn = TurnPieces(
+            settings=asked, ids_of=self._appended_ids, text_of=lambda ids: self.codec.text(ids, ended=False)
+        )
+        while turn.finish_reason is None:
+            await self._add_piece(turn, engine, play, settings)
+        play.segments += turn.segments
+        play.engine_ids = [*play.engine_ids, *turn.token_ids]
+        return turn
+
+    def _options(self, play: _Play) -> TurnOptions:
+        """Return the next turn's options; the last that may be has the run's form where the environment gives it none."""
+        regex = self.limits.last_turn_regex
+        if regex is None or play.options.regex is not None or play.turns + 1 < self.limits.max_turns:
+            return play.options
+        return replace(play.options, regex=regex, thought=None)
+
+    async def _add_piece(self, turn: TurnPieces, engine: TokenEngine, play: _Play, settings: GroupSettings) -> None:
         prompt = EncodedPrompt(
             token_ids=[],
-            engine_token_ids=play.engine_ids,
+            engine_token_ids=[*play.engine_ids, *turn.token_ids],
             images=play.images,
             media=None,
             videos=play.opening.prompt.videos,
         )
-        parameters = self._parameters(
-            settings,
-            max_tokens=min(settings.sampling.max_new_tokens or room, room),
-            n_samples=1,
-            stops=self.environment.stops,
-        )
+        regex = turn.settings.regex
+        parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
         request = Request(self.codec.engine_prompt(prompt), parameters)
-        async for _ in request.sent_to(engine):
-            pass
+        try:
+            async for _ in request.sent_to(engine):
+                pass
+        except (VLLMError, ValueError) as error:
+            if regex is None:
+                raise
+            raise UserError(
+                f"{self._place(play)}: the engine does not take a turn's regex {regex!r}: {error}"
+            ) from error
         check_whole(request, play.opening.row)
-        read = [token for segment in play.segments for token in segment.token_ids]
+        read = [token for segment in [*play.segments, *turn.segments] for token in segment.token_ids]
         assert (
             request.read_token_ids == read
         ), f"{self._place(play)}: the engine reads other tokens than are trained on"
-        (response,) = request.responses
-        play.segments.append(generated_segment(response, settings))
-        play.engine_ids = [*play.engine_ids, *response.token_ids]
-        return response
+        turn.add(request.responses[0])
 
     async def _answer(
-        self, episode: Episode, play: _Play, response: Response, settings: GroupSettings
+        self, episode: Episode | None, play: _Play, spoken: TurnPieces, settings: GroupSettings
     ) -> EpisodeEnd | None:
         """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
-        ended = response.finish_reason == "stop"
-        text = play.begun + self.codec.text(response.token_ids, ended=ended and not response.ended_by_text)
-        number = sum(said.role == "assistant" for said in play.said)
+        ended = spoken.finish_reason == "stop"
+        text = play.begun + self.codec.text(spoken.token_ids, ended=ended and not spoken.ended_by_text)
+        number = play.turns
         play.said.append(Said("assistant", text))
         answered = await self._asked(episode, play, Turn(text=text, number=number, ended=ended))
         if answered is None:
@@ -197,7 +269,7 @@ class EpisodeRollout(GroupRollout):
         if number + 1 == self.limits.max_turns:
             return "turns"
         try:
-            encoded = await self.in_thread(self._encoded, answered, play, response)
+            encoded = await self.in_thread(self._encoded, answered, play, spoken)
         except UserError:
             logger.exception("%s: what it shows cannot be taken", self._place(play))
             return "failed"
@@ -205,36 +277,53 @@ class EpisodeRollout(GroupRollout):
             return "images"
         if play.tokens + len(encoded.token_ids) >= settings.max_len:
             return "tokens"
+        await self._show(answered, encoded, play, settings)
+        return None
+
+    async def _show(self, answered: Answered, encoded: EncodedPrompt, play: _Play, settings: GroupSettings) -> None:
+        """Add what the environment shows, and how the policy's next turn begins."""
         media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
         play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
         play.engine_ids = [*play.engine_ids, *encoded.engine_token_ids]
         play.images = [*play.images, *encoded.images]
         begun = replace(play.opening.shown, prefill=answered.prefill)
         play.begun = self.codec.begun_with(begun, play.engine_ids)
+        play.options = answered.options
         pictures = tuple(part for part in answered.shown if isinstance(part, ImagePart)) if settings.pictures else ()
         play.said.append(Said(answered.role, _told(answered), pictures))
-        return None
 
-    async def _asked(self, episode: Episode, play: _Play, turn: Turn) -> Answered | None:
+    async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
         """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
+        if episode is None:
+            return None
         try:
-            return await asyncio.wait_for(episode.answer(turn), self.limits.answer_s)
-        except (asyncio.TimeoutError, TimeoutError):
+            return _checked(await within(self.limits.answer_s, episode.answer(turn)))
+        except DeadlinePassed:
             logger.warning("%s: the environment gave no answer in %g s", self._place(play), self.limits.answer_s)
         except Exception:  # the user's own code, which may raise anything
             logger.exception("%s: the environment failed", self._place(play))
         return None
 
-    def _encoded(self, answered: Answered, play: _Play, response: Response) -> EncodedPrompt:
+    def _encoded(self, answered: Answered, play: _Play, spoken: TurnPieces) -> EncodedPrompt:
         images = [
             load_image(part, location=self._place(play)) for part in answered.shown if isinstance(part, ImagePart)
         ]
         message = Message(role=answered.role, parts=tuple(answered.shown))
         turn = encode_turn(self.codec.kit, self.codec.processor, message, images=images, prefill=answered.prefill)
-        return without_end(turn, response.token_ids)
+        return without_end(turn, spoken.token_ids)
+
+    def _appended_ids(self, text: str) -> list[int]:
+        """Return the ids of a text that is appended to a thought; raises UserError where one may not be sampled."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids or not set(self.codec.banned_token_ids).isdisjoint(ids):
+            raise UserError(
+                f"budget forcing appends {text!r} to thoughts, which holds {'a media token' if ids else 'no token'}; give "
+                "--agent.thought.end and --agent.thought.continue_with as plain text"
+            )
+        return ids
 
     def _note(self, play: _Play, answered: Answered) -> None:
-        """Add up what a turn has earned and counted; raises UserError for a name that the environment does not state."""
+        """Add up what a turn has earned and counted; raises UserError for what the environment does not state, or no number."""
         for given, known, what in (
             (answered.rewards, self.environment.rewards, "rewards"),
             (answered.counts, self.environment.counts, "counts"),
@@ -242,6 +331,10 @@ class EpisodeRollout(GroupRollout):
             if unknown := sorted(set(given) - set(known)):
                 raise UserError(
                     f"the environment {self.environment.name} gives {', '.join(unknown)}, which its {what} do not name"
+                )
+            if wrong := [f"{name} {value}" for name, value in given.items() if not math.isfinite(value)]:
+                raise UserError(
+                    f"{self._place(play)}: it gives {', '.join(wrong)} among its {what}, which is no number"
                 )
         play.rewards.update(answered.rewards)
         play.counts.update(answered.counts)
@@ -265,7 +358,7 @@ class EpisodeRollout(GroupRollout):
         rewards = {name: float(played.rewards.get(name, 0.0)) for name in self.environment.rewards}
         counts = {name: float(played.counts.get(name, 0)) for name in self.environment.counts}
         noted = {
-            "turns": float(len(sample.generated)),
+            "turns": float(sum(said.role == "assistant" for said in played.said)),
             "shown_images": float(played.images),
             "over_turn": float(played.over_turn),
             "environment_failed": float(played.end == "failed"),
@@ -293,3 +386,12 @@ def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> i
 def _told(answered: Answered) -> str:
     """What an environment has shown, with marks in the place of pictures."""
     return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
+
+
+def _checked(answered: Answered) -> Answered:
+    """Return an answer; raises TypeError where it is none, which is the environment's own fault."""
+    if not isinstance(answered, Answered):
+        raise TypeError(f"answer() has returned {type(answered).__name__}, and not Answered")
+    if wrong := [part for part in answered.shown if not isinstance(part, (TextPart, ImagePart))]:
+        raise TypeError(f"shown holds {type(wrong[0]).__name__}, and not TextPart or ImagePart alone")
+    return answered

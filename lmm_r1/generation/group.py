@@ -171,7 +171,13 @@ class GroupRollout:
         check_whole(request, opening.row)
 
     def _parameters(
-        self, settings: GroupSettings, *, max_tokens: int, n_samples: int | None = None, stops: Sequence[str] = ()
+        self,
+        settings: GroupSettings,
+        *,
+        max_tokens: int,
+        n_samples: int | None = None,
+        stops: Sequence[str] = (),
+        regex: str | None = None,
     ) -> SamplingParams:
         sampling = settings.sampling if n_samples is None else replace(settings.sampling, n_samples=n_samples)
         return sampling_params(
@@ -183,6 +189,7 @@ class GroupRollout:
             logprobs=settings.logprobs,
             ignore_eos=settings.ignore_eos,
             stops=stops,
+            regex=regex,
         )
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:

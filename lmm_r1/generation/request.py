@@ -27,8 +27,8 @@ class Response:
     """Of every token, where the request asks for them."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None = None
     """How it has ended, in vLLM's words."""
-    ended_by_text: bool = False
-    """Whether a text that ends responses did it: the last token is then no end token."""
+    stop_text: str | None = None
+    """The text that has ended it, where one did: the last token is then no end token."""
 
     def add(self, part: CompletionOutput) -> None:
         self.token_ids.extend(part.token_ids)
@@ -36,7 +36,7 @@ class Response:
             pairs = zip(part.token_ids, part.logprobs, strict=True)
             self.log_probs.extend(logprobs[token].logprob for token, logprobs in pairs)
         self.finish_reason = part.finish_reason
-        self.ended_by_text = isinstance(part.stop_reason, str)
+        self.stop_text = part.stop_reason if isinstance(part.stop_reason, str) else None
 
 
 class Request:

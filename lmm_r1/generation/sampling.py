@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
@@ -22,6 +22,7 @@ def sampling_params(
     logprobs: bool = False,
     ignore_eos: bool = False,
     stops: Sequence[str] = (),
+    regex: str | None = None,
 ) -> SamplingParams:
     """Return vLLM's parameters for all responses to one prompt.
 
@@ -32,6 +33,7 @@ def sampling_params(
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
         stops: texts that end a response, which belong to it.
+        regex: what the whole response matches, unless its longest length cuts it off.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -48,6 +50,7 @@ def sampling_params(
         detokenize=bool(stops),
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
+        structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # The sampled token's alone, and no top ones beside it.
         logprobs=0 if logprobs else None,
         logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,12 @@ def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> boo
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the ids of a rendered chat, which begin with one start token where the tokenizer has any."""
     return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression that matches each of the texts, the longest where several begin alike; nothing for none."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
 
 
 def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:

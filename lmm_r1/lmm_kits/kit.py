@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from lmm_r1.lmm_kits.encoding import collapse_runs, ids_beyond_tokenizer, load_image_processor, text_positions
+from lmm_r1.lmm_kits.encoding import (
+    any_of,
+    collapse_runs,
+    ids_beyond_tokenizer,
+    load_image_processor,
+    text_positions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -187,6 +194,10 @@ class LmmKit(ABC):
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})
+
+    def media_texts(self, processor: Processor) -> re.Pattern[str]:
+        """Return what stands for an image or a video where a text holds it: by default the tokens of `placeholder_ids`."""
+        return any_of(self.tokenizer_of(processor).convert_ids_to_tokens(sorted(self.placeholder_ids(processor))))
 
     @abstractmethod
     def media_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:

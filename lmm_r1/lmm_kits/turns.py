@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jinja2
 from PIL import Image
 
 from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits.plain_text import marked_processor, special_ids, specials_of, with_marks, without_texts
 
 # Two turns of the model that end in different tokens: what follows both alike belongs to the chat template.
 _TURNS = ("Yes", "12")
@@ -26,27 +28,24 @@ def encode_turn(
     written of them itself.
 
     Args:
-        message: what is said to the model.
+        message: what is said to the model. Text in it that spells special tokens stays text.
         images: those of the message, decoded.
         prefill: how the model's next turn begins.
 
     Raises:
         UserError: the message holds what the processor cannot take, or the chat template knows no such conversation.
     """
-    first, other = ([_QUESTION, _answer(turn), message] for turn in _TURNS)
-    encoded = kit.encode(processor, first, images=images, add_generation_prompt=True)
-    ids, others = encoded.engine_token_ids, kit.render(processor, other, add_generation_prompt=True)
-    shared = _shared_end(ids, others)
-    start = len(ids) - shared
-    if shared in (len(ids), len(others)) or encoded.token_ids[:start] != ids[:start]:
+    try:
+        turn = _shown(kit, processor, message, images=images)
+    except jinja2.TemplateError as error:
         raise UserError(
-            "the checkpoint's chat template does not write a conversation turn by turn, so that a turn cannot be added "
-            "to what the model has generated; train it on single turns"
-        )
+            f"the checkpoint's chat template refuses a turn of the role {message.role} behind one of the model ({error}); "
+            "let the environment answer as user"
+        ) from error
     begun = kit.tokenizer_of(processor)(prefill, add_special_tokens=False)["input_ids"] if prefill else []
     if not kit.placeholder_ids(processor).isdisjoint(begun):
         raise UserError(f"the turn that the model goes on from, {prefill!r}, holds a media token")
-    return replace(encoded, token_ids=[*encoded.token_ids[start:], *begun], engine_token_ids=[*ids[start:], *begun])
+    return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
 
 
 def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
@@ -56,8 +55,40 @@ def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
     return replace(turn, token_ids=turn.token_ids[1:], engine_token_ids=turn.engine_token_ids[1:])
 
 
-def _answer(text: str) -> Message:
-    return Message(role="assistant", parts=(TextPart(text),))
+def _shown(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+    """Return what closes the model's turn, the message and what opens the next one, with the message's texts as text."""
+    marked = with_marks(kit, processor, message)
+    if marked is message:
+        return _between_turns(kit, processor, message, images=images)
+    copied = marked_processor(kit, processor)
+    turn = copied.unmarked(_between_turns(kit, copied.processor, marked, images=images))
+    special = special_ids(kit, processor)
+    # The template's own are those of any message of this form.
+    form = without_texts(message)
+    first, other = (kit.render(processor, _behind(turn, form), add_generation_prompt=True) for turn in _TURNS)
+    own = specials_of(first[len(first) - _shared_end(first, other) :], special=special)
+    if specials_of(turn.engine_token_ids, special=special) != own:
+        raise UserError("what is shown to the model spells special tokens that cannot be written as plain text")
+    return turn
+
+
+def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+    first, other = (_behind(turn, message) for turn in _TURNS)
+    encoded = kit.encode(processor, first, images=images, add_generation_prompt=True)
+    ids, others = encoded.engine_token_ids, kit.render(processor, other, add_generation_prompt=True)
+    shared = _shared_end(ids, others)
+    start = len(ids) - shared
+    if shared in (len(ids), len(others)) or encoded.token_ids[:start] != ids[:start]:
+        raise UserError(
+            "the checkpoint's chat template does not write a conversation turn by turn, so that a turn cannot be added "
+            "to what the model has generated; train it on single turns"
+        )
+    return replace(encoded, token_ids=encoded.token_ids[start:], engine_token_ids=ids[start:])
+
+
+def _behind(turn: str, message: Message) -> list[Message]:
+    """Return a conversation in which a message stands behind a turn of the model."""
+    return [_QUESTION, Message(role="assistant", parts=(TextPart(turn),)), message]
 
 
 def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:

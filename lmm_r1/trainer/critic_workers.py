@@ -7,7 +7,6 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.models.utils import masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import RewardModelActor
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
@@ -50,7 +49,7 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
             self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
         status = {
             "critic_loss": loss.item(),
-            "values": masked_mean(values, mask).item(),
+            "values": (values * mask).sum().item(),
             "critic_lr": self.critic_scheduler.get_last_lr()[0],
             "critic_grad_norm": self.strategy.get_grad_norm(self.critic),
         }
@@ -65,7 +64,7 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
         return {
             "critic_loss": passes * status["critic_loss"],
             "critic_grad_norm": passes * status["critic_grad_norm"] * buffer.dynamic_optimizer_step[step],
-            "values": share * status["values"] * loss_mask.sum().item(),
+            "values": share * status["values"],
             "returns": share * (experience.returns * loss_mask).sum().item(),
         }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import ray
 import torch
-from openrlhf.models.utils import compute_approx_kl, masked_mean
+from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -96,7 +96,7 @@ class KitExperienceMaker(RemoteExperienceMaker):
         places = [index for experience in experiences for index in experience.index]
         parts = [part for experience in experiences for part in split_experience_batch(experience)]
         by_place = dict(zip(places, remove_padding_in_sequences(parts), strict=True))
-        items = [by_place[place] for place in range(len(places))]
+        items = [_learnt_from(by_place[place]) for place in range(len(places))]
         sizes = sample_sizes(items)
         plan = plan_update(
             sizes,
@@ -134,8 +134,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
                     policy = experience.action_log_probs
                     experience.kl = compute_approx_kl(policy, reference, kl_estimator=kl.estimator)
                     difference = policy.float() - reference.float()
-            experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
-            experience.info["logprobs_diff"] = masked_mean(difference, mask, dim=-1)
+            experience.info["kl"] = _means(experience.kl, mask)
+            experience.info["logprobs_diff"] = _means(difference, mask)
         if outputs.log_probs is not None:
             self.mismatch.measure(samples_list)
         if self.is_on_policy:
@@ -260,6 +260,11 @@ class KitExperienceMaker(RemoteExperienceMaker):
         return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
 
 
+def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return each sample's mean over its loss tokens (B,), of values and mask (B, A); 0 for one that has none."""
+    return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
+
+
 def _masked(experience: Experience) -> torch.Tensor:
     """Return which of the B samples of a pass nothing is learnt from, (B,)."""
     noted = experience.info.get("masked")
@@ -273,6 +278,31 @@ def _unlearnt(
     masked = _masked(experience)[:, None]
     kept = returns if experience.values is None else torch.where(masked, experience.values, returns)
     return torch.where(masked, 0.0, advantages), kept
+
+
+def _learnt_from(sample: Experience) -> Experience:
+    """Return what an update takes of a sample without padding: of a masked one its prompt alone.
+
+    No loss then counts it, nor divides by it, by its tokens or as a sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
+    arXiv:2509.07969), nor do entropy and KL. Its prompt, which its group computes anyway, takes no pass any longer.
+    """
+    prompt = _prompt_tokens(sample)
+    if not sample.info.get("masked") or prompt == len(sample.sequences):
+        return sample
+    cut: dict[str, Any] = {}
+    for name, value in vars(sample).items():
+        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
+            cut[name] = value[: prompt if len(value) == len(sample.sequences) else prompt - 1]
+    (media,) = sample.mm_train_inputs
+    kept = tuple(item for item in media if item.start < prompt) if media else ()
+    return replace(sample, **cut, mm_train_inputs=[kept or None])
+
+
+def _prompt_tokens(sample: Experience) -> int:
+    """Return how many tokens of a sample without padding stand before its first loss token; all where it has none."""
+    first = sample.action_mask.flatten().nonzero().flatten()[:1]
+    # The action mask is about the token after each.
+    return int(first) + 1 if len(first) else sample.sequences.numel()
 
 
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
@@ -336,10 +366,7 @@ def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
     groups: dict[Hashable, list[int]] = {}
     prompts = []
     for index, sample in enumerate(samples):
-        token_ids, loss_mask = sample.sequences.flatten(), sample.action_mask.flatten()
-        first = loss_mask.nonzero().flatten()[:1]
-        # The action mask is about the token after each.
-        prompt = int(first) + 1 if len(first) else len(token_ids)
+        token_ids, prompt = sample.sequences.flatten(), _prompt_tokens(sample)
         key = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
         groups.setdefault(key, []).append(index)
         prompts.append(prompt)

@@ -54,6 +54,8 @@ class GroupReplayBuffer(NaiveReplayBuffer):
             tokens = [int(self.items[index].action_mask.sum()) for index in batch]
             counts[step] += counts.new_tensor([sum(tokens), sum(count > 0 for count in tokens)])
         dist.all_reduce(counts, group=dp_group)
+        # Of a step of masked samples alone, all losses are 0 divided by these.
+        counts.clamp_(min=1)
         self.dynamic_batch_num_tokens = counts[steps, 0].float().tolist()
         self.dynamic_global_batch_size = counts[steps, 1].float().tolist()
 

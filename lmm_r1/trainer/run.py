@@ -15,7 +15,7 @@ import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted
+from lmm_r1 import cpu, dotted, loading
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
@@ -103,7 +103,7 @@ def train(config: PPOConfig) -> None:
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
     if config.train.agent is not None:
-        load_environment(config.train.agent, options=agent_options(config.agent))
+        _check_agent(config.train.agent, config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows)
@@ -269,6 +269,15 @@ def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     return rows if wanted else [replace(row, columns={}) for row in rows]
 
 
+def _check_agent(agent: str, config: PPOConfig) -> None:
+    """Raise UserError where there is no such environment, or nothing that gives it rewards."""
+    environment = load_environment(agent, options=agent_options(config.agent))
+    if not (environment.rewards or config.reward.remote_url):
+        raise UserError(
+            f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"
+        )
+
+
 def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     most = max(len(images_of(row.messages)) for row in rows)
     limit = config.data.max_images_per_prompt
@@ -347,6 +356,7 @@ def _start_ray(config: PPOConfig) -> None:
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
             arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+    loading.done()
     nodes.connect(**arguments)
 
 

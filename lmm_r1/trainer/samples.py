@@ -98,6 +98,7 @@ class KitSamplesGenerator:
                 )
         sleep(self.args, self.vllm_engines)
         _check_parts(groups)
+        _check_loss_tokens(groups)
         experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
         return Rollout(experiences=experiences, groups=groups, overlong=overlong, filtered=filtered)
 
@@ -239,6 +240,17 @@ def _check_parts(groups: Sequence[Sequence[Sample]]) -> None:
                 f"{sample.row.location}: --reward.remote_url gives a response the parts {found}, and one to "
                 f"{samples[0].row.location} the parts {known}; give all responses the same, 0.0 where one does not apply"
             )
+
+
+def _check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
+    """Raise UserError where the loss leaves out all of a step: an environment constrains every turn."""
+    samples = [sample for group in groups for sample in group]
+    if samples and not any(segment.in_loss for sample in samples for segment in sample.segments):
+        raise UserError(
+            f"{samples[0].row.location}: there is nothing to learn from in a step of {len(samples)} samples, as each of their "
+            "turns was to match a regular expression, and the loss leaves such turns out; let the environment give "
+            "TurnOptions.regex to some turns alone"
+        )
 
 
 def _mean_score(group: list[Sample]) -> float:

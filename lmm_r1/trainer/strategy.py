@@ -22,7 +22,7 @@ from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.cpp_extension import is_ninja_available
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, loading
 from lmm_r1.errors import UserError
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.buffers import check_buffers
@@ -47,6 +47,7 @@ class KitStrategy(CheckpointStrategy):
     """Of this rank's passes since the last optimizer step."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        loading.done()
         cpu.prepare_training()
         super().setup_distributed(timeout)
 

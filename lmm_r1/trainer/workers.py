@@ -26,6 +26,9 @@ from lmm_r1.trainer.mismatch import Gaps, gaps_of, least_mass, merged, modalitie
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 
+# The weight of a pass without loss tokens in means over tokens.
+NEXT_TO_NO_TOKENS = 1e-6
+
 
 def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
     """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
@@ -87,6 +90,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         self._experience = experience
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._experience = None
+        if not status["num_action_tokens"]:
+            # OpenRLHF divides by the number of tokens: of a pass in which all samples are masked there are none.
+            status["num_action_tokens"] = NEXT_TO_NO_TOKENS
+            status["metrics"] |= {name: 0.0 for name, weight in status["weights"].items() if weight == "token"}
         data_parallel = self.strategy.ds_device_mesh["dp"].size()
         of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
         parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())

@@ -11,11 +11,13 @@ SHORT_RUN = {
     "test_kit_buffers.py": SOME,
     "test_kit_engines.py": SOME,
     "test_kit_generation.py": SOME,
+    "test_kit_masked.py": SOME,
     "test_kit_packing.py": SOME,
     "test_kit_plans.py": frozenset({"qwen2_5_vl"}),
     "test_kit_runs.py": frozenset({"qwen2_5_vl"}),
     "test_kit_training.py": SOME,
     "test_kit_trees.py": SOME,
+    "test_kit_turn_options.py": frozenset({"qwen2_5_vl"}),
     "test_kit_values.py": SOME,
     "test_kit_windows.py": SOME,
 }

@@ -1,13 +1,15 @@
 """A kit whose tokens are characters, so that ids can be worked out by hand; it loads no model."""
 
+import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.lmm_kits.encoding import collapse_runs
+from lmm_r1.lmm_kits.encoding import any_of, collapse_runs
 
 END, PLACEHOLDER, AFTER_IMAGE = 1, 2, 3
 PATCHES = 3
@@ -21,6 +23,7 @@ class CharacterTokenizer:
     eos_token_id = END
     pad_token_id = 0
     bos_token = None
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": [PLACEHOLDER if character == "#" else ord(character) for character in text]}
@@ -45,6 +48,9 @@ class CharacterKit:
 
     def placeholder_ids(self, processor: object) -> frozenset[int]:
         return frozenset({PLACEHOLDER})
+
+    def media_texts(self, processor: object) -> re.Pattern[str]:
+        return any_of(())
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Image.Image]]:
         return {"image": encoded.images} if encoded.images else {}

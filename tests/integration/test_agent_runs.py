@@ -1,14 +1,18 @@
 """Reinforcement learning on episodes through the command, on real Ray, DeepSpeed and vLLM, with a user's environment."""
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
+import torch
 from helpers.commands import write_rows
 from helpers.conversations import picture
+from safetensors.torch import load_file
 
 from lmm_r1.cli import train_ppo_ray
 from lmm_r1.errors import UserError
@@ -60,7 +64,7 @@ def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
 
 
-def command(tmp_path: Path, model: Path, *more: str) -> list[str]:
+def command(tmp_path: Path, model: Path, *more: str, environment: str = ENVIRONMENT) -> list[str]:
     images = [tmp_path / f"{number}.png" for number in range(PROMPTS * STEPS)]
     for number, path in enumerate(images):
         picture(112 + 28 * number, 84).save(path)
@@ -77,7 +81,7 @@ def command(tmp_path: Path, model: Path, *more: str) -> list[str]:
         }
         for path in images
     ]
-    (tmp_path / "looks.py").write_text(ENVIRONMENT)
+    (tmp_path / "looks.py").write_text(environment)
     return [
         *("--actor.model_name_or_path", str(model), "--data.prompt_dataset", str(write_rows(tmp_path, *rows))),
         *("--train.agent", str(tmp_path / "looks.py"), "--agent.options", '{"looks": 2}', "--data.max_len", "512"),
@@ -143,3 +147,45 @@ def test_a_file_without_an_environment_is_told_before_anything_starts(tiny_check
     with pytest.raises((UserError, SystemExit)):
         train_ppo_ray.main(argv)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+# The same, but that the last turn is to be a number.
+CONSTRAINED = ENVIRONMENT.replace(
+    "import Answered, Environment, Episode", "import Answered, Environment, Episode, TurnOptions"
+)
+CONSTRAINED = CONSTRAINED.replace(
+    'counts={"looks": 1})',
+    'counts={"looks": 1}, options=TurnOptions(regex="[0-9]{1,3}") if turn.number == self.looks - 1 else TurnOptions())',
+)
+
+
+def metrics_of(tmp_path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_last_turn_of_a_given_form_is_trained_around(
+    tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
+):
+    train_ppo_ray.main(command(tmp_path, tiny_checkpoint("qwen2_5_vl"), environment=CONSTRAINED))
+    metrics = metrics_of(tmp_path)
+    assert [line["step"] for line in metrics] == [1, 2]
+    # The engine's log-probs of the last turn are those among digits alone, nats away from the trainer's.
+    assert 0 < metrics[0]["mismatch/mean"] < 1e-4
+    assert metrics[0]["mismatch/max"] < 1e-3
+    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert all(re.fullmatch("[0-9]{1,3}", line["response"]) for line in rollouts)
+    assert {line["turns"] for line in metrics} == {3.0}
+
+
+@pytest.mark.full
+def test_a_step_of_episodes_that_all_went_too_far_moves_no_weight(
+    tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
+):
+    model = tiny_checkpoint("qwen2_5_vl")
+    train_ppo_ray.main(command(tmp_path, model, "--agent.max_turns", "2", "--actor.entropy_coef", "0.1"))
+    for line in metrics_of(tmp_path):
+        assert (line["over_turn"], line["masked"], line["turns"]) == (1.0, 1.0, 2.0)
+        assert (line["policy_loss"], line["entropy_loss"], line["actor_grad_norm"]) == (0.0, 0.0, 0.0)
+        assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "run"))
+    assert all(torch.equal(before[name], after[name]) for name in before)

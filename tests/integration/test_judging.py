@@ -43,12 +43,16 @@ def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
 
 
 def test_no_worker_and_no_thread_is_left_behind():
+    # Judges that live as long as their process, of other tests, have threads of their own.
+    before = set(threading.enumerate())
     with Judge("math", workers=2, item_timeout_seconds=5.0) as judge:
+        assert [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("judge ")]
         pids = judge._pool.worker_pids
         assert len(pids) == 2
         assert all(map(psutil.pid_exists, pids))
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("judge ")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("judge ")]
 
 
 def test_a_judge_may_be_entered_again():

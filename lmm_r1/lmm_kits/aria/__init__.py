@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from transformers import AriaConfig, AriaForConditionalGeneration, AriaProcessor
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import adds_special_tokens, chat_ids, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import (
+    adds_special_tokens,
+    any_of,
+    chat_ids,
+    chat_of,
+    check_placeholders,
+    check_typed_media,
+)
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 # The chat template writes an image between two tokens that text models use for infilling.
@@ -92,6 +100,9 @@ class AriaKit(LmmKit):
     ) -> list[int]:
         text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return chat_ids(processor.tokenizer, text)
+
+    def media_texts(self, processor: AriaProcessor) -> re.Pattern[str]:
+        return any_of(MEDIA_TOKENS)
 
     def media_token_ids(self, config: AriaConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Pro
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import adds_special_tokens, chat_ids, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import (
+    adds_special_tokens,
+    any_of,
+    chat_ids,
+    chat_of,
+    check_placeholders,
+    check_typed_media,
+)
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 END_OF_TURN = "<end_of_turn>"
@@ -116,6 +124,9 @@ class Gemma3Kit(LmmKit):
     def placeholder_ids(self, processor: Gemma3Processor) -> frozenset[int]:
         # (processor.image_token_id is that of <start_of_image>)
         return frozenset({processor.tokenizer.image_token_id})
+
+    def media_texts(self, processor: Gemma3Processor) -> re.Pattern[str]:
+        return any_of(MEDIA_TOKENS)
 
     def media_token_ids(self, config: Gemma3Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.boi_token_index, config.eoi_token_index, config.image_token_index}

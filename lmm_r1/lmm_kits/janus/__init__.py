@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from transformers import JanusConfig, JanusForConditionalGeneration, JanusProces
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
-from lmm_r1.lmm_kits.encoding import adds_special_tokens, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, any_of, chat_of, check_placeholders, check_typed_media
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 
@@ -66,6 +67,9 @@ class JanusKit(LmmKit):
 
     def placeholder_ids(self, processor: JanusProcessor) -> frozenset[int]:
         return frozenset({processor.tokenizer.convert_tokens_to_ids(processor.image_token)})
+
+    def media_texts(self, processor: JanusProcessor) -> re.Pattern[str]:
+        return any_of(_media_tokens(processor.tokenizer))
 
     def media_token_ids(self, config: JanusConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.image_token_id, *tokenizer.convert_tokens_to_ids(_media_tokens(tokenizer))}

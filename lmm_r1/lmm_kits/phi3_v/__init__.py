@@ -9,6 +9,7 @@ which `<|end|>` is reported not to be among; folders saved from here name it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,10 @@ class Phi3VKit(LmmKit):
     ) -> list[int]:
         text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.token_ids(text, counts=[1] * len(images_of(messages)))
+
+    def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:
+        """Return the placeholder, and the tags of images, which are no tokens but plain text."""
+        return re.compile(f"{IMAGE_TAG.pattern}|{re.escape(IMAGE_TOKEN)}")
 
     def media_token_ids(self, config: Phi3VConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         """Return the placeholder's id.

@@ -6,6 +6,7 @@ It serves transformers' own format. Microsoft's original one (`phi4mm`) is anoth
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from transformers import (
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_size, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import any_of, bounded_size, check_placeholders, check_typed_media
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
 
@@ -134,6 +135,9 @@ class Phi4MultimodalKit(LmmKit):
     ) -> list[int]:
         text = _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def media_texts(self, processor: Phi4MultimodalProcessor) -> re.Pattern[str]:
+        return any_of((processor.image_token, processor.audio_token))
 
     def media_token_ids(self, config: Phi4MultimodalConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.vision_config.image_token_id, config.audio_config.audio_token_id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from lmm_r1.data.messages import Message, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_of, check_placeholders, check_typed_media, text_positions
+from lmm_r1.lmm_kits.encoding import any_of, chat_of, check_placeholders, check_typed_media, text_positions
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, image_limits, video_metadata
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
@@ -83,6 +84,9 @@ class QwenVlKit(LmmKit):
 
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})
+
+    def media_texts(self, processor: ProcessorMixin) -> re.Pattern[str]:
+        return any_of(MEDIA_TOKENS)
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]

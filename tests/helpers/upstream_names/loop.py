@@ -122,13 +122,6 @@ SEAMS: tuple[Seam, ...] = (
         signature="log_probs log_probs_base log_probs_old kl_estimator unbiased_gradient",
     ),
     Seam(
-        upstream="openrlhf.models.utils:masked_mean",
-        how="used",
-        ours="lmm_r1.trainer.experience_maker:KitExperienceMaker.make_experience",
-        reason="the KL that is logged",
-        signature="tensor mask dim",
-    ),
-    Seam(
         upstream="openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker._dispatch_forward",
         how="subclassed",
         ours="lmm_r1.trainer.experience_maker:KitExperienceMaker._dispatch_forward",

@@ -125,6 +125,63 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
         ({"train__agent": "a.py", "agent__answer_s": 0.0}, "--agent.answer_s 0 must be above 0"),
         ({"train__agent": "a.py", "agent__overturn_penalty": 0.5}, "needs --agent.overturn penalise; it is mask"),
         (
+            {"train__agent": "a.py", "agent__last_turn_regex": "["},
+            "--agent.last_turn_regex [ is no regular expression",
+        ),
+        (
+            {"train__agent": "a.py", "agent__last_turn_regex": "4", "agent__max_turns": 1},
+            "--agent.last_turn_regex 4 with --agent.max_turns 1 leaves nothing to learn from",
+        ),
+        (
+            {"train__agent": "a.py", "agent__last_turn_regex": "4", "rollout__ignore_eos": True},
+            "--agent.last_turn_regex 4 says how a turn ends",
+        ),
+        (
+            {"agent__thought__continuations": 1},
+            "--agent.thought.continuations 1 is for episodes; give --train.agent, too (single is one turn)",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__continuations": -1},
+            "--agent.thought.continuations -1 must be at least 0",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__min_tokens": 4},
+            "--agent.thought.min_tokens 4 has no part without --agent.thought.continuations; leave it out",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__continue_with": "Hm"},
+            "--agent.thought.continue_with Hm has no part without --agent.thought.continuations",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__end": "</t>"},
+            "--agent.thought.end </t> has no part without --agent.thought.continuations or --agent.thought.max_tokens",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__max_tokens": 8, "rollout__max_new_tokens": 8},
+            "--agent.thought.max_tokens 8 leaves no room for an answer in --rollout.max_new_tokens 8",
+        ),
+        (
+            {
+                "train__agent": "single",
+                "agent__thought__max_tokens": 8,
+                "agent__thought__continuations": 1,
+                "agent__thought__min_tokens": 9,
+            },
+            "--agent.thought.min_tokens 9 is more than --agent.thought.max_tokens 8",
+        ),
+        (
+            {
+                "train__agent": "single",
+                "agent__thought__continuations": 1,
+                "agent__thought__continue_with": "</think>Wait",
+            },
+            "--agent.thought.continue_with '</think>Wait' does not go on with a thought",
+        ),
+        (
+            {"train__agent": "single", "agent__thought__continuations": 1, "agent__thought__end": ""},
+            "--agent.thought.end is empty",
+        ),
+        (
             {"train__agent": "a.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
             "a reward model scores single turns",
         ),

@@ -12,9 +12,9 @@ from helpers.conversations import message, row
 from helpers.samples import media_ref
 from PIL import Image
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Said, Sample
 from lmm_r1.errors import UserError
@@ -66,6 +66,19 @@ class TalkingEngine:
         )
         read = [token for token in ids for _ in range(PATCHES if token == PLACEHOLDER else 1)]
         yield SimpleNamespace(outputs=[part], prompt_token_ids=read)
+
+
+class OneEpisode(TalkingEngine):
+    """Says one script after the other, whatever it is asked with; a turn may be several pieces."""
+
+    def __init__(self, *pieces: Scripted) -> None:
+        super().__init__()
+        self.pieces = list(pieces)
+
+    async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
+        self.scripts, self._episodes = [[self.pieces.pop(0)]], {}
+        async for output in super().generate(request, parameters, request_id):
+            yield output
 
 
 class Scripted(Environment):
@@ -128,8 +141,9 @@ def play(
     limits: AgentConfig = LIMITS,
     scorer: Any = None,
     stored: list[Any] | None = None,
+    engine: TalkingEngine | None = None,
 ) -> tuple[list[Sample], TalkingEngine]:
-    engine = TalkingEngine(*scripts)
+    engine = engine or TalkingEngine(*scripts)
     kept = [] if stored is None else stored
 
     def store(media: Any) -> MediaRef:
@@ -144,7 +158,7 @@ def play(
         in_thread=asyncio.to_thread,
         store=store,
     )
-    sampling = replace(settings.sampling, n_samples=len(scripts))
+    sampling = replace(settings.sampling, n_samples=max(1, len(scripts)))
     made = rollout.run(engine, prompt, replace(settings, sampling=sampling), weight_version=7)
     return asyncio.run(asyncio.wait_for(made, timeout=20)), engine
 
@@ -328,3 +342,248 @@ def test_a_crop_that_the_policy_asks_for_is_shown_to_it_and_counted():
     wanted = {"tool_calls": 1.0, "malformed_calls": 0.0, "failed_calls": 0.0, "shown_images": 1.0, "turns": 2.0}
     assert {name: sample.scored.parts[name] for name in wanted} == wanted
     assert "observation_1" in sample.played.said[1][1]
+
+
+def test_a_turn_is_sampled_as_its_options_say_and_the_next_one_as_the_environment_does():
+    own = TurnOptions(stops=("</b>",), max_tokens=3)
+    environment = Scripted(told("no", options=own), told("no"), OVER, stops=("</a>",))
+    _, engine = play(environment, [said("5"), said("6"), said("2")])
+    asked = [(parameters.stop, parameters.max_tokens) for _, parameters in engine.requests]
+    assert asked == [(["</a>"], 4), (["</b>"], 3), (["</a>"], 4)]
+    assert {parameters.structured_outputs for _, parameters in engine.requests} == {None}
+
+
+def test_the_first_turn_has_options_as_well():
+    environment = Scripted(OVER)
+    environment.first_turn = lambda row: TurnOptions(max_tokens=2 + len(row.answer))
+    _, engine = play(environment, [said("2")])
+    assert [parameters.max_tokens for _, parameters in engine.requests] == [3]
+
+
+def test_the_loss_leaves_out_a_turn_that_matches_an_expression():
+    environment = Scripted(told("no", options=TurnOptions(regex="[0-9]+")), OVER)
+    (sample,), engine = play(environment, [said("5"), said("2")])
+    assert [
+        parameters.structured_outputs and parameters.structured_outputs.regex for _, parameters in engine.requests
+    ] == [
+        None,
+        "[0-9]+",
+    ]
+    first = len(PROMPT_IDS)
+    assert [place for place, counts in enumerate(sample.loss_mask) if counts] == [first, first + 1]
+    # The engine's log-probs of the constrained turn are known, and none of the loss's.
+    assert sample.generated[-1].log_probs == (-50.0, -1.0)
+    assert [value for value in sample.log_probs if value] == [-53.0, -1.0]
+    assert (sample.generated_tokens, sample.response) == (4, "2")
+
+
+def test_the_last_turn_that_may_be_has_the_form_that_the_run_gives_it():
+    own = TurnOptions(regex="[0-9]", max_tokens=3)
+    environment = Scripted(told("no", options=own), told("no"), OVER, stops=("</a>",))
+    limits = replace(LIMITS, max_turns=3, last_turn_regex="2|3")
+    (sample,), engine = play(environment, [said("5"), said("6"), said("2")], limits=limits)
+    asked = [
+        (parameters.structured_outputs and parameters.structured_outputs.regex, parameters.stop)
+        for _, parameters in engine.requests
+    ]
+    assert asked == [(None, ["</a>"]), ("[0-9]", []), ("2|3", [])]
+    assert [segment.constrained for segment in sample.generated] == [False, True, True]
+    assert sample.played.end == "over"
+    # The environment's own form stays.
+    _, engine = play(
+        Scripted(told("no", options=own), OVER), [said("5"), said("6")], limits=replace(limits, max_turns=2)
+    )
+    assert engine.requests[1][1].structured_outputs.regex == "[0-9]"
+
+
+def test_a_constrained_turn_that_may_not_end_is_refused():
+    environment = Scripted(OVER)
+    environment.first_turn = lambda row: TurnOptions(regex="[0-9]")
+    with pytest.raises(UserError, match=r"--rollout.ignore_eos lets none end"):
+        play(environment, [said("2")], settings=replace(SETTINGS, ignore_eos=True))
+
+
+def test_a_thought_is_gone_on_with_token_by_token_as_it_was_generated():
+    thought = ThoughtConfig(end="</t>", continuations=1, continue_with="Hm")
+    engine = OneEpisode((b"4</t>", "stop", "</t>"), (b"5</t>", "stop", "</t>"), said("=5"))
+    (sample,), _ = play(
+        Scripted(OVER),
+        engine=engine,
+        limits=replace(LIMITS, thought=thought),
+        settings=replace(SETTINGS, sampling=replace(SETTINGS.sampling, max_new_tokens=20)),
+    )
+    assert sample.token_ids == [*PROMPT_IDS, *b"4Hm5</t>=5", END]
+    assert sample.loss_mask[len(PROMPT_IDS) :] == [True, False, False, *[True] * 8]
+    assert [request["prompt_token_ids"] for request, _ in engine.requests] == [
+        PROMPT_IDS,
+        [*PROMPT_IDS, *b"4Hm"],
+        [*PROMPT_IDS, *b"4Hm5</t>"],
+    ]
+    assert [(parameters.stop, parameters.max_tokens) for _, parameters in engine.requests] == [
+        (["</t>"], 20),
+        (["</t>"], 17),
+        ([], 12),
+    ]
+    assert (sample.response, sample.scored.parts["turns"]) == ("4Hm5</t>=5", 1.0)
+
+
+def test_a_thought_is_cut_in_the_turn_that_says_so_alone():
+    options = TurnOptions(thought=ThoughtConfig(end="</t>", max_tokens=2))
+    engine = OneEpisode(said("7"), (b"45", "length", None), said("=5"))
+    (sample,), _ = play(
+        Scripted(told("no", options=options), OVER),
+        engine=engine,
+        settings=replace(SETTINGS, sampling=replace(SETTINGS.sampling, max_new_tokens=20)),
+    )
+    assert sample.token_ids[-9:] == [*b"45</t>=5", END]
+    assert sample.loss_mask[-9:] == [True, True, *[False] * 4, True, True, True]
+    assert (sample.response, sample.scored.parts["turns"]) == ("45</t>=5", 2.0)
+
+
+def test_media_tokens_are_not_appended_to_thoughts():
+    rollout = {"environment": Scripted(OVER), "scorer": None, "in_thread": asyncio.to_thread, "store": None}
+    codec = PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=(PLACEHOLDER,))
+    limits = replace(LIMITS, thought=ThoughtConfig(continuations=1, continue_with="#"))
+    with pytest.raises(UserError, match="'#' to thoughts, which holds a media token"):
+        EpisodeRollout(limits=limits, codec=codec, **rollout)
+
+
+def test_one_turn_is_an_environment_too():
+    (sample,), _ = play(load_environment("single"), [said("2")], scorer=LastTurnScorer())
+    assert (sample.played.end, sample.scored.reward, sample.token_ids[len(PROMPT_IDS) :]) == ("over", 1.0, [50, END])
+
+
+async def nothing(turn: Turn) -> Answered:
+    return None
+
+
+async def words(turn: Turn) -> Answered:
+    return Answered(shown=("no",))
+
+
+async def wrong_options(turn: Turn) -> Answered:
+    return told("no", options=TurnOptions(regex="["))
+
+
+async def own_timeout(turn: Turn) -> Answered:
+    raise asyncio.TimeoutError
+
+
+async def cancels_itself(turn: Turn) -> Answered:
+    raise asyncio.CancelledError
+
+
+async def deaf(turn: Turn) -> Answered:
+    """Goes on where it is told to stop."""
+    for _ in range(20):
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            pass
+    return OVER
+
+
+@pytest.mark.parametrize("answer", [nothing, words, wrong_options, own_timeout, cancels_itself, deaf])
+def test_whatever_an_environment_does_wrong_costs_its_episode_and_no_other(answer, caplog):
+    async def once(turn: Turn) -> Answered:
+        return await answer(turn) if turn.text == "5" else OVER
+
+    environment = Scripted(once)
+    samples, _ = play(environment, [said("5")], [said("2")], limits=replace(LIMITS, answer_s=0.2))
+    assert {sample.response: sample.played.end for sample in samples} == {"5": "failed", "2": "over"}
+    assert {sample.response: sample.masked for sample in samples} == {"5": True, "2": False}
+    assert len(environment.closed) == 2
+    assert "environment scripted" in caplog.text
+
+
+class Stubborn(Scripted):
+    """Does not begin, or does not close."""
+
+    def __init__(self, *answers: Answered, begins: Exception | None = None, closes: Any = None) -> None:
+        super().__init__(*answers)
+        self.begins, self.closes = begins, closes
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        if self.begins is not None:
+            raise self.begins
+        episode = super().begin(row, seed=seed)
+        if self.closes is not None:
+            episode.close = self.closes
+        return episode
+
+
+async def never() -> None:
+    await asyncio.sleep(60)
+
+
+async def badly() -> None:
+    raise OSError("the browser is gone")
+
+
+@pytest.mark.parametrize(("closes", "logged"), [(never, "did not close in 0.2 s"), (badly, "failed to close")])
+def test_an_environment_that_does_not_close_holds_up_nothing(closes, logged, caplog):
+    samples, _ = play(Stubborn(OVER, closes=closes), [said("2")], limits=replace(LIMITS, answer_s=0.2))
+    assert [sample.played.end for sample in samples] == ["over"]
+    assert logged in caplog.text
+
+
+def test_an_environment_that_does_not_begin_fails_with_its_first_turn(caplog):
+    (sample,), _ = play(Stubborn(OVER, begins=OSError("no browser")), [said("2")])
+    assert (sample.played.end, sample.response) == ("failed", "2")
+    assert "rows.jsonl, line 1, environment scripted: the environment failed to begin" in caplog.text
+
+
+def test_a_row_that_an_environment_cannot_take_ends_the_run():
+    with pytest.raises(UserError, match=r"rows.jsonl, line 1, environment scripted: the row has no board"):
+        play(Stubborn(OVER, begins=UserError("the row has no board")), [said("2")])
+
+
+def test_a_reward_that_is_no_number_is_told_with_its_row():
+    with pytest.raises(
+        UserError, match=r"rows.jsonl, line 1, environment scripted: it gives step nan among its rewards"
+    ):
+        play(Scripted(Answered(rewards={"step": float("nan")})), [said("2")])
+
+
+@pytest.mark.parametrize("finish", ["abort", "error", None])
+def test_a_turn_that_does_not_come_whole_ends_the_group_and_closes_the_other_episodes(finish):
+    environment = Scripted(silent)
+    with pytest.raises(UserError, match="the engine gave 0 of 1 responses whole"):
+        play(environment, [said("5")], [(b"2", finish, None)], limits=replace(LIMITS, answer_s=10))
+    assert len(environment.closed) == 2
+
+
+def test_a_group_that_is_cancelled_while_an_environment_answers_closes_its_episodes():
+    environment = Scripted(silent)
+
+    async def run() -> None:
+        rollout = EpisodeRollout(
+            environment=environment,
+            limits=LIMITS,
+            codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
+            scorer=None,
+            in_thread=asyncio.to_thread,
+            store=lambda media: media_ref("none"),
+        )
+        engine = TalkingEngine([said("5")])
+        before = asyncio.all_tasks()
+        group = asyncio.create_task(rollout.run(engine, PROMPT, SETTINGS, weight_version=7))
+        while not environment.turns:
+            await asyncio.sleep(0.01)
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+        await asyncio.sleep(0)
+        # Nothing of it goes on.
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(asyncio.wait_for(run(), timeout=10))
+    assert environment.closed == [1]
+
+
+def test_a_first_prompt_without_room_begins_no_episode():
+    environment = Scripted(OVER)
+    samples, engine = play(
+        environment, [said("2")], settings=replace(SETTINGS, max_len=len(PROMPT_IDS) + 3, overlong_prompts="skip")
+    )
+    assert (samples, engine.requests, environment.seeds) == ([], [], [])

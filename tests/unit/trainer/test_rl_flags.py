@@ -534,3 +534,27 @@ def test_the_trainers_memory_is_freed_while_others_work(sleeps, monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     trainer.ppo_train(0)
     assert calls == (["reload_states", "fit", "offload_states"] if sleeps else ["fit"])
+
+
+def test_a_pass_without_loss_tokens_moves_nothing_and_is_no_part_of_a_mean(trainer):
+    log_probs = torch.zeros(2, 3, requires_grad=True)
+    made = trainer(log_probs * 0, actor__entropy_coef=0.1)
+    made.replay_buffer.dynamic_batch_num_tokens = [1.0]
+    experience = Experience(
+        sequences=torch.zeros(2, 4, dtype=torch.long),
+        attention_mask=torch.ones(2, 4),
+        action_mask=torch.zeros(2, 3),
+        action_log_probs=torch.zeros(2, 3),
+        rollout_log_probs=torch.zeros(2, 3),
+        base_action_log_probs=torch.zeros(2, 3),
+        advantages=torch.zeros(2, 3),
+        info={},
+    )
+    counts = {"dp_size": 1, "batch_num_tokens": torch.tensor(1.0), "global_batch_size": torch.tensor(1.0)}
+    status = made.training_step(experience, 0.5, 0, loss_batch_info=counts)
+    assert made.loss == 0.0
+    assert log_probs.grad.abs().max() == 0.0
+    assert 0 < status["num_action_tokens"] < 1e-3
+    of_tokens = {name: status["metrics"][name] for name, weight in status["weights"].items() if weight == "token"}
+    assert {"policy_loss", "entropy_loss", "ppo_kl", "ppo_clip_ratio"} <= of_tokens.keys()
+    assert set(of_tokens.values()) == {0.0}
