@@ -53,8 +53,8 @@ class BranchingRollout(EpisodeRollout):
         forks = [_Fork() for _ in range(0, count, branches)]
         tasks = []
         for number in range(count):
-            play = self._branch if number % branches else self._trunk
-            made = play(engine, opening, settings, number=number, fork=forks[number // branches])
+            goes_on = self._branch if number % branches else self._trunk
+            made = goes_on(engine, opening, settings, number=number, fork=forks[number // branches])
             tasks.append(asyncio.create_task(made))
         try:
             async with aclosing(self._as_they_end(tasks)) as samples:
