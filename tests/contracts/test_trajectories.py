@@ -112,7 +112,7 @@ def test_what_is_trained_on_is_what_was_shown_and_generated_to_the_token(traject
 
 def check_texts(sample: Sample, turns: Sequence[Spoken], tokenizer: Any) -> None:
     """The text that environment and scorer were given is that of the tokens, behind what the turn was begun with."""
-    said = [text for role, text, _ in sample.played.said if role == "assistant"]
+    said = [one.text for one in sample.played.said if one.role == "assistant"]
     assert len(said) == len(turns)
     for text, turn in zip(said, turns, strict=True):
         written = turn.generated[:-1] if turn.ended_by == "token" else turn.generated

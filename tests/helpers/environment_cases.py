@@ -188,6 +188,7 @@ CASES: dict[str, Case] = {
         environment=lambda images: load_environment("sokoban-plan", options=_view(images)), asked=_level, turn=_moves
     ),
     "digits-lookup": Case(environment=lambda images: load_environment("digits-lookup"), asked=_table, turn=_lookups),
+    "single": Case(environment=lambda images: load_environment("single"), asked=_answer, turn=_said),
     "double-check": Case(environment=lambda images: load_environment("double-check"), asked=_answer, turn=_said),
 }
 """By the environment's name, behind which a variant may stand."""
