@@ -2,8 +2,10 @@
 
 import asyncio
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from helpers.conversations import message, row
 from helpers.episodes import images_in, play, text_of
 
@@ -11,9 +13,6 @@ from lmm_r1.agents.environment import Turn
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
-
-gymnasium = pytest.importorskip("gymnasium")
-from gymnasium import spaces  # noqa: E402
 
 pytestmark = pytest.mark.unit
 
