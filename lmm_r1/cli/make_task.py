@@ -68,6 +68,8 @@ class TaskSettings:
     """visual_search: what is asked about a tile; None is the task's digit."""
     distractors: int | None = None
     """visual_search: tiles of other colours; None is the task's 40."""
+    close_up: int | None = None
+    """visual_search: rows show a square of so many blocks with what is asked in it, to read it from; None is the task's 0."""
     crop_noise: int | None = None
     """visual_search: cells by which the crop of a worked episode lies off at most, in each direction; None is the task's 0."""
 

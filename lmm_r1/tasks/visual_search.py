@@ -48,6 +48,8 @@ NOISE = 24
 CELL_BLOCKS = 7
 """The picture is a grid of cells of so many blocks on a side; one tile lies in a cell."""
 TILE_BLOCKS = 5
+CLOSE_UP_PX = 14
+"""Pixels for a block of a close-up."""
 CROP_CELLS = 2
 """The crop of a worked episode has so many cells on a side."""
 DOTS = 9
@@ -82,6 +84,9 @@ class VisualSearchTask:
     """Tiles of other colours, each with something on it."""
     crop_noise: int = 0
     """Cells by which the crop of a worked episode lies off at most, in each direction: a cold start of it has much to learn."""
+    close_up: int = 0
+    """Rows show a square of so many blocks with what is asked somewhere in it, 14 pixels for a block, and not the picture: a cold
+    start learns to read from them; 0 shows the picture. An even number suits models that round sides to 28 pixels."""
     image_share: float = 0.5
     """How many of the rows in modality `mixed` have an image, 0 to 1, evenly spread over the rows."""
 
@@ -93,6 +98,8 @@ class VisualSearchTask:
             raise ValueError(f"view_px {self.view_px}: at least {2 * CELL_BLOCKS} are needed")
         if self.block_px < DOTS or self.block_px % DOTS:
             raise ValueError(f"block_px {self.block_px}: a multiple of {DOTS} is needed")
+        if not 0 <= self.close_up <= self.view_px:
+            raise ValueError(f"close_up {self.close_up}: the picture has {self.view_px} blocks on a side")
         if self.crop_noise < 0:
             raise ValueError(f"crop_noise {self.crop_noise}: it must not be negative")
         if not 0 <= self.distractors < self._cells**2:
@@ -122,7 +129,11 @@ class VisualSearchTask:
                 answer=target.value,
                 datasource=f"visual_search_{kind}_{self.asked}",
                 solution=solution,
-                turns=(self._call(target, index=index, seed=seed), solution) if kind == "image" else (),
+                turns=(
+                    (self._call(target, index=index, seed=seed), solution)
+                    if kind == "image" and not self.close_up
+                    else ()
+                ),
                 columns={"box": self.box(target), "crop": self.crop(target)} if kind == "image" else {},
             )
 
@@ -172,8 +183,22 @@ class VisualSearchTask:
         if kind == "text":
             rng.shuffle(tiles)
             return f"Tiles: {', '.join(f'{tile.colour} {tile.value}' for tile in tiles)}. {question}"
-        picture = {"type": "image", "image": self.draw(tiles, noise=self.noise(rng)), "max_pixels": self.view_px**2}
-        return [picture, {"type": "text", "text": question}]
+        picture = self.draw(tiles, noise=self.noise(rng))
+        if self.close_up:
+            return [self._close_up(picture, target, rng=rng), {"type": "text", "text": question}]
+        shown = {"type": "image", "image": picture, "max_pixels": self.view_px**2}
+        return [shown, {"type": "text", "text": question}]
+
+    def _close_up(self, picture: Image.Image, tile: Tile, *, rng: random.Random) -> dict[str, Any]:
+        """A square of blocks with the middle of a tile somewhere in it."""
+        column, row = (
+            min(max(place + TILE_BLOCKS // 2 - rng.randrange(self.close_up), 0), self.view_px - self.close_up)
+            for place in (tile.column, tile.row)
+        )
+        left, top, side = (blocks * self.block_px for blocks in (column, row, self.close_up))
+        cut = picture.crop((left, top, left + side, top + side))
+        pixels = (CLOSE_UP_PX * self.close_up) ** 2
+        return {"type": "image", "image": cut, "min_pixels": pixels, "max_pixels": pixels}
 
     def box(self, tile: Tile) -> list[int]:
         """Left, top, right and bottom of a tile, in pixels of the picture."""

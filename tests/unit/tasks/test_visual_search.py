@@ -174,6 +174,7 @@ def test_noise_is_even_and_grey():
         ({"view_px": 13}, "view_px 13: at least 14"),
         ({"block_px": 10}, "block_px 10: a multiple of 9"),
         ({"distractors": 256}, "256 distractors: a view of 112 px has 256 places"),
+        ({"close_up": 113}, "close_up 113: the picture has 112 blocks on a side"),
         ({"crop_noise": -1}, "crop_noise -1: it must not be negative"),
         ({"asked": "shape"}, "asked shape: it must be one of digit, letter"),
     ],
@@ -246,3 +247,19 @@ def test_noise_moves_the_crop_off_the_tile_in_half_of_the_episodes_and_nothing_e
 
 def test_episodes_of_text_have_one_turn():
     assert make("text", rows=1)[0].turns == ()
+
+
+@pytest.mark.parametrize("blocks", [4, 14])
+def test_a_close_up_shows_what_is_asked_and_changes_nothing_else_of_the_row(blocks):
+    task, rows = replace(SEARCH, close_up=blocks), make("image", rows=20, task=SEARCH)
+    for shown, row in zip(make("image", rows=20, task=task), rows, strict=True):
+        assert (shown.answer, shown.columns, shown.turns) == (row.answer, row.columns, ())
+        part, question = shown.messages[0]["content"]
+        assert question == row.messages[0]["content"][1]
+        assert part["image"].size == (9 * blocks, 9 * blocks)
+        assert part["min_pixels"] == part["max_pixels"] == (14 * blocks) ** 2
+        pixels = np.asarray(part["image"]).astype(float).mean(axis=2).reshape(blocks, 9, blocks, 9).swapaxes(1, 2)
+        flat = pixels - pixels.mean(axis=(2, 3), keepdims=True)
+        # Some block of it is the one with the digit.
+        gaps = ((flat - marks(row.answer)) ** 2).sum(axis=(2, 3))
+        assert gaps.min() < 81
