@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -148,6 +149,12 @@ class _Game(Episode):
             rewards={"env_reward": step.reward},
             counts={"steps": 1, "terminated": int(step.terminated), "truncated": int(step.truncated)},
         )
+
+    def branch(self) -> Episode:
+        """Return a copy with a copy of the environment, in which chance goes on alike, and a thread of its own."""
+        branch = copy(self)
+        branch.env, branch._thread = deepcopy(self.env), OwnThread(self.source.name)
+        return branch
 
     async def close(self) -> None:
         if self.env is not None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 TOLERANCE = 1e-4
-COUNTS = [16, pytest.param(200, marks=pytest.mark.full)]
+COUNTS = [16, pytest.param(60, marks=pytest.mark.full)]
 MAX_NEW_TOKENS = (4, 12, 24)
 
 
@@ -96,7 +96,7 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
 @pytest.mark.parametrize("name", PLAYING)
 def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name, count):
     run = run_of(name)
-    cases = ["crop", "digits-lookup"] if count < 200 else list(CASES)
+    cases = ["crop", "digits-lookup"] if count == COUNTS[0] else list(CASES)
     turns = images = 0
     for update in range(2):
         if update:

@@ -147,6 +147,11 @@ def _lookups(draw: Draw) -> str:
     return draw.choice((text, text, text, text[:-9], f"{text}<answer>3</answer>", _said(draw)))
 
 
+def _acts(draw: Draw) -> str:
+    text = f"<action>{draw.choice((0, 1, 2, 3, 7, -1, 'x', ''))}</action>"
+    return draw.choice((text, text, f"<think>Down.</think>{text}", text[:-9], _said(draw)))
+
+
 def _view(images: bool) -> dict[str, Any]:
     return {"views": ["image", "text"] if images else ["text"], "tile_px": 14}
 
@@ -188,6 +193,11 @@ CASES: dict[str, Case] = {
         environment=lambda images: load_environment("sokoban-plan", options=_view(images)), asked=_level, turn=_moves
     ),
     "digits-lookup": Case(environment=lambda images: load_environment("digits-lookup"), asked=_table, turn=_lookups),
+    "gymnasium": Case(
+        environment=lambda images: load_environment("gymnasium", options={"arguments": {"is_slippery": True}}),
+        asked=_pictures(1),
+        turn=_acts,
+    ),
     "single": Case(environment=lambda images: load_environment("single"), asked=_answer, turn=_said),
     "double-check": Case(environment=lambda images: load_environment("double-check"), asked=_answer, turn=_said),
 }
