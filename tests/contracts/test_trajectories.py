@@ -6,7 +6,7 @@ And what the trainer's model computes for them together is what it computes for 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from lmm_r1.trainer.samples import experience_of
 pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
-TRAJECTORIES = 200
-COUNTS = [24, pytest.param(TRAJECTORIES, marks=pytest.mark.full)]
+# Of each environment; a kit has some two hundred of all of them.
+COUNTS = [24]
 # A turn's limit, drawn for each group: some of them cut calls off.
 MAX_NEW_TOKENS = (12, 60, 200, 200)
 SINGLE, DOUBLE = 1e-5, 1e-12
@@ -70,7 +70,10 @@ def folder_of(built_once: Callable[..., Path]) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def trajectories(folder_of: Callable[[str], Path]) -> Callable[..., Trajectories]:
-    return cache(lambda name, case, count: Trajectories(name, case, count=count, folder=folder_of(name)))
+    # One kit at a time: their pictures take gigabytes.
+    return lru_cache(maxsize=len(CASES))(
+        lambda name, case, count: Trajectories(name, case, count=count, folder=folder_of(name))
+    )
 
 
 def turns_of(sample: Sample, spoken: dict[tuple, Spoken]) -> list[Spoken]:

@@ -100,7 +100,10 @@ def records(command: KillableCommand) -> list[tuple[object, ...]]:
             line["messages"][0]["content"][0]["text"],
             line["end"],
             line["reward"],
-            [tuple(turn[:2]) for turn in line["said"]],
+            [
+                (turn["role"], "".join(part.get("text", "<image>") for part in turn["content"]))
+                for turn in line["said"]
+            ],
         )
         for line in lines
     )

@@ -19,6 +19,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample, Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import run_engines as engines
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.group import GroupSettings
 from lmm_r1.trainer import run
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
@@ -66,9 +68,9 @@ class Engine:
 
     async def generate_group(self, row: Row, settings: object) -> SimpleNamespace:
         await self.events.note.remote("engine generates")
-        prompt = Segment(kind="prompt", token_ids=(1, 2))
+        segments = (Segment(kind="prompt", token_ids=(1,)), Segment(kind="generated", token_ids=(2,)))
         return SimpleNamespace(
-            samples=[Sample(row=row, segments=(prompt,), response="", finish_reason="stop", weight_version=0)] * 2
+            samples=[Sample(row=row, segments=segments, response="", finish_reason="stop", weight_version=0)] * 2
         )
 
 
@@ -82,6 +84,16 @@ class Model:
 
     def get_master_addr_port(self) -> tuple[str, int]:
         return "127.0.0.1", 1
+
+
+SETTINGS = GroupSettings(
+    sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=1),
+    max_len=2,
+    logprobs=False,
+    ignore_eos=False,
+    overlong_prompts="error",
+    media=False,
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +153,7 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
     args = to_openrlhf_args(config)
 
     def two_steps(workers: run._Workers) -> None:
-        generator = KitSamplesGenerator(
-            args, workers.engines, SimpleNamespace(sampling=SimpleNamespace(n_samples=2), max_len=2)
-        )
+        generator = KitSamplesGenerator(args, workers.engines, SETTINGS)
         # What upstream's trainer does between two rollouts.
         trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
         question = row(message("user", "1+1?"))
