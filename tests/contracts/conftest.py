@@ -1,8 +1,17 @@
 """Which kits the heavy contract tests take in the short run; the full run takes all."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from lmm_r1.data.messages import Message
+    from lmm_r1.lmm_kits import EncodedPrompt
 
 # One without images, one with bidirectional attention to them, one with M-RoPE and videos.
 SOME = frozenset({"llm", "gemma3", "qwen2_5_vl"})
@@ -32,3 +41,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kits is not None and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             if item.callspec.params.get("name", "qwen2_5_vl") not in kits:
                 item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture(scope="module")
+def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[EncodedPrompt]]:
+    """A function from a kit's name and conversations to their prompts, each encoded by itself."""
+    from helpers.tiny_models import encode
+
+    from lmm_r1.lmm_kits import get_kit
+
+    @cache
+    def processor(name: str) -> Any:
+        return get_kit(name).load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+
+    def prompts(name: str, *conversations: list[Message]) -> list[EncodedPrompt]:
+        return [encode(get_kit(name), processor(name), messages) for messages in conversations]
+
+    return prompts

@@ -24,9 +24,8 @@ from helpers.packed_batches import (
     together,
     turns,
 )
-from helpers.tiny_models import altered, encode
+from helpers.tiny_models import altered
 
-from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
@@ -86,20 +85,6 @@ TRAINED = [
 @pytest.fixture(scope="module")
 def load(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str, str], Actors]:
     return cache(lambda name, variant: make_actors(tiny_checkpoint(name), **VARIANTS[variant]))
-
-
-@pytest.fixture(scope="module")
-def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[EncodedPrompt]]:
-    """A function from a kit's name and conversations to their prompts, each encoded by itself."""
-
-    @cache
-    def processor(name: str) -> Any:
-        return get_kit(name).load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
-
-    def prompts(name: str, *conversations: list[Message]) -> list[EncodedPrompt]:
-        return [encode(get_kit(name), processor(name), messages) for messages in conversations]
-
-    return prompts
 
 
 @pytest.fixture(scope="module")

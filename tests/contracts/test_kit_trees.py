@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from helpers.branches import fork, random_branches
 from helpers.conversations import clip, message, picture
 from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
 from helpers.packed_batches import Batch, log_probs_of, one_by_one, together
-from helpers.tiny_models import altered, encode
+from helpers.tiny_models import altered
 
 from lmm_r1.data import prefix_tree
-from lmm_r1.data.messages import Message
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.models.actor import wanted_targets
 
@@ -37,20 +35,6 @@ def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def load(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Actors]:
     return cache(lambda name: make_actors(tiny_checkpoint(name)))
-
-
-@pytest.fixture(scope="module")
-def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[EncodedPrompt]]:
-    """A function from a kit's name and conversations to their prompts, each encoded by itself."""
-
-    @cache
-    def processor(name: str) -> Any:
-        return get_kit(name).load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
-
-    def prompts(name: str, *conversations: list[Message]) -> list[EncodedPrompt]:
-        return [encode(get_kit(name), processor(name), messages) for messages in conversations]
-
-    return prompts
 
 
 @pytest.fixture(scope="module")
