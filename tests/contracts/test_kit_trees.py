@@ -97,7 +97,7 @@ def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpoint
         torch.testing.assert_close(gradient, theirs.gradients[key], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 @pytest.mark.parametrize("name", KITS)
 def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed):
     conversations = (

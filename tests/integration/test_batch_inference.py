@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 BROKEN, MISSING = 3, 20
-KILLS = 10
+KILLS = 5
 
 
 def row(folder: Path, record: dict) -> dict:
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows
     assert listed[2].startswith(f"  {rows} line {MISSING + 1}: no image file")
 
 
-def test_killed_ten_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
+def test_killed_five_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
     output = tmp_path / "out.jsonl"
     # Two rows at a time, so that there is something to interrupt.
     argv = command(demo, rows, output, eval_task="generate", verifier="math", batch_rows=2)

@@ -1,17 +1,22 @@
-"""A run on episodes that is killed in the middle of them, once whole and once in its engine, and the same run undisturbed."""
+"""A run on episodes that is killed in the middle of them, whole, in its policy and in its engine, and the same run undisturbed."""
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
 from helpers.killed_runs import KillableCommand, kills, python
+from helpers.whole_checkpoints import complete_steps
+
+from lmm_r1.data.training_rows import PromptStream
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-STEPS, PROMPTS, SAMPLES = 3, 2, 2
+STEPS, PROMPTS, SAMPLES = 4, 2, 2
+TEXTS = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS)]
 # Shows each episode its seed, and pays by it. In the step behind one that was saved, it waits for the kill that is to hit it.
 ENVIRONMENT = """
 import asyncio
@@ -21,7 +26,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode
 from lmm_r1.data.messages import TextPart
 
 HERE = Path(__file__).parent
-KILLS = {"global_step1": "driver", "global_step2": "engine"}
+KILLS = {"global_step1": "driver", "global_step2": "policy", "global_step3": "engine"}
 
 
 class Seeds(Environment):
@@ -53,8 +58,7 @@ SCHEDULE = '{"paid": {"from": 1, "to": 0, "steps": 4}}'
 @pytest.fixture
 def make_command(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], KillableCommand]:
     """A function from the name of a folder to the command of a run in it; all are of the same rows."""
-    texts = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS)]
-    rows = write_rows(tmp_path, *({"messages": [{"role": "user", "content": text}]} for text in texts))
+    rows = write_rows(tmp_path, *({"messages": [{"role": "user", "content": text}]} for text in TEXTS))
 
     def made(name: str) -> KillableCommand:
         folder = tmp_path / name
@@ -81,7 +85,7 @@ def make_command(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Call
             "ckpt.output_dir": "run",
             "ckpt.save_steps": 1,
             "ckpt.max_num": 1,
-            "ckpt.max_restarts": 1,
+            "ckpt.max_restarts": 2,
             "logger.rollouts_per_step": PROMPTS * SAMPLES,
         }
         argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
@@ -116,7 +120,7 @@ def weights(command: KillableCommand) -> list[tuple[int, float]]:
 
 def test_a_run_that_is_killed_in_its_episodes_makes_the_episodes_of_one_that_was_not(make_command):
     whole = make_command("whole")
-    for name in ("driver", "engine"):
+    for name in ("driver", "policy", "engine"):
         (whole.cwd / f"{name} is killed").touch()
     ended = whole.run(limit_s=240)
     assert ended.code == 0, ended.output
@@ -127,21 +131,45 @@ def test_a_run_that_is_killed_in_its_episodes_makes_the_episodes_of_one_that_was
     assert {step for step, *_ in records(command)} == {1}
     (command.cwd / "driver is killed").touch()
     mark = command.environment["LMM_R1_TEST_WORKERS"]
-    dead = kills("ray::RolloutRayActor.generate", mark, when=(command.cwd / "engine is awaited").exists)
+    # An idle process has its actor's name; one with a task, the name of the class that the actor's is made of.
+    deaths = {
+        name: kills(title, mark, when=(command.cwd / f"{name} is awaited").exists)
+        for name, title in (("policy", "ray::KitPolicyActor"), ("engine", "ray::RolloutRayActor.generate"))
+    }
 
-    def kill_engine() -> bool:
-        if dead():
-            (command.cwd / "engine is killed").touch()
+    def kill() -> bool:
+        for name, dead in deaths.items():
+            if dead():
+                (command.cwd / f"{name} is killed").touch()
         return False
 
-    ended = command.run(kill=kill_engine, limit_s=240)
+    ended = command.run(kill=kill, limit_s=400)
     assert ended.code == 0, ended.output
     assert f"resumed at step 1/{STEPS}" in ended.output
-    assert "restart 1 of 1 from step 2" in ended.output
+    assert_restarted(command.cwd / "run", ended.output)
 
     found, expected = records(command), records(whole)
     seeds = {turns[1] for *_, turns in found}
     assert len(seeds) == STEPS * PROMPTS * SAMPLES, "each episode has a seed of its own"
     assert found == expected, "the same episodes in the same steps, none lost and none twice"
     assert len({turns[0] for *_, turns in found}) > 1, "what is said changes with what is learnt"
-    assert weights(command) == weights(whole) == [(1, 1.0), (2, 0.75), (3, 0.5)]
+    assert weights(command) == weights(whole) == [(1, 1.0), (2, 0.75), (3, 0.5), (4, 0.25)]
+    order = PromptStream(TEXTS, seed=42, episodes=1)
+    asked = {(step, text) for step in range(1, STEPS + 1) for text in order.take(PROMPTS)}
+    assert Counter((step, text) for step, _, text, *_ in found) == dict.fromkeys(asked, SAMPLES)
+
+
+def assert_restarted(run: Path, output: str) -> None:
+    """The run has gone on by itself from the step that was saved before each death."""
+    restarts = [json.loads(line) for line in (run / "restarts.jsonl").read_text().splitlines()]
+    # Ray names the classes that the actors' are made of.
+    assert [restart["lost"].split(": ")[:2] for restart in restarts] == [
+        ["ActorDiedError", "PolicyModelActor"],
+        ["ActorDiedError", "RolloutRayActor"],
+    ]
+    assert [restart["saved"] for restart in restarts] == [2, 3]
+    for number, restart in enumerate(restarts, start=1):
+        assert f"restart {number} of 2 from step {restart['saved']}" in output
+        assert f"resumed at step {restart['saved']}/{STEPS}" in output
+    assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
+    assert complete_steps(run / "checkpoints" / "_actor") == [STEPS]

@@ -1,14 +1,12 @@
 """Runs that are killed in the middle of what they do with files, and repeated as they were."""
 
 import json
-import uuid
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
-from helpers.killed_runs import KillableCommand, Moment, appears, kills, lines_in, python
+from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
 from helpers.whole_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
 
@@ -20,24 +18,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
 RL_STEPS = 5
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
-# The same, but the step after one that was saved waits for the kill that is to hit it.
-WAITING_REWARD = """
-import time
-from pathlib import Path
-
-HERE = Path(__file__).parent
-KILLS = {"global_step1": "policy", "global_step3": "engine"}
-
-
-def reward_func(queries, prompts, labels):
-    latest = HERE / "run/checkpoints/_actor/latest"
-    kill = KILLS.get(latest.read_text()) if latest.is_file() else None
-    if kill is not None:
-        (HERE / f"{kill} is awaited").touch()
-        while not (HERE / f"{kill} is killed").exists():
-            time.sleep(0.01)
-    return {"rewards": [float(len(query) % 2) for query in queries]}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -167,52 +147,6 @@ def rl_run(folder: Path, *, model: Path, prompts: int) -> tuple[list[str], dict[
     }
 
 
-def test_a_run_goes_on_by_itself_when_its_policy_and_then_its_engine_is_killed(tiny_checkpoint, tmp_path):
-    prompts, mark = 2, uuid.uuid4().hex
-    questions, values = rl_run(tmp_path, model=tiny_checkpoint("llm"), prompts=prompts)
-    values |= {"ckpt.max_restarts": 2, "logger.rollouts_per_step": 2 * prompts}
-    argv = python("lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *flags(values))
-    (tmp_path / "reward.py").write_text(WAITING_REWARD)
-    run = tmp_path / "run"
-    # An idle process has its actor's name; one with a task, the name of the class that the actor's is made of.
-    deaths = {
-        name: kills(title, mark, when=(tmp_path / f"{name} is awaited").exists)
-        for name, title in (("policy", "ray::KitPolicyActor"), ("engine", "ray::RolloutRayActor.generate"))
-    }
-
-    def kill() -> bool:
-        for name, dead in deaths.items():
-            if dead():
-                (tmp_path / f"{name} is killed").touch()
-        return False
-
-    command = KillableCommand(argv=argv, cwd=tmp_path, environment={"LMM_R1_TEST_WORKERS": mark})
-    ended = command.run(kill=kill, limit_s=400)
-    assert ended.code == 0, ended.output
-    # Ray names the classes that the actors' are made of.
-    restarts = [json.loads(line) for line in (run / "restarts.jsonl").read_text().splitlines()]
-    assert [restart["lost"].split(": ")[:2] for restart in restarts] == [
-        ["ActorDiedError", "PolicyModelActor"],
-        ["ActorDiedError", "RolloutRayActor"],
-    ]
-    assert [restart["saved"] for restart in restarts] == [1, 3]
-    for number, restart in enumerate(restarts, start=1):
-        assert f"restart {number} of 2 from step {restart['saved']}" in ended.output
-        assert f"resumed at step {restart['saved']}/{RL_STEPS}" in ended.output
-
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, RL_STEPS + 1))
-    assert json.loads((run / "stage.json").read_text())["steps"] == RL_STEPS
-    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-    asked = Counter((rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts)
-    order = PromptStream(questions, seed=42, episodes=1)
-    assert asked == {
-        (step, text): 2 for step in steps for text in order.take(prompts)
-    }, "each prompt's two samples, once"
-    assert all(rollout["reward"] in (0.0, 1.0) for rollout in rollouts)
-    assert complete_steps(run / "checkpoints" / "_actor") == [RL_STEPS]
-
-
 def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
     prompts = 2
     questions, values = rl_run(tmp_path, model=tiny_checkpoint("llm"), prompts=prompts)
@@ -240,8 +174,3 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     shown = [(rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts]
     order = PromptStream(questions, seed=42, episodes=1)
     assert shown == [(step, text) for step in steps for text in order.take(prompts)]
-    other = KillableCommand(
-        argv=[*argv, "--ckpt.output_dir", "other", "--data.max_samples", str(prompts)], cwd=tmp_path
-    )
-    assert other.run(limit_s=240).code == 0
-    assert [json.loads(line)["step"] for line in (tmp_path / "other/metrics.jsonl").read_text().splitlines()] == [1]

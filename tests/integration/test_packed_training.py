@@ -37,7 +37,7 @@ def reward_func(queries, prompts, labels):
 """
 PROMPTS = 4
 SAMPLES = 3
-STEPS = 20
+STEPS = 12
 # Three optimizer steps a rollout: a group of three and a third of another in each.
 BATCH = 4
 NEW_TOKENS = 12
@@ -189,11 +189,16 @@ OTHERS = {
     "packed": ((TOGETHER, NOT_SHARED, "--ds.packing_samples"), {"steps": 4}),
     # So few tokens that groups are divided.
     "by tokens": ((TOGETHER, "--train.dynamic_batch_enable"), {"steps": 4, "train__max_tokens_per_gpu": 150}),
-    "two workers with a share of each sequence": (
+    "two workers with a share of each sequence, ZeRO-3": (
         (),
-        {"steps": 3, "actor__num_gpus_per_node": 2, "ref__num_gpus_per_node": 2, "ds__ulysses_size": 2},
+        {
+            "steps": 4,
+            "actor__num_gpus_per_node": 2,
+            "ref__num_gpus_per_node": 2,
+            "ds__ulysses_size": 2,
+            "ds__zero_stage": 3,
+        },
     ),
-    "two workers, ZeRO-3": ((), {"steps": 4, "actor__num_gpus_per_node": 2, "ds__zero_stage": 3}),
 }
 
 
