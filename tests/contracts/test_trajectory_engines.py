@@ -26,7 +26,7 @@ pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 TOLERANCE = 1e-4
-COUNTS = [16, pytest.param(60, marks=pytest.mark.full)]
+COUNTS = [16, pytest.param(40, marks=pytest.mark.full)]
 MAX_NEW_TOKENS = (4, 12, 24)
 
 

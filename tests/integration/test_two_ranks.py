@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.two_ranks import Case, Step, finish, one_process, start
+from helpers.two_ranks import WAYS, Case, Step, finish, one_process, start
 
 from lmm_r1.lmm_kits import KITS, get_kit
 
@@ -55,7 +55,14 @@ def case_of(name: str, *, folder_of: Callable[[str], Path]) -> Case:
     images = TEXT_AND_IMAGES if get_kit(kit).takes_images else TEXTS
     changes = {"images": images} | (VARIANTS[variant] if variant else {})
     changes["images"] = LARGE_IMAGES.get(kit, {}).get(changes["images"], changes["images"])
-    return Case(**{"kit": kit, "folder": folder_of(kit), "stage": int(stage)} | changes)
+    # The ways differ in what the model computes with whole weights, which it has at all times but in ZeRO-3.
+    ways = WAYS if stage == "3" else ("shared",)
+    return Case(**{"kit": kit, "folder": folder_of(kit), "stage": int(stage), "ways": ways} | changes)
+
+
+def without_ranks(case: Case) -> Case:
+    """What one process makes of it, which knows of no ZeRO stage."""
+    return replace(case, stage=0, ways=WAYS)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +73,16 @@ def steps_of(
     folder = tmp_path_factory.mktemp("two") / "ranks"
     cases = [case_of(name, folder_of=tiny_checkpoint) for name in NAMES]
     processes = start(cases, folder)
-    # One process knows of no ZeRO stage.
-    apart = {str(replace(case, stage=0)): case for case in cases}
+    apart = {str(case): case for case in map(without_ranks, cases)}
     alone = {key: one_process(case) for key, case in apart.items()}
     together = finish(processes, folder)
-    steps = [(alone[str(replace(case, stage=0))], there) for case, there in zip(cases, together, strict=True)]
-    return lambda name: steps[NAMES.index(name)]
+
+    def of(name: str) -> tuple[list[Step], list[Step]]:
+        case, there = cases[NAMES.index(name)], together[NAMES.index(name)]
+        here = dict(zip(WAYS, alone[str(without_ranks(case))], strict=True))
+        return [here[way] for way in case.ways], there
+
+    return of
 
 
 def largest_difference(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
