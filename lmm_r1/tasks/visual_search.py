@@ -244,7 +244,9 @@ class VisualSearchTask:
         first, count = (0, self.tile_blocks) if self.style == "coarse" else (self.tile_blocks // 2, 1)
         for tile in tiles:
             top, left = ((place + first) * self.block_px for place in (tile.row, tile.column))
-            mark = np.tile(marks(tile.value, ink=_INK[self.style]).repeat(dot_px, axis=0).repeat(dot_px, axis=1), (count, count))
+            mark = np.tile(
+                marks(tile.value, ink=_INK[self.style]).repeat(dot_px, axis=0).repeat(dot_px, axis=1), (count, count)
+            )
             page[top : top + len(mark), left : left + len(mark)] += mark[..., None]
         return Image.fromarray(page.astype(np.uint8))
 
