@@ -51,6 +51,8 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_batch_inference.py",
         "integration/test_checkpoints.py",
         "integration/test_critic_runs.py",
+        "integration/test_dpo.py",
+        "integration/test_dpo_steps.py",
         "integration/test_evaluate_errors.py",
         "integration/test_evaluate_run.py",
         "integration/test_gradient_accumulation.py",

@@ -10,7 +10,7 @@ from typing import Literal
 class Difference:
     """A flag whose default is not OpenRLHF's."""
 
-    command: Literal["train_ppo_ray", "train_sft"]
+    command: Literal["train_ppo_ray", "train_sft", "train_dpo"]
     flag: str
     theirs: object
     """OpenRLHF's default; ours stands at the field."""
@@ -54,6 +54,17 @@ DIFFERENCES = (
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    Difference(command="train_dpo", flag="ckpt.path", theirs="./ckpt/checkpoints_dpo", reason=_OWN_CHECKPOINTS),
+    Difference(command="train_dpo", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
+    Difference(
+        command="train_dpo",
+        flag="data.max_len",
+        theirs=512,
+        reason="one image has hundreds of tokens; as in SFT and RL",
+    ),
+    Difference(command="train_dpo", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_dpo", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
+    Difference(command="train_dpo", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
 )
 
 

@@ -11,6 +11,8 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_clusters.py": ("no_node_has_room", "path_that_a_node"),
     "test_critic_runs.py": (),
     "test_curriculum.py": (),
+    "test_dpo.py": ("killed_run",),
+    "test_dpo_steps.py": ("adapters, ZeRO-2", "packed, ", "padded, ", "two pairs", "two ranks share", "checkpointing"),
     "test_interactive_chat.py": ("thinks_dimly",),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),

@@ -25,7 +25,8 @@ def _pairs(columns: Columns) -> RowFields:
 
 def _preference(columns: Columns) -> RowFields:
     """Where there is no column with the prompt, it is what the two conversations have in common."""
-    better, worse = columns.take("chosen"), columns.take("rejected")
+    better = columns.take(columns.names.chosen or "chosen")
+    worse = columns.take(columns.names.rejected or "rejected")
     if columns.names.prompt is None and all(columns.record.get(name) is None for name in _PREFERENCE_PROMPTS):
         prompt, better, worse = _common(better, worse, columns=columns)
     else:

@@ -24,6 +24,8 @@ class ColumnNames:
     images: str | None = None
     videos: str | None = None
     datasource: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
