@@ -44,7 +44,7 @@ def simpo_loss(
 def nll_loss(log_probs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Return the negative mean log-prob per token of responses; 0 for one without tokens.
 
-    The term that is added to DPO's loss in section 4.1.4 of https://arxiv.org/abs/2407.21783 (Llama 3), and, with other
+    The term that is added to DPO's loss in section 4.1.4 of https://arxiv.org/abs/2407.21783, and, with other
     weights, in https://arxiv.org/abs/2404.19733.
 
     Args:

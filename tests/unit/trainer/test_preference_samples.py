@@ -7,7 +7,9 @@ from helpers.conversations import message
 from lmm_r1.data.messages import Message
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
+from lmm_r1.trainer.dpo_rows import PairEncoder
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.supervised_rows import read_ahead
 
 pytestmark = pytest.mark.unit
 
@@ -89,3 +91,12 @@ def test_a_batch_holds_the_chosen_sides_first_and_a_filler_counts_for_nothing():
     assert batch.tokens.sequences[0].tolist() == batch.tokens.sequences[1].tolist()
     assert batch.tokens.loss_mask.sum(-1).tolist() == [3, 0, 2, 0]
     assert batch.weights.tolist() == [1.0, 0.0]
+
+
+def test_pairs_that_workers_encode_ahead_have_one_object_for_the_media_of_both_sides():
+    # --data.dataloader_num_workers: samples come from other processes.
+    rows = [pair(message("user", IMAGE, text), chosen="ab", rejected="ac") for text in "xy"]
+    encode = PairEncoder(kit=CharacterKit(), processor=None, max_len=64)
+    for sample in read_ahead(rows, encode, indices=[1, 0], workers=1):
+        assert sample.chosen.media == {"pixels": 1}
+        assert sample.rejected.media is sample.chosen.media
