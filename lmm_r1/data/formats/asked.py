@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ PROMPTS = ("prompt", "question", "query", "instruction")
 CONVERSATIONS = (*MESSAGES, "conversations")
 IMAGES = ("images", "image")
 VIDEOS = ("videos", "video")
+_TAGS = re.compile("(<image>|<video>)")
 
 
 def prompt_of(columns: Columns, *, images: Column, names: tuple[str, ...] = (*PROMPTS, *CONVERSATIONS)) -> Any:
@@ -66,23 +68,30 @@ def same_words(one: Any, other: Any) -> bool:
 
 
 def _written(turn: Any) -> Any:
-    """Return a form of a message that is equal for equal ones."""
+    """Return a form of a message that is equal for equal ones: a tag is an image part without a source."""
     if not isinstance(turn, Mapping):
         return turn
-    content = turn.get("content")
-    if isinstance(content, str) or not isinstance(content, Sequence):
-        parts: list[Any] = [{"type": "text", "text": content}]
-    else:
-        parts = [_part(part) for part in content]
-    return turn.get("role"), parts
+    role, content = turn.get("role"), turn.get("content")
+    if isinstance(content, str):
+        pieces = [content] if role == "assistant" else _TAGS.split(content)
+        parts: list[Any] = [
+            {"type": piece.strip("<>")} if place % 2 else piece.strip() for place, piece in enumerate(pieces)
+        ]
+        return role, [part for part in parts if part]
+    if not isinstance(content, Sequence):
+        return role, content
+    return role, [written for part in content if (written := _part(part))]
 
 
 def _part(part: Any) -> Any:
-    """Return a part without its empty fields, and with bytes where they lie in the row file."""
+    """Return a part without its empty fields, without blanks around its text, and with bytes that lie in the row file."""
     if isinstance(part, StoredBytes):
         return part.read()
     if not isinstance(part, Mapping):
         return part
+    text = part.get("text")
+    if part.get("type") == "text" and isinstance(text, str):
+        return text.strip()
     return {name: _part(value) for name, value in part.items() if value is not None}
 
 
@@ -91,5 +100,4 @@ def _words(turn: Any) -> Any:
     if not isinstance(written, tuple):
         return written
     role, parts = written
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    return role, "".join(str(text) for text in texts).replace("<image>", "").replace("<video>", "").strip()
+    return role, [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else parts

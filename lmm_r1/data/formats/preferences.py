@@ -111,7 +111,7 @@ def _fail_as_different(one: Sequence[Any], other: Sequence[Any], sentence: str, 
     for turn, twin in zip(one, other, strict=False):
         if not same_turn(turn, twin):
             if same_words(turn, twin):
-                sentence = "an image or a video stands on one side only"
+                sentence = "an image or a video stands on one side only, or not the same one on both"
             break
     columns.fail(f"{sentence}; both responses must answer one prompt")
 

@@ -1,9 +1,13 @@
 """Rows with judged responses: what is refused, with file, line and a sentence, and what is laid over all rows of a run."""
 
 import copy
+import io
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +16,7 @@ from PIL import Image
 from lmm_r1.batch.selection import select
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.data.preferences import (
     PREFERENCE,
@@ -25,6 +30,7 @@ from lmm_r1.data.preferences import (
 )
 from lmm_r1.data.prompt_template import PromptTemplate
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -246,6 +252,50 @@ def test_an_implicit_prompt_of_turns_is_written_either_way(folder):
     row = only(load_preference_rows(written(folder, {"chosen": one, "rejected": other})))
     assert words(row.messages) == [("user", "1 + 1?"), ("assistant", "2"), ("user", "Sure?")]
     assert (words(row.chosen), words(row.rejected)) == ([("assistant", "Yes.")], [("assistant", "No.")])
+
+
+def test_a_tag_and_an_image_part_without_a_source_are_the_same_place(folder):
+    parts = [{"type": "image"}, {"type": "text", "text": "Which?", "image": None}]
+    record = {
+        "images": ["red.png"],
+        "prompt": "<image>Which?",
+        "chosen": [said(parts, "user"), said("red")],
+        "rejected": [said("<image>\nWhich?", "user"), said("blue")],
+    }
+    row = only(load_preference_rows(written(folder, record)))
+    assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which?"))
+    assert (words(row.chosen), words(row.rejected)) == ([("assistant", "red")], [("assistant", "blue")])
+
+
+def noise(seed: int) -> bytes:
+    """A PNG file of more bytes than are kept in memory."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(
+        buffer, format="PNG"
+    )
+    return buffer.getvalue()
+
+
+def turns_of(image: bytes, answer: str) -> list[dict]:
+    asked = [
+        {"type": "image", "text": None, "image": {"bytes": image}},
+        {"type": "text", "text": "Which?", "image": None},
+    ]
+    return [said(asked, "user"), said([{"type": "text", "text": answer, "image": None}])]
+
+
+def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_another_image_not(folder):
+    records = [{"chosen": turns_of(noise(1), "red"), "rejected": turns_of(noise(other), "blue")} for other in (1, 2)]
+    pq.write_table(pa.Table.from_pylist(records), folder / "rows.parquet")
+    read = read_judged_file(str(folder / "rows.parquet"), PREFERENCE, skip_bad=True)
+    (row,) = read.rows.values()
+    image = row.messages[0].parts[0]
+    assert isinstance(image.source, StoredBytes)
+    assert load_image(image, location="").size == (32, 32)
+    assert [skipped.reason for skipped in read.skipped] == [
+        f"{folder}/rows.parquet row 2: an image or a video stands on one side only, or not the same one on both; "
+        "both responses must answer one prompt"
+    ]
 
 
 def test_plain_text_stays_as_it_is_where_no_chat_template_writes_it(folder):
