@@ -53,7 +53,7 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
     shares = np.asarray(probabilities) / sum(probabilities)
     draws = np.random.default_rng(seed).choice(len(row_lists), size=sum(map(len, row_lists)), p=shares)
     taken = [0] * len(row_lists)
-    blended = []
+    blended: list[T] = []
     for index in draws.tolist():
         blended.append(row_lists[index][taken[index]])
         taken[index] += 1
