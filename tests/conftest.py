@@ -31,6 +31,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_images.py",
         "contracts/test_kit_masked.py",
         "contracts/test_kit_packing.py",
+        "contracts/test_kit_pairs.py",
         "contracts/test_kit_plain_text.py",
         "contracts/test_kit_plans.py",
         "contracts/test_kit_sequence_shares.py",

@@ -12,7 +12,7 @@ from rich.console import Console
 from lmm_r1.config import DPOConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PreferenceRow, load_preference_rows
+from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_file
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.preference_samples import PairSample, encode_pair
 from lmm_r1.trainer.supervised_rows import blended_rows
@@ -31,14 +31,15 @@ def evaluation_pairs(config: DPOConfig) -> list[PreferenceRow]:
 def _load(config: DPOConfig, path: str, *, split: str) -> list[PreferenceRow]:
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
-    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key)
+    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")
     # As in OpenRLHF, a column of text that is named goes in as it stands where no chat template is asked for.
     is_plain = data.prompt_key is not None and not data.apply_chat_template
     template = (data.input_template or "{}") if is_plain else None
-    rows = load_preference_rows(path, split=split, reading=replace(reading, names=names, plain_template=template))
+    reading = replace(reading, names=names, plain_template=template)
+    file = read_judged_file(path, PREFERENCE, split=split, reading=reading)
     # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(f"{path}: {len(rows)} pairs of responses")
-    return rows
+    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
+    return list(file.rows.values())
 
 
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:

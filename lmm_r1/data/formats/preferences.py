@@ -72,7 +72,7 @@ def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Co
         better, worse = (Column(name=side.name, value=talk) for side, talk in zip((better, worse), talks, strict=True))
     one, other = _turns(better.value), _turns(worse.value)
     if one is None or other is None or "assistant" in (_role(one[0]), _role(other[0])):
-        columns.fail(_no_prompt(better, worse))
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
     count = next(
         (place for place, pair in enumerate(zip(one, other, strict=False)) if not same_turn(*pair)),
         min(len(one), len(other)),
@@ -94,15 +94,15 @@ def _common_text(better: Column, worse: Column, *, columns: Columns) -> tuple[st
     count = blank if blank > line else line + 1
     prompt = shared[: max(count, 0)]
     if not prompt.strip():
-        columns.fail(_no_prompt(better, worse))
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
     rest = [Column(name=side.name, value=side.value[len(prompt) :]) for side in (better, worse)]
     return prompt, rest[0], rest[1]
 
 
-def _no_prompt(better: Column, worse: Column) -> str:
+def _no_prompt(better: Column, worse: Column, *, flag: str) -> str:
     return (
         f'no field {" or ".join(_ASKED)} with the prompt, and "{better.name}" and "{worse.name}" do not begin with the '
-        "same; name it with --data.input_key"
+        f"same; name it with {flag}"
     )
 
 

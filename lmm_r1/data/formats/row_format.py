@@ -30,6 +30,8 @@ class ColumnNames:
     """The worse one."""
     step_tag: str | None = None
     """No column, but what stands behind every step of a text with steps."""
+    prompt_flag: str = "--data.input_key"
+    """No column, but the flag that names the prompt's on this command's line, for messages."""
 
     @property
     def names_sides(self) -> bool:
@@ -75,8 +77,8 @@ class Columns:
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
             self.fail(
-                f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with --data.input_key, or "
-                "another row format with --data.format"
+                f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with "
+                f"{self.names.prompt_flag}, or another row format with --data.format"
             )
         return found.value
 

@@ -85,3 +85,10 @@ def test_the_digest_of_pairs_tells_their_sides_apart(tmp_path):
     path = write(tmp_path / "rows.jsonl", ROW, ROW | {"chosen": "3", "rejected": "2"}, ROW | {"margin": 1.0})
     digests = {rows_digest([row]) for row in training_pairs(config(data__dataset=path))}
     assert len(digests) == 3
+
+
+def test_a_prompt_that_is_missing_is_named_by_the_flag_of_this_command(tmp_path):
+    path = write(tmp_path / "rows.jsonl", {"chosen": "2", "rejected": "3"})
+    for flags in ({}, {"data__prompt_key": "q"}):
+        with pytest.raises(UserError, match="rows.jsonl line 1: no field .*name it with --data.prompt_key"):
+            training_pairs(config(data__dataset=path, **flags))
