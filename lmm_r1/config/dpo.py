@@ -39,7 +39,7 @@ class DPORefConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPODataConfig(SupervisedDataConfig):
+class PreferenceDataConfig(SupervisedDataConfig):
     prompt_key: str | None = None
     """Column with the prompt, text or messages; None takes the format's, or what both conversations begin with."""
     chosen_key: str = "chosen"
@@ -49,7 +49,7 @@ class DPODataConfig(SupervisedDataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOTrainConfig(SupervisedTrainConfig):
+class PreferenceTrainConfig(SupervisedTrainConfig):
     batch_size: int = 128
     """Pairs in one weight update, over all GPUs."""
     micro_batch_size: int = 8
@@ -84,9 +84,9 @@ class DPOConfig(SupervisedConfig):
     """The model and the loss."""
     ref: DPORefConfig = field(default_factory=DPORefConfig)
     """The reference model."""
-    data: DPODataConfig = field(default_factory=DPODataConfig)
+    data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
     """Rows."""
-    train: DPOTrainConfig = field(default_factory=DPOTrainConfig)
+    train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
     """The training loop."""
     eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
     """Evaluation during training."""

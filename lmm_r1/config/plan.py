@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 
 
@@ -36,3 +37,8 @@ class PlanSFTConfig(PlanSupervisedConfig, SFTConfig):
 @dataclass(frozen=True, kw_only=True)
 class PlanDPOConfig(PlanSupervisedConfig, DPOConfig):
     """What a stage that learns from pairs is planned by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRMConfig(PlanSupervisedConfig, RMConfig):
+    """What a reward model's training is planned by."""

@@ -11,6 +11,7 @@ from lmm_r1.config.checks import (
     check_vision_lr,
 )
 from lmm_r1.config.dpo import DPOConfig, DPOModelConfig
+from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.config.verifier_spec import verifier_from
@@ -34,6 +35,20 @@ def check_dpo(config: DPOConfig) -> None:
     _check_pair_texts(config)
     _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
     check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+
+
+def check_rm(config: RMConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_supervised(config)
+    _check_reward_loss(config.model)
+    _check_pair_texts(config)
+    _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
+    check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+    if config.ds.tensor_parallel_size > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a reward model; "
+            "leave it out"
+        )
 
 
 def _check_supervised(config: SupervisedConfig) -> None:
@@ -127,7 +142,23 @@ def _check_reference(config: DPOConfig) -> None:
         check_offloaded("ref", config.ds)
 
 
-def _check_pair_texts(config: DPOConfig) -> None:
+def _check_reward_loss(model: RMModelConfig) -> None:
+    if model.loss_type not in LOSS_TYPES:
+        raise UserError(
+            f"--model.loss_type {model.loss_type}: known are {' and '.join(LOSS_TYPES)}; OpenRLHF's other loss, logexp, is "
+            "sigmoid in another form"
+        )
+    if model.margin_loss_enable and model.loss_type != "sigmoid":
+        raise UserError(
+            f"--model.margin_loss_enable has no part in --model.loss_type {model.loss_type}; leave one of them out"
+        )
+    if model.aux_loss_coef:
+        raise UserError(
+            f"--model.aux_loss_coef {model.aux_loss_coef:g} is not available for reward models; leave it out"
+        )
+
+
+def _check_pair_texts(config: DPOConfig | RMConfig) -> None:
     data = config.data
     if not data.input_template:
         return

@@ -1,8 +1,8 @@
-"""The plan of a run that learns from pairs: the policy, and the reference model beside it, on every GPU."""
+"""The plans of runs that learn from pairs: a policy with its reference model beside it, or a reward model, on every GPU."""
 
 from __future__ import annotations
 
-from lmm_r1.config import DPOConfig
+from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.planning.estimates import PlanImage, estimate
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.placement import PlannedModel
@@ -36,6 +36,23 @@ def plan_dpo(
     return supervised_plan(config, machine, models, per_machine=per_machine, samples_per_row=SIDES)
 
 
+def plan_rm(
+    config: RMConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
+) -> Plan:
+    """Return the plan of a reward model's training; the arguments are those of `plan_sft`."""
+    model = trained_model(
+        config,
+        machine,
+        processes=processes,
+        per_machine=per_machine,
+        image=image,
+        share_prefix=config.train.shared_prefix_enable,
+        pass_tokens=SIDES * config.data.max_len,
+        role="critic",
+    )
+    return supervised_plan(config, machine, [model], per_machine=per_machine, samples_per_row=SIDES)
+
+
 def _reference(
     config: DPOConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None
 ) -> PlannedModel:
@@ -43,7 +60,7 @@ def _reference(
     settings = model_settings(
         config,
         share_prefix=config.train.shared_prefix_enable,
-        trained=False,
+        role="reference",
         on_gpu=on_gpu,
         path=config.ref.model_name_or_path,
     )

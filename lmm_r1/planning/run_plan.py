@@ -11,13 +11,13 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
-from lmm_r1.planning.dpo_plan import plan_dpo
+from lmm_r1.planning.dpo_plan import plan_dpo, plan_rm
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.live_memory import Unpredictable
 from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
@@ -62,6 +62,8 @@ def check_sft_plan(
     def replan(changed: SupervisedConfig) -> Plan:
         if isinstance(changed, DPOConfig):
             return plan_dpo(changed, machine, processes=processes, per_machine=per_machine, image=image)
+        if isinstance(changed, RMConfig):
+            return plan_rm(changed, machine, processes=processes, per_machine=per_machine, image=image)
         return plan_sft(changed, machine, processes=processes, per_machine=per_machine, image=image)
 
     try:

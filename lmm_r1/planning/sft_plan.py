@@ -8,6 +8,7 @@ from lmm_r1.config import SupervisedConfig
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
 from lmm_r1.planning.machine import Machine
+from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedModel
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
@@ -47,20 +48,22 @@ def trained_model(
     image: PlanImage | None,
     share_prefix: bool,
     pass_tokens: int,
+    role: Role = "policy",
 ) -> PlannedModel:
     """Return the process of the model that a supervised run trains; the arguments are those of `plan_sft`.
 
     Args:
         share_prefix: whether what samples of a pass begin with is computed once.
         pass_tokens: of the largest pass.
+        role: "critic" for a reward model, which has a value head as well.
     """
     on_gpu = machine.gpu_bytes is not None
     zero = zero_settings(config, machine, processes=processes)
-    settings = model_settings(config, share_prefix=share_prefix, trained=True, on_gpu=on_gpu)
+    settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu)
     estimated = estimate(settings, image)
     states = trained_states(estimated.size, zero)
     return PlannedModel(
-        role="policy",
+        role=role,
         estimate=estimated,
         states=states,
         resident=0,
@@ -90,16 +93,17 @@ def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int)
 
 
 def model_settings(
-    config: SupervisedConfig, *, share_prefix: bool, trained: bool, on_gpu: bool, path: str | None = None
+    config: SupervisedConfig, *, share_prefix: bool, role: Role, on_gpu: bool, path: str | None = None
 ) -> ModelSettings:
-    """Return how a supervised run builds its policy, or with `trained` off the reference model at `path`."""
+    """Return how a supervised run builds the model that it trains, or the reference model at `path`."""
+    trained = role != "reference"
     path = path or config.model.model_name_or_path
     assert path is not None, "resolve_sft requires it"
     assert config.ds.param_dtype is not None, "resolve_sft fills it in"
     in_backward = trained and not on_gpu and config.ds.zero_stage in (1, 2)
     return ModelSettings(
         path=path,
-        role="policy" if trained else "reference",
+        role=role,
         param_dtype=config.ds.param_dtype,
         packing_samples=config.ds.packing_samples,
         share_prefix=share_prefix,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lmm_r1.config import DPOConfig
+from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_file
@@ -18,17 +18,17 @@ from lmm_r1.trainer.preference_samples import PairSample, encode_pair
 from lmm_r1.trainer.supervised_rows import blended_rows
 
 
-def training_pairs(config: DPOConfig) -> list[PreferenceRow]:
+def training_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
     """Return the pairs of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
     return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
 
 
-def evaluation_pairs(config: DPOConfig) -> list[PreferenceRow]:
+def evaluation_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
     """Return the pairs of `--eval.dataset`, none without."""
     return [] if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
 
 
-def _load(config: DPOConfig, path: str, *, split: str) -> list[PreferenceRow]:
+def _load(config: DPOConfig | RMConfig, path: str, *, split: str) -> list[PreferenceRow]:
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
     names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")

@@ -52,3 +52,22 @@ def nll_loss(log_probs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         lengths: its tokens.
     """
     return -log_probs / lengths.clamp(min=1)
+
+
+def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: torch.Tensor | None) -> torch.Tensor:
+    """Return -log s(chosen - rejected - margin) of rewards, with the sigmoid s.
+
+    Equation 1 of https://arxiv.org/abs/2203.02155 (InstructGPT), after Bradley and Terry (1952); with a margin equation 2
+    of https://arxiv.org/abs/2307.09288, section 3.2.2.
+    """
+    difference = chosen - rejected
+    return -F.logsigmoid(difference if margin is None else difference - margin)
+
+
+def score_loss(chosen: torch.Tensor, rejected: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return the mean over both responses of (reward - score)^2.
+
+    Args:
+        scores: of the chosen responses and of the rejected ones, (2, B).
+    """
+    return (torch.stack([chosen, rejected]) - scores).square().mean(0)

@@ -17,7 +17,6 @@ from rich.console import Console
 from lmm_r1.config import SupervisedConfig, checkpoint_folder
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.actor import KitActor
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.trainer.held_out import BestMetric, HeldOut
@@ -66,7 +65,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         self,
         config: SupervisedConfig,
         strategy: KitStrategy,
-        actor: KitActor,
+        actor: Any,
         *,
         kit: LmmKit,
         processor: Any,
@@ -78,6 +77,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         trackers: Trackers | None = None,
     ) -> None:
         """Args:
+        actor: what is trained, as the strategy has prepared it.
         encode: gives a row's sample, None where it is too long.
         filler: a sample that teaches nothing: DeepSpeed counts micro-batches, so that one in which no row fits is filled.
         """
@@ -102,6 +102,11 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         self.step = self.saved_step = 0
         # Of the last update, by the names of `Terms.sums`.
         self.means: dict[str, float] = {}
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine around what is trained."""
+        return self.actor.model
 
     @property
     def pad_token_id(self) -> int:
@@ -145,6 +150,9 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
             self.console.print(
                 f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped"
             )
+
+    def finish(self) -> None:
+        """Do what a trainer does once all updates are made, before its model is saved."""
 
     def _make_step(self, step: int, *, steps: int) -> bool:
         """Make one update, log it, save it where that is due, and return whether the run is to end with it.
@@ -289,11 +297,10 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
     def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
         if not self.strategy.is_rank_0():
             return
-        engine = self.actor.model
         values = {
             "loss": loss,
             **self.means,
-            "lr": engine.get_lr()[0],
+            "lr": self.engine.get_lr()[0],
             "grad_norm": self.strategy.get_grad_norm(self.actor),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds,
@@ -315,7 +322,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         if ckpt.save_hf:
             self.strategy.save_model(self.actor, self.processor, f"{folder}/{tag}_hf")
         self.strategy.save_ckpt(
-            self.actor.model,
+            self.engine,
             folder,
             tag,
             ckpt.max_num,

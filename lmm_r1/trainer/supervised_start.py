@@ -81,18 +81,19 @@ class Session:
 
     def train(self, run: SupervisedRun) -> None:
         """Run the updates that are left, from the newest checkpoint where there is one, and write the model."""
-        start = self._resume(run.actor)
+        start = self._resume(run.engine)
         if self.strategy.is_rank_0():
             self.folder.resume(start)
         run.fit(start=start, steps=self.steps)
+        run.finish()
         with self.stops.held():
             self.strategy.save_model(run.actor, self.checkpoint.processor, self.config.ckpt.output_dir)
 
-    def _resume(self, actor: KitActor) -> int:
+    def _resume(self, engine: Any) -> int:
         """Load the newest checkpoint where asked to, and return the step to go on from."""
         if not self.config.ckpt.load_enable:
             return 0
-        _, states = self.strategy.load_ckpt(actor.model, str(checkpoint_folder(self.config)))
+        _, states = self.strategy.load_ckpt(engine, str(checkpoint_folder(self.config)))
         return states.get("global_step", 0)
 
 
@@ -199,7 +200,16 @@ def prepare_trained(
     """
     if config.model.gradient_checkpointing_enable:
         actor.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
-    settings = {
+    actor, _, _ = strategy.prepare((actor, optimizer_settings(config, args, steps=steps)))
+    check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
+    if config.model.aux_loss_coef:
+        actor.balance_experts()
+    return actor
+
+
+def optimizer_settings(config: SupervisedConfig, args: SimpleNamespace, *, steps: int) -> dict[str, Any]:
+    """Return the optimizer and its schedule over so many steps, as the strategy takes them."""
+    return {
         "optim": config.optim,
         "muon": vars(args.muon),
         "adam": vars(args.adam),
@@ -209,8 +219,3 @@ def prepare_trained(
         "max_norm": config.max_norm,
         "scheduler_steps": steps,
     }
-    actor, _, _ = strategy.prepare((actor, settings))
-    check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
-    if config.model.aux_loss_coef:
-        actor.balance_experts()
-    return actor

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from openrlhf.models import DPOLoss
+from openrlhf.models import DPOLoss, PairWiseLoss
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.trainer.dpo import Preferences, preferences
-from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
+from lmm_r1.trainer.preference_losses import bradley_terry_loss, dpo_loss, ipo_loss, nll_loss, score_loss, simpo_loss
 
 pytestmark = pytest.mark.unit
 
@@ -126,3 +126,22 @@ def test_what_is_logged_of_a_pair():
         "rejected_log_prob": -4.0,
         "nll_loss": 1.5,
     }
+
+
+def test_the_better_response_is_to_have_the_larger_reward_by_a_margin():
+    assert bradley_terry_loss(*pair(1.0, 1.0), margin=None).item() == pytest.approx(math.log(2))
+    # log(1 + e^-0.5) = 0.474077, with a reward that is larger by 0.5, or by 1.5 where 1 is asked for.
+    assert bradley_terry_loss(*pair(2.0, 1.5), margin=None).item() == pytest.approx(0.474077, abs=1e-6)
+    assert bradley_terry_loss(*pair(2.0, 0.5), margin=torch.tensor([1.0])).item() == pytest.approx(0.474077, abs=1e-6)
+
+
+def test_the_loss_of_rewards_is_openrlhfs():
+    chosen, rejected, margin = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    for given in (None, margin):
+        ours = bradley_terry_loss(chosen, rejected, margin=given).mean()
+        torch.testing.assert_close(ours, PairWiseLoss()(chosen, rejected, given))
+
+
+def test_rewards_are_drawn_to_scores():
+    # (1 - 3)^2 = 4 and (2 - 2)^2 = 0.
+    assert score_loss(*pair(1.0, 2.0), torch.tensor([[3.0], [2.0]])).item() == 2.0
