@@ -7,12 +7,14 @@ import pytest
 import torch
 from helpers.conversations import clip, message, picture
 from helpers.tiny_models import make_actor
+from helpers.value_models import make_value_model
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.rm_rows import RewardSample, collate_rewards
 from lmm_r1.trainer.sft_samples import collate, encode_sample
 
 pytestmark = pytest.mark.contract
@@ -108,3 +110,28 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     if shared.packing_samples:
         prompt = sample.chosen.loss_mask.index(True)
         assert shared.computed_tokens <= len(sample.chosen.token_ids) + len(sample.rejected.token_ids) - prompt
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_pair_in_one_packed_sequence_has_the_rewards_of_its_sides_by_themselves(encode, name, tiny_checkpoint):
+    messages = PROMPTS["an image" if get_kit(name).takes_images else "text"][1]
+    sample = encode(name, row(messages, *SIDES[0]))
+    folder = tiny_checkpoint(name)
+    shared, stock = make_value_model(folder, share_prefix=True), make_value_model(folder)
+    rewards = RewardSample(pair=sample, margin=0.0, scores=(0.0, 0.0))
+    batch = collate_rewards([rewards, rewards.filler], pad_token_id=0)
+    tokens = batch.pairs.tokens
+    with torch.no_grad():
+        together = shared(
+            tokens.sequences,
+            attention_mask=tokens.attention_mask,
+            media=tokens.media,
+            prompt_lengths=batch.prompt_lengths,
+        )
+        alone = []
+        for side in (sample.chosen, sample.rejected):
+            one = collate([side], pad_token_id=0)
+            alone.append(stock(one.sequences, attention_mask=one.attention_mask, media=one.media)[0])
+    # A filler's sides are the same conversations, which nothing divides into prompt and response.
+    expected = torch.stack([alone[0], alone[0], alone[1], alone[1]])
+    torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Updates of a preference run on two DeepSpeed ranks, and the same ones by hand: padded, in one process, sides apart."""
+"""Updates of runs on pairs on two DeepSpeed ranks, and the same ones by hand: padded, in one process, sides apart."""
 
 import importlib
 import pickle
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from helpers.conversations import message, picture
 from helpers.launched_ranks import Ranks, launch
 from helpers.tiny_models import make_actor
+from helpers.value_models import make_value_model
 
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.lmm_kits import get_kit
@@ -35,6 +36,8 @@ class Case:
     folder: Path
     flags: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
+    rewards: bool = False
+    """Whether a reward model is trained, with margins, and no policy; `folder` then holds one with a head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ def rows() -> list[PreferenceRow]:
             messages=(message("user", *prompt),),
             chosen=(message("assistant", chosen),),
             rejected=(message("assistant", rejected),),
-            margin=None,
+            margin=0.25 * number,
             location=f"rows.jsonl line {number}",
         )
         for number, (prompt, (chosen, rejected)) in enumerate(zip(prompts, sides, strict=True), start=1)
@@ -129,6 +132,41 @@ def by_hand(case: Case) -> Updates:
     return Updates(losses=losses, means=means, norms=norms, weights=weights)
 
 
+def rewards_by_hand(case: Case) -> Updates:
+    """Make the updates of a reward model as `by_hand` does a policy's."""
+    from lmm_r1.trainer.rm_rows import RewardEncoder
+    from lmm_r1.trainer.sft_samples import SFTSample, collate
+
+    kit = get_kit(KIT)
+    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
+    encode = RewardEncoder(kit=kit, processor=processor, max_len=4096)
+    samples = [encode(row) for row in rows()]
+    model = make_value_model(case.folder).train()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **ADAM)
+
+    def reward(sample: SFTSample) -> torch.Tensor:
+        batch = collate([sample], pad_token_id=0)
+        return model(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)[0]
+
+    losses, means, norms = [], [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        pairs = []
+        for sample in samples:
+            chosen, rejected = reward(sample.pair.chosen), reward(sample.pair.rejected)
+            loss = -F.logsigmoid(chosen - rejected - sample.margin)
+            (loss / len(samples)).backward()
+            pairs.append([value.item() for value in (loss, chosen - rejected, chosen, rejected)])
+        norms.append(torch.stack([weight.grad.norm() for weight in trained if weight.grad is not None]).norm().item())
+        mean = torch.tensor(pairs).double().mean(0).tolist()
+        losses.append(mean[0])
+        means.append(dict(zip(("reward_margin", "chosen_reward", "rejected_reward"), mean[1:], strict=True)))
+        optimizer.step()
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return Updates(losses=losses, means=means, norms=norms, weights=weights)
+
+
 def policy_of(path: str, *, lora: bool, **settings: Any) -> KitActor:
     """Return the policy; of adapters, both factors do something from the start."""
     given = {"lora_rank": LORA_RANK} if lora else {}
@@ -140,19 +178,11 @@ def policy_of(path: str, *, lora: bool, **settings: Any) -> KitActor:
     return actor
 
 
-def _ranks_updates(case: Case) -> Updates:
-    """Make the updates as one of the ranks."""
-    from lmm_r1 import dotted
-    from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
-    from lmm_r1.trainer import dpo
-    from lmm_r1.trainer.dpo_rows import PairEncoder
-    from lmm_r1.trainer.strategy import make_strategy, whole_state_dict
-
-    flags = {
+def _flags(case: Case) -> dict[str, Any]:
+    own = {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL}
+    return {
         "model.model_name_or_path": str(case.folder),
-        "model.beta": BETA,
-        "model.label_smoothing": SMOOTHING,
-        "model.nll_loss_coef": NLL,
+        **({"model.margin_loss_enable": True} if case.rewards else own),
         "data.dataset": "rows.jsonl",
         "data.max_len": 4096,
         "train.batch_size": len(rows()),
@@ -165,8 +195,47 @@ def _ranks_updates(case: Case) -> Updates:
         "min_lr_ratio": 0.1,
         "lr_warmup_ratio": 0.0,
         "max_norm": 0.0,
+        **case.flags,
     }
-    config = resolve(dotted.replace(DPOConfig(), flags | case.flags))
+
+
+def _reward_updates(case: Case) -> Updates:
+    """Make the updates of a reward model as one of the ranks."""
+    from lmm_r1 import dotted
+    from lmm_r1.config import RMConfig, resolve, to_openrlhf_args
+    from lmm_r1.trainer import rm
+    from lmm_r1.trainer.strategy import make_strategy
+
+    config = resolve(dotted.replace(RMConfig(), _flags(case)))
+    args = to_openrlhf_args(config)
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    kit = get_kit(KIT)
+    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
+    encode = rm.RewardEncoder(kit=kit, processor=processor, max_len=4096)
+    run = rm.RMRun(
+        config,
+        strategy,
+        rm.prepare_model(config, args, strategy, steps=STEPS),
+        kit=kit,
+        processor=processor,
+        rows=rows(),
+        folder=None,
+        encode=encode,
+        filler=encode(rows()[0]).filler,
+    )
+    return _made(run)
+
+
+def _ranks_updates(case: Case) -> Updates:
+    """Make the updates of a policy as one of the ranks."""
+    from lmm_r1 import dotted
+    from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
+    from lmm_r1.trainer import dpo
+    from lmm_r1.trainer.dpo_rows import PairEncoder
+    from lmm_r1.trainer.strategy import make_strategy
+
+    config = resolve(dotted.replace(DPOConfig(), _flags(case)))
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
@@ -199,14 +268,21 @@ def _ranks_updates(case: Case) -> Updates:
         encode=encode,
         filler=encode(rows()[0]).filler,
     )
-    actor.train()
+    return _made(run)
+
+
+def _made(run: Any) -> Updates:
+    """Make a run's updates."""
+    from lmm_r1.trainer.strategy import whole_state_dict
+
+    run.actor.train()
     losses, means, norms = [], [], []
     for step in range(STEPS):
         loss, _ = run._update(run._micro_batches(step))
         losses.append(loss)
         means.append(run.means)
-        norms.append(strategy.get_grad_norm(actor))
-    weights = {name: value.detach().clone() for name, value in (whole_state_dict(actor.model) or {}).items()}
+        norms.append(run.strategy.get_grad_norm(run.actor))
+    weights = {name: value.detach().clone() for name, value in (whole_state_dict(run.engine) or {}).items()}
     return Updates(losses=losses, means=means, norms=norms, weights=weights)
 
 
@@ -216,7 +292,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cpu.prepare_process()
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
-        updates = _ranks_updates(case)
+        updates = _reward_updates(case) if case.rewards else _ranks_updates(case)
         if dist.get_rank() == 0:
             torch.save(updates, folder / f"case{number}.pt")
     dist.destroy_process_group()

@@ -94,18 +94,23 @@ def make_command(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytes
     folder = tmp_path_factory.mktemp("pairs")
     write_pairs(folder)
 
-    def made(run: str, *switches: str, **changes: object) -> tuple[KillableCommand, Path]:
+    def made(run: str, *switches: str, module: str = "train_dpo", **changes: object) -> tuple[KillableCommand, Path]:
         given = {"train__batch_size": 2, "train__micro_batch_size": 1, "train__max_epochs": 2, "ckpt__save_steps": 1}
         values = settings(tiny_checkpoint("qwen2_5_vl"), folder, run=run, **given | {"ckpt__max_num": 1} | changes)
-        argv = python("lmm_r1.cli.train_dpo", *flags(values), *switches)
+        if module == "train_rm":
+            values.pop("model.beta")
+        argv = python(f"lmm_r1.cli.{module}", *flags(values), *switches)
         return KillableCommand(argv=argv, cwd=folder), folder / run
 
     return made
 
 
-@pytest.mark.parametrize("changes", [{}, {"ds__lora__rank": 4, "adam__lr": 0.02}], ids=["full", "adapters"])
-def test_a_killed_run_goes_on_to_the_same_curve(changes, make_command):
-    kind = "adapters" if changes else "full"
+KILLED = {"full": {}, "adapters": {"ds__lora__rank": 4, "adam__lr": 0.02}, "rewards": {"module": "train_rm"}}
+
+
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_killed_run_goes_on_to_the_same_curve(kind, make_command):
+    changes = KILLED[kind]
     command, expected = make_command(f"{kind}-whole", **changes)
     whole = command.run(limit_s=240)
     assert whole.code == 0, whole.output
@@ -116,7 +121,7 @@ def test_a_killed_run_goes_on_to_the_same_curve(changes, make_command):
     ended = command.run(limit_s=240)
     assert ended.code == 0, ended.output
     curves = [
-        [(line["step"], line["loss"], line["reward_margin"], line["chosen_log_prob"]) for line in lines_of(folder)]
+        [(line["step"], line["loss"], line["reward_margin"], line["chosen_reward"]) for line in lines_of(folder)]
         for folder in (run, expected)
     ]
     assert [step for step, *_ in curves[0]] == list(range(1, 9))

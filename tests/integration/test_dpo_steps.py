@@ -1,10 +1,11 @@
-"""Updates of a preference run on two ranks are those of one process that runs each conversation padded, by itself."""
+"""Updates of runs on pairs on two ranks are those of one process that runs each conversation padded, by itself."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, start
+from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, rewards_by_hand, start
+from helpers.value_models import save_reward_model
 
 pytestmark = pytest.mark.integration
 
@@ -20,6 +21,10 @@ CASES = {
     "two ranks share sequences, ZeRO-2": {"ds.zero_stage": 2, "ds.ulysses_size": 2},
     "two ranks share sequences, adapters, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
     "checkpointing, ZeRO-3": {"ds.zero_stage": 3, "model.gradient_checkpointing_enable": True},
+    "rewards, ZeRO-2": {"ds.zero_stage": 2},
+    "rewards, ZeRO-3": {"ds.zero_stage": 3},
+    "rewards, padded, ZeRO-2": {"ds.zero_stage": 2, **APART},
+    "rewards, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
 }
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.
 SINGLE = 1e-5
@@ -31,12 +36,22 @@ def updates_of(
 ) -> Callable[[str], tuple[Updates, Updates]]:
     """A function from a case to its updates by hand and on two ranks, which make those of all cases that are asked for."""
     folder = tmp_path_factory.mktemp("dpo") / "ranks"
+    scored = save_reward_model(tiny_checkpoint(KIT), folder.with_name("scored"))
     asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
-    cases = {name: Case(folder=tiny_checkpoint(KIT), flags=CASES[name], lora="adapters" in name) for name in asked}
+    cases = {}
+    for name in asked:
+        rewards = name.startswith("rewards")
+        cases[name] = Case(
+            folder=scored if rewards else tiny_checkpoint(KIT),
+            flags=CASES[name],
+            lora="adapters" in name,
+            rewards=rewards,
+        )
     ranks = start(list(cases.values()), folder)
     alone = {lora: by_hand(Case(folder=tiny_checkpoint(KIT), lora=lora)) for lora in (False, True)}
+    rewarded = rewards_by_hand(Case(folder=scored, rewards=True))
     together = dict(zip(cases, finish(ranks, folder), strict=True))
-    return lambda name: (alone[cases[name].lora], together[name])
+    return lambda name: (rewarded if cases[name].rewards else alone[cases[name].lora], together[name])
 
 
 @pytest.mark.parametrize("name", CASES)
