@@ -175,7 +175,7 @@ def read_judged_file(
     skipped: list[SkippedRow] = []
     for index, record in enumerate(records):
         try:
-            rows[index] = _row(record, row_format, kind, reading)
+            rows[index] = read_judged_row(record, row_format, kind, reading)
         except UserError as error:
             if not skip_bad:
                 raise
@@ -187,7 +187,10 @@ def read_judged_file(
     return JudgedFile(path=path, kind=kind.name, row_format=row_format, rows=rows, skipped=skipped)
 
 
-def _row(record: Record, row_format: RowFormat[Fields], kind: RowKind[Fields, RowT], reading: RowReading) -> RowT:
+def read_judged_row(
+    record: Record, row_format: RowFormat[Fields], kind: RowKind[Fields, RowT], reading: RowReading = AS_THEY_ARE
+) -> RowT:
+    """Return the validated row of one record; raises UserError, with its location, for what is wrong with it."""
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)

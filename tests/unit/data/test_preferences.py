@@ -315,6 +315,20 @@ def test_what_is_laid_over_a_run_lies_over_judged_rows(folder):
     assert row.messages[1].parts[0] == ImagePart(str(folder / "red.png"), max_pixels=64)
 
 
+def test_images_within_responses_are_bounded_and_known_to_be_there(folder):
+    record = {
+        "prompt": "Look.",
+        "chosen": [said("<look>"), with_image("Part."), said("Red.")],
+        "rejected": [said("<look>"), with_image("Part."), said("Blue.")],
+    }
+    row = only(load_preference_rows(written(folder, record), reading=RowReading(max_pixels=64)))
+    image = ImagePart(str(folder / "red.png"), max_pixels=64)
+    assert [side[1].parts[0] for side in (row.chosen, row.rejected)] == [image, image]
+    (folder / "red.png").unlink()
+    with pytest.raises(UserError, match="rows.jsonl line 1: no image file"):
+        load_preference_rows(written(folder, record))
+
+
 def test_columns_that_the_user_named_go_before_others(folder):
     record = {"q": "1 + 1?", "good": "2", "bad": "3", "chosen": "x", "rejected": "y", "prompt": "z"}
     names = ColumnNames(prompt="q", chosen="good", rejected="bad")
