@@ -221,6 +221,10 @@ class LmmKit(ABC):
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})
 
+    def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
+        """Return ids with one placeholder in the place of all that an image or a video was expanded to, as vLLM takes them."""
+        return collapse_runs(token_ids, placeholders=self.placeholder_ids(processor))
+
     def media_texts(self, processor: Processor) -> re.Pattern[str]:
         """Return what stands for an image or a video where a text holds it: by default the tokens of `placeholder_ids`."""
         return any_of(self.tokenizer_of(processor).convert_ids_to_tokens(sorted(self.placeholder_ids(processor))))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.conversations import message, picture, row
+from helpers.conversations import as_written, message, picture, row
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 from transformers import CONFIG_MAPPING
@@ -64,24 +65,36 @@ IMAGES = {
 # are 4 x 4 whatever the bounds.
 # Phi-3.5-vision scales every image to as many crops as its shape allows, with ratio 4 : 3 and 4 crops at most to 2 x 2
 # whatever the bounds: here 3 x 3 for each and for the whole, 6 + 3 newlines and a separator, 5 * 9 + 9 + 1.
+# Idefics 3 and SmolVLM scale the longer side of every image to one length, of two tiles in the tiny models: 168 x 126 pixels
+# are 2 x 2 tiles of 84 and the whole as one more, whatever the bounds, with 6 x 6 patches each, of which 3 x 3 become one: 5 * 4.
+# LLaVA-OneVision has 4 x 4 patches for the whole and 4 x 4 a crop of 56 pixels: as it is, and with 81 x 61 pixels, 2 x 2
+# crops, of whose 8 x 8 patches 8 x 6 show the image, with an end to each row, 16 + 48 + 6; with 164 x 123, 3 x 3 crops, of
+# whose 12 x 12 patches 12 x 9 do, and one row of padding that cannot be halved, 16 + 120 + 10.
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
+    "idefics3": (20, 20, 20),
     "janus": (36, 36, 36),
+    "llava_onevision": (70, 70, 146),
     "phi3_v": (55, 55, 55),
     "phi4_multimodal": (477, 494, 477),
     "qwen2_5_vl": (12, 4, 30),
     "qwen2_vl": (12, 4, 30),
     "qwen3_vl": (12, 2, 24),
+    "smolvlm": (20, 20, 20),
 }
 # Their processor takes an image of 300 x 1 pixels.
-ANY_SHAPE = ("aria", "gemma3", "janus", "phi3_v")
+ANY_SHAPE = ("aria", "gemma3", "idefics3", "janus", "llava_onevision", "phi3_v", "smolvlm")
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
-# Their chat template writes a space before an assistant's words, behind the generation prompt.
-SPACED = ("janus",)
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
 COMPLETED = ("janus",)
+# Their processor writes marks and line breaks between the tiles of an image, which the engine writes itself.
+TILES = re.compile(
+    r"(?:(?:<fake_token_around_image><row_\d_col_\d>(?:<image>)+)+\n)*\n?"
+    r"<fake_token_around_image><global-img>(?:<image>)+<fake_token_around_image>"
+)
+TILED = ("idefics3", "smolvlm")
 CASES = [(name, case) for name in KITS for case in TEXTS] + [(name, case) for name in IMAGE_KITS for case in IMAGES]
 
 
@@ -157,9 +170,13 @@ def test_the_engine_gets_one_placeholder_per_image(load, name, case):
     encoded = encode(loaded.kit, loaded.processor, messages)
     placeholders = loaded.kit.placeholder_ids(loaded.processor)
     assert sum(token in placeholders for token in encoded.engine_token_ids) == len(images_of(messages))
-    assert [t for t in encoded.engine_token_ids if t not in placeholders] == [
-        t for t in encoded.token_ids if t not in placeholders
-    ]
+    if name in TILED:
+        expanded, collapsed = (loaded.tokenizer.decode(ids) for ids in (encoded.token_ids, encoded.engine_token_ids))
+        assert TILES.sub("<image>", expanded) == collapsed
+    else:
+        assert [t for t in encoded.engine_token_ids if t not in placeholders] == [
+            t for t in encoded.token_ids if t not in placeholders
+        ]
     assert loaded.kit.render(loaded.processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
     assert len(encoded.images) == len(images_of(messages))
 
@@ -271,7 +288,8 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     known = len(loaded.tokenizer)
     config.get_text_config().vocab_size = known + 5
     # Aria writes an image between the tokens that language models use for infilling.
-    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix")
+    # Idefics 3 marks the tiles of an image with their places.
+    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix", "<global-img>", "<row_")
     media = {
         token
         for token, added in loaded.tokenizer.added_tokens_decoder.items()
@@ -337,7 +355,7 @@ def positions_seen(model: torch.nn.Module, **inputs: Any) -> tuple[torch.Tensor,
     (rotary,) = (
         module
         for name, module in model.named_modules()
-        if name in ("model.rotary_emb", "model.language_model.rotary_emb")
+        if name in ("model.rotary_emb", "model.language_model.rotary_emb", "model.text_model.rotary_emb")
     )
     seen = []
     hook = rotary.register_forward_pre_hook(
@@ -489,9 +507,8 @@ def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone
         message("assistant", "<answer>47</answer>\n"),
     ]
     end = loaded.tokenizer.eos_token
-    start = " " if name in SPACED else ""
-    first = f"{start}<think>easy</think><answer>46</answer>{end}"
-    last = f"{start}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
+    first = f"{as_written(name, '')}<think>easy</think><answer>46</answer>{end}"
+    last = f"{as_written(name, '')}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
     assert loss_text(loaded, messages, every_turn=False) == last
     assert loss_text(loaded, messages, every_turn=True) == first + last
 
