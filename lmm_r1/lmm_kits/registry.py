@@ -16,6 +16,7 @@ from lmm_r1.lmm_kits.kit import LmmKit
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria",
     "gemma3": "lmm_r1.lmm_kits.gemma3",
+    "glm4v": "lmm_r1.lmm_kits.glm4v",
     "janus": "lmm_r1.lmm_kits.janus",
     "llm": "lmm_r1.lmm_kits.llm",
     "phi3_v": "lmm_r1.lmm_kits.phi3_v",

@@ -56,7 +56,7 @@ IMAGES = {
     ],
 }
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
-# Qwen2-VL and Qwen2.5-VL have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
+# Qwen2-VL, Qwen2.5-VL and GLM-4.1V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
 # sqrt(20000 / 9408) = 1.458 gives 5 x 6.
 # Qwen3-VL has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2; with 1.458, 3.8 x 5.1 up to
 # 4 x 6.
@@ -67,6 +67,7 @@ IMAGES = {
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
+    "glm4v": (12, 4, 30),
     "janus": (36, 36, 36),
     "phi3_v": (55, 55, 55),
     "phi4_multimodal": (477, 494, 477),
@@ -80,6 +81,8 @@ ANY_SHAPE = ("aria", "gemma3", "janus", "phi3_v")
 TRIMMING = ("gemma3", "janus")
 # Their chat template writes a space before an assistant's words, behind the generation prompt.
 SPACED = ("janus",)
+# Their chat template takes a list of parts from the user alone, and a string for all other turns.
+PLAIN_TURNS = ("glm4v",)
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
 COMPLETED = ("janus",)
 CASES = [(name, case) for name in KITS for case in TEXTS] + [(name, case) for name in IMAGE_KITS for case in IMAGES]
@@ -123,7 +126,8 @@ def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor
             {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in turn.parts
         ]
         # A language model's template takes a string.
-        chat.append({"role": turn.role, "content": parts if loaded.kit.takes_images else turn.parts[0].text})
+        as_parts = loaded.kit.takes_images and (turn.role == "user" or loaded.kit.model_type not in PLAIN_TURNS)
+        chat.append({"role": turn.role, "content": parts if as_parts else turn.parts[0].text})
     text = loaded.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     if loaded.kit.model_type in COMPLETED:
         return dict(loaded.processor(text=[text], images=images or None, return_tensors="pt"))
