@@ -64,10 +64,13 @@ IMAGES = {
 # are 4 x 4 whatever the bounds.
 # Phi-3.5-vision scales every image to as many crops as its shape allows, with ratio 4 : 3 and 4 crops at most to 2 x 2
 # whatever the bounds: here 3 x 3 for each and for the whole, 6 + 3 newlines and a separator, 5 * 9 + 9 + 1.
+# InternVL takes its shape alone for the number of tiles: 4 : 3 is as far from 1 x 1 tiles as from 2 x 2, and it is large
+# enough for these; with the whole 5 tiles of 4.
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
     "glm4v": (12, 4, 30),
+    "internvl": (20, 20, 20),
     "janus": (36, 36, 36),
     "phi3_v": (55, 55, 55),
     "phi4_multimodal": (477, 494, 477),
@@ -76,7 +79,7 @@ BOUNDED_PLACEHOLDERS = {
     "qwen3_vl": (12, 2, 24),
 }
 # Their processor takes an image of 300 x 1 pixels.
-ANY_SHAPE = ("aria", "gemma3", "janus", "phi3_v")
+ANY_SHAPE = ("aria", "gemma3", "internvl", "janus", "phi3_v")
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
 # Their chat template writes a space before an assistant's words, behind the generation prompt.
@@ -275,7 +278,18 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     known = len(loaded.tokenizer)
     config.get_text_config().vocab_size = known + 5
     # Aria writes an image between the tokens that language models use for infilling.
-    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix")
+    words = (
+        "vision",
+        "image",
+        "video",
+        "audio",
+        "<|img|>",
+        "fim_prefix",
+        "fim_suffix",
+        "<img>",
+        "</img>",
+        "IMG_CONTEXT",
+    )
     media = {
         token
         for token, added in loaded.tokenizer.added_tokens_decoder.items()
