@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vProcessor
+from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vProcessor, PreTrainedTokenizerBase
 
 from lmm_r1.data.messages import Message, TextPart, VideoPart
 from lmm_r1.data.videos import Video
@@ -19,6 +19,7 @@ from lmm_r1.lmm_kits.qwen_vl.frames import bounded_steps, image_limits
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO
 
 END_OF_TURN = "<|user|>"
+END_OF_ANSWER = "</answer>"
 WRITTEN_ROLES = frozenset({"system", "user", "assistant"})
 # The class of `engine_model`, which vLLM knows by a name of its own.
 ENGINE_CLASS = "LmmR1Glm4vForConditionalGeneration"
@@ -101,6 +102,11 @@ class Glm4vKit(QwenVlKit):
         types[placeholders & (opened == closed)] = IMAGE
         types[placeholders & (opened > closed)] = VIDEO
         return types
+
+    def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+        """Return the tag that ends an answer: one token, at which the release's generation config ends responses, too."""
+        token = tokenizer.convert_tokens_to_ids(END_OF_ANSWER)
+        return frozenset() if token is None or token == tokenizer.unk_token_id else frozenset({token})
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
         """Return one grid for each step of each video (S, 3): the tower looks positions up image by image."""

@@ -16,9 +16,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, TEXT, VIDEO
-from lmm_r1.lmm_kits.turns import encode_turn
+from lmm_r1.lmm_kits.turns import encode_turn, without_end
 
 KIT = get_kit("glm4v")
 TURNS = [message("user", "1 + 2?"), message("assistant", "3"), message("user", "2 + 2?"), message("assistant", "4")]
@@ -152,6 +153,22 @@ def test_the_end_token_is_what_stands_behind_an_answer(processor, folder, tmp_pa
         released.chat_template = released.tokenizer.chat_template = template
     released.save_pretrained(tmp_path)
     assert KIT.load_processor(str(tmp_path), trust_remote_code=False).tokenizer.eos_token == end
+
+
+def test_an_answer_that_ends_with_its_tag_keeps_it(processor):
+    """The release's generation config ends responses at the tag's token, and verifiers look for the tag."""
+    own = copy.deepcopy(processor)
+    own.tokenizer.add_tokens(["<answer>", "</answer>"])
+    codec = PromptCodec(kit=KIT, processor=own, banned_token_ids=())
+    ids = own.tokenizer("<answer>4</answer>")["input_ids"]
+    assert codec.text(ids, ended=True) == codec.text(ids, ended=False) == "<answer>4</answer>"
+    assert codec.text([*ids, own.tokenizer.eos_token_id], ended=True) == "<answer>4</answer>"
+    assert codec.text([], ended=True) == ""
+    # Where it is several tokens, none of them ends a response.
+    assert KIT.spoken_end_ids(processor.tokenizer) == frozenset()
+    # The user's turn opens behind it all the same.
+    turn = encode_turn(KIT, own, message("user", "Sure?"), images=[])
+    assert without_end(turn, ids) == turn
 
 
 def test_a_message_that_the_template_passes_over_is_refused(processor):
