@@ -91,8 +91,6 @@ BOUNDED_PLACEHOLDERS = {
 ANY_SHAPE = ("aria", "gemma3", "idefics3", "internvl", "janus", "llava_onevision", "phi3_v", "smolvlm")
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
-# Their chat template writes a space before an assistant's words, behind the generation prompt.
-SPACED = ("janus",)
 # Their chat template takes a list of parts from the user alone, and a string for all other turns.
 PLAIN_TURNS = ("glm4v",)
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
