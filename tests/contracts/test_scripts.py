@@ -295,7 +295,7 @@ def test_the_cold_start_takes_all_gpus_of_the_machine(tmp_path):
 
 @pytest.mark.parametrize("path", TRAINING_CONFIGS, ids=relative)
 def test_a_shipped_yaml_of_a_stage_parses_and_resolves(path):
-    supervised = path.stem == "cold_start"
+    supervised = path.stem in ("cold_start", "reading")
     config = parse(SFTConfig if supervised else PPOConfig, ["--config", str(path)], prog="p", description="")
     model = "model.model_name_or_path" if supervised else "actor.model_name_or_path"
     data = "data.dataset" if supervised else "data.prompt_dataset"
@@ -331,8 +331,9 @@ def test_the_demo_makes_rows_with_flags_that_parse():
 
 def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together():
     text = (SCRIPTS / "visual_search.sh").read_text(encoding="utf-8")
-    configs = {SCRIPTS / name for name in re.findall(r"CONFIG\w*=\$here/(\S+)", text)}
-    assert configs == set((STAGES / "configs" / "visual_search").iterdir())
+    folder = STAGES / "configs" / "visual_search"
+    configs = {folder / name for name in re.findall(r"\$configs/(\w+\.yaml)", text)}
+    assert configs == set(folder.iterdir())
     bounds = re.search(r"^bounds='(.*)'$", text, re.MULTILINE)[1]
     (rl,) = (path for path in configs if path.stem == "rl")
     config = parse(PPOConfig, ["--config", str(rl)], prog="p", description="")
@@ -347,8 +348,8 @@ def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together
         argv = ["visual_search", "--output", name, *shared, *flags]
         made[name] = parse(MakeTaskConfig, argv, prog="p", description="")
     assert {name for name, task in made.items() if task.split == "test"} == {"test"}
-    assert {name for name, task in made.items() if task.agent == "crop"} == {"episodes"}
-    assert len({task.seed for task in made.values() if task.split == "train"}) == 2
+    assert {name for name, task in made.items() if task.agent == "crop"} == {"exact", "errant"}
+    assert len({task.seed for task in made.values() if task.split == "train"}) == 3
     assert {(task.style, task.view_px) for task in made.values()} == {("coarse", 56)}
     assert made["prompts"].rows >= config.data.max_samples
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
