@@ -67,7 +67,9 @@ PANELS = (
         is_share=True,
     ),
     PanelSpec(title="Reward margin", unit="mean per pair", metrics=("reward_margin", "eval_reward_margin")),
-    PanelSpec(title="Rewards of both responses", unit="mean per response", metrics=("chosen_reward", "rejected_reward")),
+    PanelSpec(
+        title="Rewards of both responses", unit="mean per response", metrics=("chosen_reward", "rejected_reward")
+    ),
     PanelSpec(
         title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
     ),
