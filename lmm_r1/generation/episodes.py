@@ -31,7 +31,6 @@ from lmm_r1.generation.sampling import as_asked
 from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
 from remote_rm.answers.turn_format import turns_kept
 from remote_rm.verifier import Score
@@ -530,7 +529,7 @@ class EpisodeRollout(GroupRollout):
         """Return an episode as the model reads and writes it; one that has opened with a text of its own begins with that."""
         if sample.segments[0].token_ids == tuple(prompt.token_ids):
             return super()._query(sample, prompt)
-        ids = collapse_runs(sample.token_ids, placeholders=self.codec.kit.placeholder_ids(self.codec.processor))
+        ids = self.codec.kit.collapsed(self.codec.processor, sample.token_ids)
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 

@@ -20,7 +20,6 @@ from lmm_r1.generation.called_engine import CalledEngine, EngineCall
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings, Opening
-from lmm_r1.lmm_kits.encoding import collapse_runs
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -52,7 +51,7 @@ class ExecutorRollout(EpisodeRollout):
         self._playing = 0
 
     def _collapsed(self, token_ids: Sequence[int]) -> list[int]:
-        return collapse_runs(token_ids, placeholders=self.codec.kit.placeholder_ids(self.codec.processor))
+        return self.codec.kit.collapsed(self.codec.processor, token_ids)
 
     def _needed(self, settings: GroupSettings, room: int) -> SamplingParams:
         most = min(settings.sampling.max_new_tokens or room, room)

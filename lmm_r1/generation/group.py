@@ -20,7 +20,6 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.lmm_kits.encoding import collapse_runs
 from lmm_r1.scoring.functions import failure_told
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
@@ -268,8 +267,7 @@ class GroupRollout:
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
         """Return prompt and response as the model reads and writes them, with one placeholder per image."""
         later = chain.from_iterable(segment.token_ids for segment in sample.segments[1:])
-        placeholders = self.codec.kit.placeholder_ids(self.codec.processor)
-        ids = [*prompt.engine_token_ids, *collapse_runs(list(later), placeholders=placeholders)]
+        ids = [*prompt.engine_token_ids, *self.codec.kit.collapsed(self.codec.processor, list(later))]
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 

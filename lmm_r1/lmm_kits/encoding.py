@@ -12,6 +12,7 @@ from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
     from lmm_r1.data.messages import Message
@@ -54,6 +55,28 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
         longer = max(factor, max_pixels // shorter // factor * factor)
         rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
     return rows, columns
+
+
+def within_pixel_bounds(
+    image: Image.Image, *, min_pixels: int | None, max_pixels: int | None, most: int
+) -> Image.Image:
+    """Resize an image to its own pixel bounds, for a processor that scales it up to whole crops.
+
+    Fewer pixels mean fewer crops, down to one; more than the processor's largest number of crops holds, `most`, are no use.
+    """
+    from PIL import Image as pillow
+
+    if min_pixels is None and max_pixels is None:
+        return image
+    highest = min(most, max_pixels or most)
+    height, width = bounded_size(
+        height=image.height,
+        width=image.width,
+        factor=1,
+        min_pixels=min(min_pixels or 1, highest),
+        max_pixels=highest,
+    )
+    return image.resize((width, height), pillow.Resampling.BICUBIC)
 
 
 def load_image_processor(path: str, *, processor_class: type[ProcessorMixin], chat_template: str | None = None) -> Any:
@@ -162,3 +185,11 @@ def chat_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     from lmm_r1.data.messages import to_chat
 
     return to_chat(messages)
+
+
+def part_lists(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages in that form as lists of parts, for templates that write nothing for a message that is a string."""
+    return [
+        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
+        for turn in map(dict, chat_of(messages))
+    ]

@@ -221,6 +221,10 @@ class LmmKit(ABC):
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})
 
+    def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
+        """Return ids with one placeholder in the place of all that an image or a video was expanded to, as vLLM takes them."""
+        return collapse_runs(token_ids, placeholders=self.placeholder_ids(processor))
+
     def media_texts(self, processor: Processor) -> re.Pattern[str]:
         """Return what stands for an image or a video where a text holds it: by default the tokens of `placeholder_ids`."""
         return any_of(self.tokenizer_of(processor).convert_ids_to_tokens(sorted(self.placeholder_ids(processor))))
@@ -232,6 +236,10 @@ class LmmKit(ABC):
     def banned_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         """Return the ids that must never be sampled, sorted: media tokens, and ids beyond the tokenizer."""
         return tuple(sorted({*self.media_token_ids(config, tokenizer), *ids_beyond_tokenizer(config, tokenizer)}))
+
+    def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+        """Return the ids at which a checkpoint's generation config ends responses and that are words of theirs; most have none."""
+        return frozenset()
 
     def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return extra arguments for vLLM's engine, `hf_overrides` among them.

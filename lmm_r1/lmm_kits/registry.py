@@ -16,13 +16,18 @@ from lmm_r1.lmm_kits.kit import LmmKit
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria",
     "gemma3": "lmm_r1.lmm_kits.gemma3",
+    "glm4v": "lmm_r1.lmm_kits.glm4v",
+    "idefics3": "lmm_r1.lmm_kits.idefics3",
+    "internvl": "lmm_r1.lmm_kits.internvl",
     "janus": "lmm_r1.lmm_kits.janus",
+    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision",
     "llm": "lmm_r1.lmm_kits.llm",
     "phi3_v": "lmm_r1.lmm_kits.phi3_v",
     "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal",
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
     "qwen2_vl": "lmm_r1.lmm_kits.qwen2_vl",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen3_vl",
+    "smolvlm": "lmm_r1.lmm_kits.smolvlm",
 }
 
 # `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.

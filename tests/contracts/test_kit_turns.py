@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
-from helpers.conversations import message, picture
+from helpers.conversations import as_written, message, picture
 from helpers.tiny_models import encode
 from PIL import Image
 
@@ -36,7 +36,8 @@ def pieces(kit: LmmKit, processor: object, first: Message, observed: tuple[Messa
     tokenizer = kit.tokenizer_of(processor)
     ids = [list(encode(kit, processor, [first]).token_ids)]
     for text, said in zip(SAID, observed, strict=True):
-        ids += [tokenizer(text, add_special_tokens=False)["input_ids"], turn_of(kit, processor, said).token_ids]
+        ids += [tokenizer(as_written(kit.model_type, text), add_special_tokens=False)["input_ids"]]
+        ids.append(turn_of(kit, processor, said).token_ids)
     return ids
 
 

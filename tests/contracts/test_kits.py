@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.conversations import message, picture, row
+from helpers.conversations import as_written, message, picture, row
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 from transformers import CONFIG_MAPPING
@@ -56,7 +57,7 @@ IMAGES = {
     ],
 }
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
-# Qwen2-VL and Qwen2.5-VL have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
+# Qwen2-VL, Qwen2.5-VL and GLM-4.1V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
 # sqrt(20000 / 9408) = 1.458 gives 5 x 6.
 # Qwen3-VL has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2; with 1.458, 3.8 x 5.1 up to
 # 4 x 6.
@@ -64,24 +65,42 @@ IMAGES = {
 # are 4 x 4 whatever the bounds.
 # Phi-3.5-vision scales every image to as many crops as its shape allows, with ratio 4 : 3 and 4 crops at most to 2 x 2
 # whatever the bounds: here 3 x 3 for each and for the whole, 6 + 3 newlines and a separator, 5 * 9 + 9 + 1.
+# Idefics 3 and SmolVLM scale the longer side of every image to one length, of two tiles in the tiny models: 168 x 126 pixels
+# are 2 x 2 tiles of 84 and the whole as one more, whatever the bounds, with 6 x 6 patches each, of which 3 x 3 become one: 5 * 4.
+# InternVL takes its shape alone for the number of tiles: 4 : 3 is as far from 1 x 1 tiles as from 2 x 2, and it is large
+# enough for these; with the whole 5 tiles of 4.
+# LLaVA-OneVision has 4 x 4 patches for the whole and 4 x 4 a crop of 56 pixels: as it is, and with 81 x 61 pixels, 2 x 2
+# crops, of whose 8 x 8 patches 8 x 6 show the image, with an end to each row, 16 + 48 + 6; with 164 x 123, 3 x 3 crops, of
+# whose 12 x 12 patches 12 x 9 do, and one row of padding that cannot be halved, 16 + 120 + 10.
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
+    "glm4v": (12, 4, 30),
+    "idefics3": (20, 20, 20),
+    "internvl": (20, 20, 20),
     "janus": (36, 36, 36),
+    "llava_onevision": (70, 70, 146),
     "phi3_v": (55, 55, 55),
     "phi4_multimodal": (477, 494, 477),
     "qwen2_5_vl": (12, 4, 30),
     "qwen2_vl": (12, 4, 30),
     "qwen3_vl": (12, 2, 24),
+    "smolvlm": (20, 20, 20),
 }
 # Their processor takes an image of 300 x 1 pixels.
-ANY_SHAPE = ("aria", "gemma3", "janus", "phi3_v")
+ANY_SHAPE = ("aria", "gemma3", "idefics3", "internvl", "janus", "llava_onevision", "phi3_v", "smolvlm")
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
-# Their chat template writes a space before an assistant's words, behind the generation prompt.
-SPACED = ("janus",)
+# Their chat template takes a list of parts from the user alone, and a string for all other turns.
+PLAIN_TURNS = ("glm4v",)
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
 COMPLETED = ("janus",)
+# Their processor writes marks and line breaks between the tiles of an image, which the engine writes itself.
+TILES = re.compile(
+    r"(?:(?:<fake_token_around_image><row_\d_col_\d>(?:<image>)+)+\n)*\n?"
+    r"<fake_token_around_image><global-img>(?:<image>)+<fake_token_around_image>"
+)
+TILED = ("idefics3", "smolvlm")
 CASES = [(name, case) for name in KITS for case in TEXTS] + [(name, case) for name in IMAGE_KITS for case in IMAGES]
 
 
@@ -123,7 +142,8 @@ def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor
             {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in turn.parts
         ]
         # A language model's template takes a string.
-        chat.append({"role": turn.role, "content": parts if loaded.kit.takes_images else turn.parts[0].text})
+        as_parts = loaded.kit.takes_images and (turn.role == "user" or loaded.kit.model_type not in PLAIN_TURNS)
+        chat.append({"role": turn.role, "content": parts if as_parts else turn.parts[0].text})
     text = loaded.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     if loaded.kit.model_type in COMPLETED:
         return dict(loaded.processor(text=[text], images=images or None, return_tensors="pt"))
@@ -157,9 +177,13 @@ def test_the_engine_gets_one_placeholder_per_image(load, name, case):
     encoded = encode(loaded.kit, loaded.processor, messages)
     placeholders = loaded.kit.placeholder_ids(loaded.processor)
     assert sum(token in placeholders for token in encoded.engine_token_ids) == len(images_of(messages))
-    assert [t for t in encoded.engine_token_ids if t not in placeholders] == [
-        t for t in encoded.token_ids if t not in placeholders
-    ]
+    if name in TILED:
+        expanded, collapsed = (loaded.tokenizer.decode(ids) for ids in (encoded.token_ids, encoded.engine_token_ids))
+        assert TILES.sub("<image>", expanded) == collapsed
+    else:
+        assert [t for t in encoded.engine_token_ids if t not in placeholders] == [
+            t for t in encoded.token_ids if t not in placeholders
+        ]
     assert loaded.kit.render(loaded.processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
     assert len(encoded.images) == len(images_of(messages))
 
@@ -271,7 +295,21 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     known = len(loaded.tokenizer)
     config.get_text_config().vocab_size = known + 5
     # Aria writes an image between the tokens that language models use for infilling.
-    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix")
+    # Idefics 3 marks the tiles of an image with their places.
+    words = (
+        "vision",
+        "image",
+        "video",
+        "audio",
+        "<|img|>",
+        "fim_prefix",
+        "fim_suffix",
+        "<img>",
+        "</img>",
+        "IMG_CONTEXT",
+        "<global-img>",
+        "<row_",
+    )
     media = {
         token
         for token, added in loaded.tokenizer.added_tokens_decoder.items()
@@ -337,7 +375,7 @@ def positions_seen(model: torch.nn.Module, **inputs: Any) -> tuple[torch.Tensor,
     (rotary,) = (
         module
         for name, module in model.named_modules()
-        if name in ("model.rotary_emb", "model.language_model.rotary_emb")
+        if name in ("model.rotary_emb", "model.language_model.rotary_emb", "model.text_model.rotary_emb")
     )
     seen = []
     hook = rotary.register_forward_pre_hook(
@@ -489,9 +527,8 @@ def test_supervised_training_learns_the_assistants_words_and_the_end_token_alone
         message("assistant", "<answer>47</answer>\n"),
     ]
     end = loaded.tokenizer.eos_token
-    start = " " if name in SPACED else ""
-    first = f"{start}<think>easy</think><answer>46</answer>{end}"
-    last = f"{start}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
+    first = f"{as_written(name, '')}<think>easy</think><answer>46</answer>{end}"
+    last = f"{as_written(name, '')}<answer>47</answer>{'' if name in TRIMMING else chr(10)}{end}"
     assert loss_text(loaded, messages, every_turn=False) == last
     assert loss_text(loaded, messages, every_turn=True) == first + last
 

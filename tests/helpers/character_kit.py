@@ -50,8 +50,14 @@ class CharacterKit:
     def placeholder_ids(self, processor: object) -> frozenset[int]:
         return frozenset({PLACEHOLDER})
 
+    def collapsed(self, processor: object, token_ids: Sequence[int]) -> list[int]:
+        return collapse_runs(token_ids, placeholders=frozenset({PLACEHOLDER}))
+
     def media_texts(self, processor: object) -> re.Pattern[str]:
         return any_of(())
+
+    def spoken_end_ids(self, tokenizer: object) -> frozenset[int]:
+        return frozenset()
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Image.Image]]:
         return {"image": encoded.images} if encoded.images else {}

@@ -4,6 +4,9 @@ from PIL import Image, ImageChops
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 
+# Their chat template writes a space before an assistant's words, behind the generation prompt.
+SPACED = ("idefics3", "janus", "smolvlm")
+
 
 def picture(width: int, height: int) -> Image.Image:
     """Return an image whose pixels all differ a little, so that no two patches look the same."""
@@ -21,6 +24,11 @@ def message(role: str, *parts: str | Image.Image | ImagePart | VideoPart) -> Mes
     """Return a message of texts, images and videos in the order given."""
     wrapped = {str: TextPart, Image.Image: ImagePart, ImagePart: lambda part: part, VideoPart: lambda part: part}
     return Message(role=role, parts=tuple(wrapped[type(part)](part) for part in parts))
+
+
+def as_written(name: str, text: str) -> str:
+    """Return what the model generates where the chat template of a kit writes a text as an assistant's."""
+    return f" {text}" if name in SPACED else text
 
 
 def row(*messages: Message, answer: str = "46") -> Row:

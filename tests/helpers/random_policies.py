@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ class RandomPolicy:
         self.spelt = [*self.tokenizer.convert_ids_to_tokens(banned), "<|image_1|>"]
         self.spoken: list[Spoken] = []
         self._asked: Counter[int] = Counter()
-        self._runs: dict[tuple[int, int], list[int]] = {}
+        self._expansions: dict[tuple[int, int], list[int]] = {}
 
     async def generate(self, prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
         assert set(parameters.logit_bias or ()) == self.banned
@@ -111,30 +111,19 @@ class RandomPolicy:
         return next((stop for stop in stops if stop in text), None)
 
     def _expanded(self, ids: Sequence[int], images: Sequence[Image.Image]) -> list[int]:
-        """Return a prompt with as many placeholders for each image as the kit gives that image by itself."""
-        runs: Iterator[int] = iter([length for image in images for length in self._runs_of(image)])
-        read = [token for one in ids for token in ([one] * next(runs) if one in self.placeholders else [one])]
-        assert next(runs, None) is None, "more images than placeholders"
+        """Return a prompt with what the kit writes for each image by itself in the place of its placeholder."""
+        expansions = iter([self._expansion_of(image) for image in images])
+        read = [token for one in ids for token in (next(expansions) if one in self.placeholders else [one])]
+        assert next(expansions, None) is None, "more images than placeholders"
         return read
 
-    def _runs_of(self, image: Image.Image) -> list[int]:
-        if image.size not in self._runs:
+    def _expansion_of(self, image: Image.Image) -> list[int]:
+        if image.size not in self._expansions:
             alone = encode(self.kit, self.processor, [message("user", image)])
-            self._runs[image.size] = _runs(alone.token_ids, self.placeholders)
-        return self._runs[image.size]
-
-
-def _runs(ids: Sequence[int], placeholders: frozenset[int]) -> list[int]:
-    lengths: list[int] = []
-    before = None
-    for token in ids:
-        if token in placeholders:
-            if token == before:
-                lengths[-1] += 1
-            else:
-                lengths.append(1)
-        before = token
-    return lengths
+            (start,) = (place for place, token in enumerate(alone.engine_token_ids) if token in self.placeholders)
+            behind = len(alone.engine_token_ids) - start - 1
+            self._expansions[image.size] = alone.token_ids[start : len(alone.token_ids) - behind]
+        return self._expansions[image.size]
 
 
 def _broken(text: str, words: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
 # The chat template writes an image between two tokens that text models use for infilling.
 MEDIA_TOKENS = ("<|img|>", "<fim_prefix>", "<fim_suffix>")
@@ -65,11 +66,7 @@ class AriaKit(LmmKit):
     def adapt(self, model: AriaForConditionalGeneration) -> AriaForConditionalGeneration:
         """Turn the cache off, and make the patch positions of the vision tower exact in any dtype."""
         super().adapt(model)
-        # Transformers rounds the patches' places (0 to 1) to the pixels' dtype before it looks them up: in bf16, 34 of
-        # the 70 rows and as many columns of a released model's image get their neighbour's position.
-        embeddings = model.model.vision_tower.embeddings
-        embeddings.register_forward_pre_hook(_pixels_in_fp32, with_kwargs=True)
-        embeddings.patch_embedding.register_forward_pre_hook(_pixels_in_the_weights_dtype)
+        exact_patch_positions(model.model.vision_tower.embeddings)
         return model
 
     def encode(
@@ -139,14 +136,6 @@ class AriaKit(LmmKit):
         from lmm_r1.lmm_kits.aria.tiny_model import build_tiny
 
         build_tiny(spec, tokenizer_corpus, folder)
-
-
-def _pixels_in_fp32(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    return args, kwargs | {"pixel_values": kwargs["pixel_values"].float()}
-
-
-def _pixels_in_the_weights_dtype(module: torch.nn.Conv2d, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    return (args[0].to(module.weight.dtype),)
 
 
 def _render_text(processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:

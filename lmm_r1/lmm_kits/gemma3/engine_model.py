@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import BatchFeature
 from vllm.model_executor.models import gemma3_mm
-from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptReplacement, PromptUpdate
 
-# Transformers 5 names the vision tower's parameters without the "vision_model." of the released checkpoints.
-_NEW_NAME = re.compile(r"^(model\.)?vision_tower\.(?!vision_model\.)")
+from lmm_r1.lmm_kits.engine_names import NEW_TOWER_NAMES
 
 
 class DummyInputs(gemma3_mm.Gemma3DummyInputsBuilder):
@@ -69,6 +66,4 @@ class ImageProcessor(BaseMultiModalProcessor[gemma3_mm.Gemma3ProcessingInfo]):
 class Gemma3ForConditionalGeneration(gemma3_mm.Gemma3ForConditionalGeneration):
     """vLLM's class for the kit's prompts; also takes single weights as a training process sends them on GPUs."""
 
-    hf_to_vllm_mapper = gemma3_mm.Gemma3ForConditionalGeneration.hf_to_vllm_mapper | WeightsMapper(
-        orig_to_new_regex={_NEW_NAME: "vision_tower.vision_model."}
-    )
+    hf_to_vllm_mapper = gemma3_mm.Gemma3ForConditionalGeneration.hf_to_vllm_mapper | NEW_TOWER_NAMES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -13,7 +12,7 @@ from transformers import JanusConfig, JanusForConditionalGeneration, JanusProces
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
-from lmm_r1.lmm_kits.encoding import adds_special_tokens, any_of, chat_of, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import adds_special_tokens, any_of, check_placeholders, check_typed_media, part_lists
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 
@@ -99,7 +98,7 @@ def _call(processor: JanusProcessor, text: str, **images: list[Image.Image]) -> 
 def _render_text(processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
     check_typed_media(messages, media_tokens=_media_tokens(processor.tokenizer))
     text = processor.apply_chat_template(
-        _parts_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
     )
     check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
     end = processor.tokenizer.eos_token
@@ -107,14 +106,6 @@ def _render_text(processor: JanusProcessor, messages: Sequence[Message], *, add_
     if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
         text += end
     return text
-
-
-def _parts_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as lists of parts: the released chat template writes nothing for a message that is a string."""
-    return [
-        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
-        for turn in map(dict, chat_of(messages))
-    ]
 
 
 def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:

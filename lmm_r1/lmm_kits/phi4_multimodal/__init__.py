@@ -26,10 +26,10 @@ from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     any_of,
-    bounded_size,
     check_image_marks,
     check_placeholders,
     check_typed_media,
+    within_pixel_bounds,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
@@ -115,8 +115,9 @@ class Phi4MultimodalKit(LmmKit):
         """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
         if videos:
             raise UserError(f"this model cannot take the {len(videos)} video(s) of this row")
+        most = _most_pixels(processor)
         resized = [
-            _within_bounds(processor, image, part.min_pixels, part.max_pixels)
+            within_pixel_bounds(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels, most=most)
             for image, part in zip(images, images_of(messages), strict=True)
         ]
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
@@ -216,27 +217,6 @@ def _most_pixels(processor: Phi4MultimodalProcessor) -> int:
     """Pixels of the processor's largest number of crops."""
     image_processor = processor.image_processor
     return image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
-
-
-def _within_bounds(
-    processor: Phi4MultimodalProcessor, image: Image.Image, min_pixels: int | None, max_pixels: int | None
-) -> Image.Image:
-    """Resize an image to its own pixel bounds, before the processor scales it up to whole crops of 448 pixels.
-
-    Fewer pixels mean fewer crops, down to one; more than the processor's largest number of crops holds are no use.
-    """
-    if min_pixels is None and max_pixels is None:
-        return image
-    most = _most_pixels(processor)
-    highest = min(most, max_pixels or most)
-    height, width = bounded_size(
-        height=image.height,
-        width=image.width,
-        factor=1,
-        min_pixels=min(min_pixels or 1, highest),
-        max_pixels=highest,
-    )
-    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def _written(part: Part, *, image_token: str) -> str:

@@ -1,0 +1,181 @@
+"""The kit of LLaVA-OneVision: the whole image as one crop, and a grid of crops whose padding is cut off behind the tower."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import (
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+    PreTrainedTokenizerBase,
+)
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import (
+    any_of,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
+    part_lists,
+    within_pixel_bounds,
+)
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+MEDIA_KEYS = ("pixel_values", "image_sizes", "batch_num_images")
+# The class of `engine_model`, which vLLM knows by a name of its own: a server that takes chats goes on with vLLM's class.
+ENGINE_ARCHITECTURE = "LmmR1LlavaOnevisionForConditionalGeneration"
+# The most features of an image that vLLM counts on, in crops; longer ones are scaled down to so many.
+ASPECT_RATIO = "anyres_max_9"
+# The released chat template writes a space behind the role, but for the role that its generation prompt opens.
+_ROLE = "message['role'] + ' '"
+_OPENED_ROLE = "message['role'] + ('' if message['role'] == 'assistant' else ' ')"
+
+
+class LlavaOnevisionKit(LmmKit):
+    """Text and images.
+
+    Each image is cut into crops, however many a conversation has, as vLLM does: the tokens of one do not depend on what
+    comes later. Transformers' chats cut the image of a conversation with a single one, and no others.
+    """
+
+    model_type = "llava_onevision"
+    checkpoints = "LLaVA-OneVision (llava-hf)"
+    config_class = LlavaOnevisionConfig
+    model_class = LlavaOnevisionForConditionalGeneration
+    processor_class = LlavaOnevisionProcessor
+    vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
+    projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
+    # The projector reads the last layer's output, which these come after.
+    untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
+
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> LlavaOnevisionProcessor:
+        """Load processor and tokenizer, with a chat template that opens a turn of the model as it opens one to generate.
+
+        Raises:
+            UserError: a part is lacking, or images may take more features than vLLM counts on.
+        """
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        if processor.vision_aspect_ratio != ASPECT_RATIO:
+            raise UserError(
+                f"{path}: vision_aspect_ratio is {processor.vision_aspect_ratio} in this checkpoint's processor, but vLLM "
+                f"counts the tokens of an image as for {ASPECT_RATIO}, which the releases have; set it so, there and in "
+                "config.json"
+            )
+        if isinstance(processor.chat_template, str):
+            processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
+        return processor
+
+    def encode(
+        self,
+        processor: LlavaOnevisionProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
+        most = _most_pixels(processor)
+        resized = [
+            within_pixel_bounds(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels, most=most)
+            for image, part in zip(images, images_of(messages), strict=True)
+        ]
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return _encoded(processor, text, images=resized)
+
+    def encode_text(
+        self, processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        check_image_marks(text, mark=processor.image_token, media_tokens=(processor.video_token,), given=len(images))
+        return _encoded(processor, text, images=images)
+
+    def chat_text(
+        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        """Return the chat as text, in which the images of a message stand before its words."""
+        check_typed_media(messages, media_tokens=(processor.image_token, processor.video_token))
+        text = processor.apply_chat_template(
+            part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+        return text
+
+    def render(
+        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
+        return 1, _most_pixels(processor)
+
+    def media_texts(self, processor: LlavaOnevisionProcessor) -> re.Pattern[str]:
+        return any_of((processor.image_token, processor.video_token))
+
+    def media_token_ids(self, config: LlavaOnevisionConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return {config.image_token_id, config.video_token_id}
+
+    def engine_arguments(self, config: LlavaOnevisionConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        # vLLM would reserve memory for videos.
+        limits = {"image": max_images, "video": 0}
+        return {"limit_mm_per_prompt": limits, "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]}}
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        """Join the images of several prompts in row order, with empty crops where an image has fewer than the others."""
+        crops = max(item["pixel_values"].shape[1] for item in media)
+        pixels = [
+            torch.nn.functional.pad(item["pixel_values"], (0, 0, 0, 0, 0, 0, 0, crops - item["pixel_values"].shape[1]))
+            for item in media
+        ]
+        others = {key: torch.cat([item[key] for item in media]) for key in MEDIA_KEYS if key != "pixel_values"}
+        return {"pixel_values": torch.cat(pixels), **others}
+
+    def filler_media(self, config: LlavaOnevisionConfig) -> tuple[list[int], Media]:
+        """Return the smallest image that is cut: one crop, which is the whole image once more, with its rows' ends."""
+        vision = config.vision_config
+        side, rows = vision.image_size, vision.image_size // vision.patch_size
+        smallest = min(config.image_grid_pinpoints, key=lambda size: size[0] * size[1])
+        assert list(smallest) == [side, side], "the smallest grid is one crop"
+        media = {
+            "pixel_values": torch.zeros(1, 2, vision.num_channels, side, side),
+            "image_sizes": torch.tensor([[side, side]]),
+            "batch_num_images": torch.tensor([1]),
+        }
+        return [config.image_token_id] * (2 * rows * rows + rows), media
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.llava_onevision.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _most_pixels(processor: LlavaOnevisionProcessor) -> int:
+    """Pixels of the processor's largest grid of crops."""
+    return max(height * width for height, width in processor.image_processor.image_grid_pinpoints)
+
+
+def _encoded(processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+    # Not the runs of `token_ids` collapsed: images stand side by side, and their placeholders are all alike.
+    engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not images:
+        return EncodedPrompt.of_text(engine_token_ids)
+    batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
+    return EncodedPrompt(
+        token_ids=batch["input_ids"][0].tolist(),
+        engine_token_ids=engine_token_ids,
+        images=list(images),
+        media={key: batch[key] for key in MEDIA_KEYS},
+    )
+
+
+KIT = LlavaOnevisionKit()
