@@ -253,7 +253,8 @@ def _add_pair(digest: hashlib._Hash, row: PreferenceRow) -> None:
     for name, messages in (("prompt", row.messages), ("chosen", row.chosen), ("rejected", row.rejected)):
         digest.update(f"\0{name}".encode())
         _add_messages(digest, messages)
-    digest.update(f"\0{row.margin}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
+    judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
+    digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
 
 
 def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:

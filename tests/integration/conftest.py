@@ -13,6 +13,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_curriculum.py": (),
     "test_dpo.py": ("killed_run",),
     "test_dpo_steps.py": (
+        "[shared prefixes, ZeRO-2",
         "adapters, ZeRO-2",
         "packed, ",
         "padded, ",

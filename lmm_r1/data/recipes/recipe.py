@@ -132,7 +132,7 @@ class Recipe(_Checked):
     format: PreferenceFormat | None = None
     """The rows are preferences, which come in this format of rows; then nothing is said of prompts, answers and verifiers, and
     `images` are the columns whose paths are looked for."""
-    answer: tuple[str, ...] = ()
+    answer: Names = ()
     """The column with the answer: the first of these that a row has."""
     answer_list: Literal["first", "most_common", "joined"] | None = None
     """What to take of an answer that is a list: its first entry, the most common one, or all, joined by commas."""
@@ -160,7 +160,7 @@ class Recipe(_Checked):
     """The assistant's turn to learn, for supervised training: columns in braces as in the prompt."""
     group: str | None = None
     """A column by whose values metrics are told apart: the datasource becomes NAME/VALUE."""
-    verifiers: tuple[str, ...] = ()
+    verifiers: Names = ()
     """As `--verifiers` takes them; the first one's accuracy is the suite's."""
     sampling: Sampling | None = None
     """How responses are drawn for evaluation; None for training data."""

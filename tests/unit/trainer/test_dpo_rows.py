@@ -82,9 +82,10 @@ def test_rows_that_are_no_pairs_are_refused_with_their_place(tmp_path):
 
 
 def test_the_digest_of_pairs_tells_their_sides_apart(tmp_path):
-    path = write(tmp_path / "rows.jsonl", ROW, ROW | {"chosen": "3", "rejected": "2"}, ROW | {"margin": 1.0})
+    scored = ROW | {"margin": 1.0, "chosen_score": 2.0, "rejected_score": 1.0}
+    path = write(tmp_path / "rows.jsonl", ROW, ROW | {"chosen": "3", "rejected": "2"}, ROW | {"margin": 1.0}, scored)
     digests = {rows_digest([row]) for row in training_pairs(config(data__dataset=path))}
-    assert len(digests) == 3
+    assert len(digests) == 4
 
 
 def test_a_prompt_that_is_missing_is_named_by_the_flag_of_this_command(tmp_path):
