@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Thinking with images in small, on a laptop's CPU: a tiny Qwen2.5-VL from scratch is to learn to crop what it cannot read at
-# first view. A cold start from worked episodes whose crops often miss, then the stage train_visual_search.sh. The settings
-# of the cold start are not found yet: after 200 steps of 32 exact episodes the model still reads and finds by chance.
+# Thinking with images in small, on a laptop's CPU: a tiny Qwen2.5-VL from scratch learns to crop what it cannot read at first
+# view. A cold start from worked episodes of which most crop the wrong square, then the stage train_visual_search.sh.
 #   bash examples/scripts/visual_search.sh                    into runs/visual_search_demo
 #   SEED=2 bash examples/scripts/visual_search.sh runs/two    another seed, into runs/two
 #   bash examples/scripts/visual_search.sh runs/longer --data.max_samples 1280    flags behind the folder go to the RL stage
@@ -13,25 +12,24 @@ ROOT=${1:-runs/visual_search_demo}
 : "${SEED:=1}"
 : "${PYTHON:=python}"
 data=$ROOT/data
-# A crop of two cells is shown at 14 pixels for each block of the picture, and so read; the first view has one pixel for it.
+# A square is shown at 7 pixels for each block of the picture, and so read; the first view has one pixel for it.
 bounds='{"min_pixels": 38000, "max_pixels": 40000}'
 
 # rows NAME FLAGS...: the row folder NAME of the task, unless it is there already.
 rows() {
   [[ -d $data/$1 ]] || "$PYTHON" -m lmm_r1.cli.make_task visual_search --output "$data/$1" --modality image --view_px 56 \
-    --distractors 6 "${@:2}"
+    --cell_blocks 14 --style coarse --distractors 3 "${@:2}"
 }
 
 echo "visual search: seed $SEED, into $ROOT"
-rows exact_crops --split train --seed "$SEED" --rows 6400 --solutions --agent crop --agent_options "$bounds"
-rows noisy_crops --split train --seed "1$SEED" --rows 3200 --solutions --agent crop --agent_options "$bounds" --crop_noise 1
+rows episodes --split train --seed "$SEED" --rows 6400 --solutions --agent crop --agent_options "$bounds" --crop_errors 0.6
 rows prompts --split train --seed "2$SEED" --rows 640
 rows test --split test --seed "$SEED" --rows 400
 [[ -d $ROOT/tiny ]] || "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch qwen2_5_vl --seed "$SEED" --tokens 1024 \
-  --rows "$data/exact_crops" --output "$ROOT/tiny"
+  --rows "$data/episodes" --output "$ROOT/tiny"
 
 export PYTHON ROOT SEED MODEL=$ROOT/tiny NUM_GPUS=
-export SFT_DATA=$data/exact_crops,$data/noisy_crops SFT_CONFIG=$here/lmm_r1/configs/visual_search/cold_start.yaml
+export SFT_DATA=$data/episodes SFT_CONFIG=$here/lmm_r1/configs/visual_search/cold_start.yaml
 export DATA_visual_search=$data/prompts CONFIG_visual_search=$here/lmm_r1/configs/visual_search/rl.yaml
 "$here/lmm_r1/run_curriculum.sh" visual_search --eval.dataset "$data/test" --eval.before_training \
   --eval.steps 20 "${@:2}"

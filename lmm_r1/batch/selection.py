@@ -43,10 +43,14 @@ def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: in
 def preferred(record: Mapping[str, Any], *, min_margin: float) -> Iterator[dict[str, Any]]:
     """Yield the best response over the worst, where their rewards differ by `min_margin` and at all.
 
-    One iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones.
+    One iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones. An empty
+    response is on neither side, and two that say the same are no pair, however they were rewarded: nothing could be learned.
     """
-    ranked = _ranked(record)
-    best, worst = ranked[0], ranked[-1]
+    ranked = [response for response in _ranked(record) if response["text"].strip()]
+    different = [response for response in ranked[1:] if response["text"].strip() != ranked[0]["text"].strip()]
+    if not different:
+        return
+    best, worst = ranked[0], different[-1]
     margin = best["reward"] - worst["reward"]
     if margin <= 0 or margin < min_margin:
         return

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect
 
 from lmm_r1.chat.served_model import EngineFailed, ServedModel
 from lmm_r1.data.messages import Row
@@ -23,9 +22,8 @@ from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome, SamplingSettings
 from remote_rm.service.access_log import Sampler, log_request
-from remote_rm.service.app import note_disconnect, refuse_for_now
-from remote_rm.service.judge import PoolUnavailable, ServiceLimits
-from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, OpenBodies, RequestRecord, TokenGate
+from remote_rm.service.judge import ServiceLimits
+from remote_rm.service.middleware import RequestRecord, guard
 
 READERS = 4
 """Threads that read messages and fetch images, which keeps neither the event loop nor the engine waiting."""
@@ -172,22 +170,7 @@ def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None
             await service.model.stop()
 
     app = FastAPI(title="lmm-r1 chat server", lifespan=lifespan, openapi_url=None)
-    open_bodies = OpenBodies(max_bytes=limits.max_open_bytes)
-
-    def refuse() -> None:
-        open_bodies.refuse()
-        service.model.refuse()
-
-    app.state.refuse = refuse
-    # The last one added stands in front.
-    app.add_middleware(Abandonment)
-    app.add_middleware(
-        BodyLimit, max_bytes=limits.max_request_bytes, seconds=limits.body_seconds, open_bodies=open_bodies
-    )
-    app.add_middleware(TokenGate, token=token)
-    app.add_middleware(Observer, on_answered=log_request)
-    app.add_exception_handler(ClientDisconnect, note_disconnect)
-    app.add_exception_handler(PoolUnavailable, refuse_for_now)
+    guard(app, limits=limits, token=token, on_answered=log_request, refuse=service.model.refuse)
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(EngineFailed, _failed)
     _add_routes(app, service, Sampler(log_sample_share))

@@ -25,7 +25,7 @@ from lmm_r1.errors import RunStopped, UserError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from lmm_r1.config import PPOConfig, SFTConfig
+    from lmm_r1.config import PPOConfig, SupervisedConfig
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
@@ -85,7 +85,7 @@ def user_errors(prog: str) -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def prepare_training(config: PPOConfig | SFTConfig, *, model: str | None) -> None:
+def prepare_training(config: PPOConfig | SupervisedConfig, *, model: str | None) -> None:
     """Make this process ready for the training stack; what can be refused is refused before that is loaded."""
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of

@@ -71,11 +71,7 @@ def _print(checked: CheckedData) -> None:
     from lmm_r1.data_check.findings import KINDS
 
     console = Console(highlight=False, soft_wrap=True)
-    prompts = len(checked.rows) - checked.conversations
-    console.print(
-        f"{checked.source}: {checked.count:,} rows, of them {prompts:,} prompts and {checked.conversations:,} conversations",
-        markup=False,
-    )
+    console.print(f"{checked.source}: {_what(checked)}", markup=False)
     if checked.distributions:
         console.print(_distributions(checked))
     for note in checked.notes:
@@ -94,6 +90,15 @@ def _print(checked: CheckedData) -> None:
         console.print("nothing was found that a training would stumble over", markup=False)
 
 
+def _what(checked: CheckedData) -> str:
+    """Return how many rows of what kind there are."""
+    if checked.kind == "prompts":
+        prompts = len(checked.rows) - checked.conversations
+        return f"{checked.count:,} rows, of them {prompts:,} prompts and {checked.conversations:,} conversations"
+    counts = ", ".join(f"{count:,} {name}" for name, count in checked.counts.items())
+    return f"{checked.count:,} rows of the kind {checked.kind}: {counts}"
+
+
 def _distributions(checked: CheckedData) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -109,6 +114,8 @@ def _distributions(checked: CheckedData) -> Table:
 def _record(checked: CheckedData) -> dict[str, object]:
     return {
         "source": checked.source,
+        "kind": checked.kind,
+        "counts": dict(checked.counts),
         "rows": checked.count,
         "usable": len(checked.rows),
         "conversations": checked.conversations,

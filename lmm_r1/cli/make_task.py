@@ -15,7 +15,7 @@ from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.task import Modality, Split, Task, TaskRow, get_task
-from lmm_r1.tasks.visual_search import Asked
+from lmm_r1.tasks.visual_search import Asked, Style
 
 PROG = "lmm-r1 make_task"
 
@@ -68,10 +68,12 @@ class TaskSettings:
     """visual_search: what is asked about a tile; None is the task's digit."""
     distractors: int | None = None
     """visual_search: tiles of other colours; None is the task's 40."""
-    close_up: int | None = None
-    """visual_search: rows show a square of so many blocks with what is asked in it, to read it from; None is the task's 0."""
-    crop_noise: int | None = None
-    """visual_search: cells by which the crop of a worked episode lies off at most, in each direction; None is the task's 0."""
+    cell_blocks: int | None = None
+    """visual_search: pixels of the first view on the side of a cell, which has one tile, a multiple of 7; None is the task's 7."""
+    style: Style | None = None
+    """visual_search: fine, or coarse with larger marks and coloured squares, which tiny models learn; None is the task's fine."""
+    crop_errors: float | None = None
+    """visual_search: share of the worked episodes whose crop is another square; None is the task's 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import Config, PPOConfig, SFTConfig, resolve
-from lmm_r1.config.plan import PlanMachineConfig, PlanPPOConfig, PlanSFTConfig
+from lmm_r1.config import Config, DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config.plan import PlanDPOConfig, PlanMachineConfig, PlanPPOConfig, PlanRMConfig, PlanSFTConfig
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage
@@ -20,22 +20,32 @@ if TYPE_CHECKING:
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
     "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
-    "`lmm-r1 plan ...` those of train_ppo_ray."
+    "`lmm-r1 plan train_dpo ...` and `... train_rm` theirs, `lmm-r1 plan ...` those of train_ppo_ray."
 )
 # Nothing is read of rows, and nobody is asked for rewards.
 NOT_READ = "not-read"
+COMMANDS = ("train_ppo_ray", "train_sft", "train_dpo", "train_rm")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the plan; the process ends with code 1 where the run cannot fit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments and arguments[0] in ("train_ppo_ray", "train_sft") else "train_ppo_ray"
+    command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "train_ppo_ray"
+    prog = PROG if command == "train_ppo_ray" else f"{PROG} {command}"
     if command == "train_sft":
-        supervised = parse(PlanSFTConfig, arguments, prog=f"{PROG} train_sft", description=DESCRIPTION)
+        supervised = parse(PlanSFTConfig, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
             _plan_sft(supervised)
+    elif command == "train_dpo":
+        pairs = parse(PlanDPOConfig, arguments, prog=prog, description=DESCRIPTION)
+        with user_errors(PROG):
+            _plan_dpo(pairs)
+    elif command == "train_rm":
+        rewards = parse(PlanRMConfig, arguments, prog=prog, description=DESCRIPTION)
+        with user_errors(PROG):
+            _plan_rm(rewards)
     else:
-        config = parse(PlanPPOConfig, arguments, prog=PROG, description=DESCRIPTION)
+        config = parse(PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
             _plan_ppo(config)
 
@@ -64,6 +74,30 @@ def _plan_sft(given: PlanSFTConfig) -> None:
         from lmm_r1.planning.sft_plan import plan_sft
 
         return plan_sft(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+
+    _print(config, given, path=config.model.model_name_or_path, make=make)
+
+
+def _plan_dpo(given: PlanDPOConfig) -> None:
+    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
+    config = resolve(dotted.replace(_without_machine(given, DPOConfig), unread))
+
+    def make(changed: DPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.dpo_plan import plan_dpo
+
+        return plan_dpo(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+
+    _print(config, given, path=config.model.model_name_or_path, make=make)
+
+
+def _plan_rm(given: PlanRMConfig) -> None:
+    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
+    config = resolve(dotted.replace(_without_machine(given, RMConfig), unread))
+
+    def make(changed: RMConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.dpo_plan import plan_rm
+
+        return plan_rm(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
 
     _print(config, given, path=config.model.model_name_or_path, make=make)
 

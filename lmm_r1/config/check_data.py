@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import tyro
 
@@ -11,6 +11,9 @@ from lmm_r1.config.rows import RowsConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
+Kind: TypeAlias = Literal["prompts", "preference", "unpaired", "steps"]
+"""What rows are for: RL and SFT; DPO and reward models; KTO; process reward models."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckDataConfig(RowsConfig):
@@ -18,6 +21,14 @@ class CheckDataConfig(RowsConfig):
     """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
     model: str | None = None
     """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
+    kind: Kind | None = None
+    """Kind of the rows; None finds it by the columns of the file."""
+    chosen_key: str | None = None
+    """Column of a preference with the better response; None takes `chosen`."""
+    rejected_key: str | None = None
+    """Column of a preference with the worse response; None takes `rejected`."""
+    step_tag: str | None = None
+    """What stands behind each step in a text with steps; None takes Math-Shepherd's."""
     against: tuple[str, ...] = ()
     """Other row files, held-out ones for example: a row that one of them has, too, is told."""
     verifiers: tuple[str, ...] = ("math",)
@@ -46,6 +57,11 @@ class CheckDataConfig(RowsConfig):
 
 def check(config: CheckDataConfig) -> None:
     """Raise UserError for what can be told from the flags alone."""
+    for flag, value in (("--chosen_key", config.chosen_key), ("--rejected_key", config.rejected_key)):
+        if value is not None and config.kind not in (None, "preference"):
+            raise UserError(
+                f"{flag} {value}: is for preferences, and --kind {config.kind} is given; leave one of them out"
+            )
     for name in ("max_len", "max_new_tokens", "max_rows", "judge_workers"):
         value = getattr(config, name)
         if value is not None and value < 1:

@@ -21,9 +21,8 @@ from lmm_r1.config.ppo import (
     ThoughtConfig,
 )
 from lmm_r1.config.reward_source import reward_function
-from lmm_r1.config.sft import ModelConfig, SFTConfig
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
-from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -31,12 +30,13 @@ logger = logging.getLogger(__name__)
 _SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
 
 
 def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
-    _check_accumulation(config)
+    check_accumulation(config)
     _check_value_models(config)
     _check_groups(config)
     _check_gpus(config)
@@ -44,31 +44,20 @@ def check_ppo(config: PPOConfig) -> None:
     _check_batches(config)
     _check_kl(config)
     _check_restarts(config)
-    _check_aux_loss(config.actor, prefix="actor.")
+    check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
-    _check_optimizer(config.actor, prefix="actor.")
-    _check_optimizer(config.critic, prefix="critic.")
+    check_optimizer(config.actor, prefix="actor.")
+    check_optimizer(config.critic, prefix="critic.")
     _check_offload(config)
     _check_top_k(config)
     _check_rl_rows(config)
-    _check_evaluation(config)
-    _check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
+    check_evaluation(config)
+    check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     if config.critic.model_name_or_path is not None:
-        _check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
+        check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
 
 
-def check_sft(config: SFTConfig) -> None:
-    """Raise UserError for the first contradiction in a config in which every value is filled in."""
-    _check_accumulation(config)
-    _check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
-    _check_optimizer(config, prefix="")
-    _check_plain_text(config)
-    _check_sft_evaluation(config)
-    _check_aux_loss(config.model, prefix="model.")
-    _check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
-
-
-def refuse_unavailable(config: PPOConfig | SFTConfig) -> None:
+def refuse_unavailable(config: PPOConfig | SupervisedConfig) -> None:
     """Raise UserError for a value that OpenRLHF has and this version does not."""
     known = dotted.leaf_types(type(config))
     for flag, refused in NOT_YET.items():
@@ -77,7 +66,7 @@ def refuse_unavailable(config: PPOConfig | SFTConfig) -> None:
             raise UserError(f"{given} is not available in this version; {INSTEAD.get(flag, 'leave it out')}")
 
 
-def require(config: PPOConfig | SFTConfig, flag: str, *, example: str) -> None:
+def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) -> None:
     """Raise UserError where a flag that nothing goes without is left out."""
     if not dotted.get(config, flag):
         raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
@@ -241,7 +230,8 @@ def _check_last_turn(agent: AgentConfig, rollout: RolloutConfig) -> None:
         raise UserError(f"{given} says how a turn ends, and --rollout.ignore_eos lets none end; leave one of them out")
 
 
-def _check_accumulation(config: PPOConfig | SFTConfig) -> None:
+def check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
+    """Raise UserError for a precision of summed gradients that DeepSpeed does not have."""
     given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
     if given not in ("fp32", weights):
         raise UserError(
@@ -250,7 +240,8 @@ def _check_accumulation(config: PPOConfig | SFTConfig) -> None:
         )
 
 
-def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
+def check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
+    """Raise UserError for a learning rate of the vision tower that has no effect."""
     if vision_lr is None:
         return
     if vision_lr < 0:
@@ -261,7 +252,8 @@ def _check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> Non
         )
 
 
-def _check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
+def check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
+    """Raise UserError for settings of the optimizer or its schedule that have no effect."""
     if model.muon.ns_steps < 1:
         raise UserError(f"--{prefix}muon.ns_steps {model.muon.ns_steps} must be at least 1")
     if model.min_lr_ratio != OptimizerConfig.min_lr_ratio and model.lr_scheduler not in _SCHEDULERS_WITH_END:
@@ -273,10 +265,16 @@ def _check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
 
 def _check_offload(config: PPOConfig) -> None:
     for name, offload in (("ref", config.ref.offload), ("reward", config.reward.offload)):
-        if offload and config.ds.zero_stage != 3:
-            raise UserError(
-                f"--{name}.offload: a model that is not trained is kept in CPU memory by ZeRO-3 alone; add --ds.zero_stage 3"
-            )
+        if offload:
+            check_offloaded(name, config.ds)
+
+
+def check_offloaded(name: str, ds: DeepSpeedConfig) -> None:
+    """Raise UserError where a model that is not trained is to wait in CPU memory and cannot."""
+    if ds.zero_stage != 3:
+        raise UserError(
+            f"--{name}.offload: a model that is not trained is kept in CPU memory by ZeRO-3 alone; add --ds.zero_stage 3"
+        )
 
 
 def _check_top_k(config: PPOConfig) -> None:
@@ -293,13 +291,10 @@ def _check_rl_rows(config: PPOConfig) -> None:
             "and the engines encode them while others generate; leave it out"
         )
     if data.input_template and data.apply_chat_template:
-        raise UserError(
-            f"--data.input_template {data.input_template!r} and --data.apply_chat_template both write what stands around "
-            "a prompt; give one of them"
-        )
+        raise UserError(TWO_TEMPLATES.format(data.input_template))
 
 
-def _check_evaluation(config: PPOConfig | SFTConfig) -> None:
+def check_evaluation(config: PPOConfig | SupervisedConfig) -> None:
     """Raise UserError where an evaluation is asked for that is never made."""
     if config.eval.dataset is None and config.eval.steps > 0:
         raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
@@ -313,55 +308,8 @@ def _check_evaluation(config: PPOConfig | SFTConfig) -> None:
         )
 
 
-def _check_sft_evaluation(config: SFTConfig) -> None:
-    _check_evaluation(config)
-    asked, key = config.eval, config.ckpt.best_metric_key
-    if asked.verifier is not None:
-        verifier_from(asked.verifier, flag="--eval.verifier")
-        if asked.dataset is None:
-            raise UserError(
-                f"--eval.verifier {asked.verifier} has no rows to judge answers to; give --eval.dataset, too"
-            )
-        splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
-        if splits:
-            name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
-            raise UserError(
-                f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
-                "to generate answers with; take --ds.zero_stage 2 alone, or judge checkpoints with lmm-r1 evaluate"
-            )
-        if asked.max_new_tokens < 1:
-            raise UserError(f"--eval.max_new_tokens {asked.max_new_tokens} must be at least 1")
-    if key not in ("", "none") and (asked.dataset is None or not key.startswith("eval_")):
-        raise UserError(
-            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and eval_loss (or "
-            "eval_DATASOURCE_pass1 with --eval.verifier), or none"
-        )
-
-
-def _check_plain_text(config: SFTConfig) -> None:
-    data, pretrains = config.data, config.model.pretrain_mode_enable
-    own_template = bool(data.input_template) and data.input_template != type(data)().input_template
-    if own_template and data.apply_chat_template:
-        raise UserError(
-            f"--data.input_template {data.input_template!r} and --data.apply_chat_template both write what stands around "
-            "a prompt; give one of them"
-        )
-    if own_template and not pretrains and data.output_key is None:
-        raise UserError(
-            f"--data.input_template {data.input_template!r} is for a plain-text prompt, whose response is in a column of "
-            "its own; name it with --data.output_key"
-        )
-    if pretrains and data.output_key is None and (own_template or data.apply_chat_template):
-        given = "--data.input_template" if own_template else "--data.apply_chat_template"
-        raise UserError(
-            f"{given}: with --model.pretrain_mode_enable a column of text goes in as it stands; leave one out, or name "
-            "the column with responses by --data.output_key"
-        )
-    if pretrains and not data.multiturn:
-        raise UserError("--data.no_multiturn: with --model.pretrain_mode_enable every token counts; leave one out")
-
-
-def _check_aux_loss(model: ActorConfig | ModelConfig, *, prefix: str) -> None:
+def check_aux_loss(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> None:
+    """Raise UserError for a weight of the load-balancing loss that could not be kept to."""
     flag = f"--{prefix}aux_loss_coef {model.aux_loss_coef:g}"
     if model.aux_loss_coef < 0:
         raise UserError(f"{flag} must not be negative")
@@ -426,10 +374,10 @@ def _check_ppo_ulysses(config: PPOConfig) -> None:
     packs = config.ds.packing_samples or (
         config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
     )
-    _check_ulysses(config.ds, packs=packs, gpus=_gpus(config))
+    check_ulysses(config.ds, packs=packs, gpus=_gpus(config))
 
 
-def _check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
+def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
     """Raise UserError where ranks cannot share sequences as `--ds.ulysses_size` says.
 
     Args:

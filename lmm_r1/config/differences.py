@@ -10,7 +10,7 @@ from typing import Literal
 class Difference:
     """A flag whose default is not OpenRLHF's."""
 
-    command: Literal["train_ppo_ray", "train_sft"]
+    command: Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm"]
     flag: str
     theirs: object
     """OpenRLHF's default; ours stands at the field."""
@@ -54,6 +54,28 @@ DIFFERENCES = (
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    Difference(command="train_dpo", flag="ckpt.path", theirs="./ckpt/checkpoints_dpo", reason=_OWN_CHECKPOINTS),
+    Difference(command="train_dpo", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
+    Difference(
+        command="train_dpo",
+        flag="data.max_len",
+        theirs=512,
+        reason="one image has hundreds of tokens; as in SFT and RL",
+    ),
+    Difference(command="train_dpo", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_dpo", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
+    Difference(command="train_dpo", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    Difference(command="train_rm", flag="ckpt.path", theirs="./ckpt/checkpoints_rm", reason=_OWN_CHECKPOINTS),
+    Difference(command="train_rm", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
+    Difference(
+        command="train_rm",
+        flag="data.max_len",
+        theirs=512,
+        reason="one image has hundreds of tokens; as in SFT and RL",
+    ),
+    Difference(command="train_rm", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_rm", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
+    Difference(command="train_rm", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
 )
 
 
@@ -73,6 +95,7 @@ NOT_YET: dict[str, Container[object]] = {
     "ds.ring_attn_size": range(2, sys.maxsize),
     "ds.load_in_4bit": (True,),
     "ds.use_liger_kernel": (True,),
+    "model.compute_fp32_loss_enable": (True,),
     "train.async_enable": (True,),
     "train.async_queue_size": AllBut(1),
     "train.ema_beta": AllBut(0.992),
@@ -87,6 +110,7 @@ INSTEAD = {
     "data.disable_fast_tokenizer": "leave it out: transformers 5 has one tokenizer for each of these models",
     "ds.ring_attn_head_stride": "take --ds.ulysses_size to split long sequences",
     "ds.ring_attn_size": "take --ds.ulysses_size",
+    "model.compute_fp32_loss_enable": "leave it out: rewards and their loss are always in single precision",
     "train.async_queue_size": "leave it out: a rollout never waits for the trainer",
     "train.ema_beta": "leave it out: no moving average is kept",
     "vllm.sync_backend": "leave it out, or take --vllm.sync_with_ray",

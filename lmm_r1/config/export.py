@@ -9,7 +9,7 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
-from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.supervised import SupervisedConfig
 
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
 
@@ -69,13 +69,13 @@ _FREE = (
 )
 
 
-def checkpoint_folder(config: PPOConfig | SFTConfig) -> Path:
+def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
     """Return where the run's checkpoints lie."""
     ckpt = config.ckpt
     return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
 
 
-def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
+def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
     args = _namespace(dataclasses.asdict(config))
     # peft knows the one word as a shorthand; in a list it would be the name of a module.
@@ -92,12 +92,12 @@ def to_openrlhf_args(config: PPOConfig | SFTConfig) -> SimpleNamespace:
     return args
 
 
-def to_yaml(config: PPOConfig | SFTConfig) -> str:
+def to_yaml(config: PPOConfig | SupervisedConfig) -> str:
     """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
     return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True)
 
 
-def without_secrets(config: PPOConfig | SFTConfig) -> dict[str, Any]:
+def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, Any]:
     """Return the config as nested dicts of plain values, in which keys of other services are None."""
     settings = dataclasses.asdict(config)
     for *groups, name in SECRETS:
@@ -120,7 +120,7 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def settings_of_the_run(config: PPOConfig | SFTConfig) -> dict[str, object]:
+def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return by flag what decides what a run learns, as JSON would give it back."""
     return {flag: _as_json(dotted.get(config, flag)) for flag in dotted.leaf_types(type(config)) if not is_free(flag)}
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 
 
@@ -17,13 +19,26 @@ class PlanMachineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSupervisedConfig(PlanMachineConfig):
+    num_gpus: int = 1
+    """Processes that the stage is launched with, each on a GPU of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanPPOConfig(PlanMachineConfig, PPOConfig):
     """What an RL stage is planned by."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSFTConfig(PlanMachineConfig, SFTConfig):
+class PlanSFTConfig(PlanSupervisedConfig, SFTConfig):
     """What a supervised stage is planned by."""
 
-    num_gpus: int = 1
-    """Processes that the stage is launched with, each on a GPU of its own."""
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDPOConfig(PlanSupervisedConfig, DPOConfig):
+    """What a stage that learns from pairs is planned by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRMConfig(PlanSupervisedConfig, RMConfig):
+    """What a reward model's training is planned by."""

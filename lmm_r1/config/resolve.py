@@ -2,17 +2,24 @@
 
 import logging
 import typing
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import check_ppo, check_sft, refuse_unavailable, require
+from lmm_r1.config.checks import check_ppo, refuse_unavailable, require
+from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.precision import default_param_dtype
+from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.shared import TrackerName
+from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.supervised_checks import check_dpo, check_rm, check_sft
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+Supervised = TypeVar("Supervised", SFTConfig, DPOConfig, RMConfig)
 
 # Mean distances per token. Rounding to bfloat16 makes 0.01 to 0.05 with released models and vLLM's kernels, experts
 # included, and single precision below 1e-3, with TF32 too. A wrong model is off by 0.1 and more.
@@ -54,6 +61,30 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
+    resolved = _resolved(config)
+    check_sft(resolved)
+    return resolved
+
+
+def resolve_dpo(config: DPOConfig) -> DPOConfig:
+    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
+    resolved = _resolved(config)
+    check_dpo(resolved)
+    if resolved.model.simpo_enable:
+        return resolved
+    reference = resolved.ref.model_name_or_path or resolved.model.model_name_or_path
+    return dotted.replace(resolved, {"ref.model_name_or_path": reference})
+
+
+def resolve_rm(config: RMConfig) -> RMConfig:
+    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
+    resolved = _resolved(config)
+    check_rm(resolved)
+    return resolved
+
+
+def _resolved(config: Supervised) -> Supervised:
+    """Return the settings of a supervised stage with those values filled in that all of its trainers have."""
     refuse_unavailable(config)
     require(config, "model.model_name_or_path", example="path/or/hub-name")
     require(config, "data.dataset", example="datasets/rows.jsonl")
@@ -63,9 +94,7 @@ def resolve_sft(config: SFTConfig) -> SFTConfig:
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
     resolved = dotted.replace(config, _param_dtype(config) | _input_template(config) | _trackers(config))
-    resolved = dotted.replace(resolved, _accumulation(resolved))
-    check_sft(resolved)
-    return resolved
+    return dotted.replace(resolved, _accumulation(resolved))
 
 
 def _value_models(config: PPOConfig) -> dict[str, object]:
@@ -103,7 +132,7 @@ def _gamma(config: PPOConfig) -> dict[str, object]:
     return {"algo.advantage.gamma": 1.0}
 
 
-def _accumulation(config: PPOConfig | SFTConfig) -> dict[str, object]:
+def _accumulation(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the precision of the weights for gradients without ZeRO, where DeepSpeed knows no other."""
     given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
     if config.ds.zero_stage > 0 or weights == given:
@@ -112,14 +141,14 @@ def _accumulation(config: PPOConfig | SFTConfig) -> dict[str, object]:
     return {"ds.grad_accum_dtype": weights}
 
 
-def _param_dtype(config: PPOConfig | SFTConfig) -> dict[str, object]:
+def _param_dtype(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     flag = "ds.param_dtype"
     if dotted.get(config, flag) is not None:
         return {}
     return {flag: default_param_dtype(flag=flag, uses_ray=isinstance(config, PPOConfig))}
 
 
-def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
+def _input_template(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     template = config.data.input_template
     if template and "{}" not in template:
         logger.warning("--data.input_template %r has no {} for the prompt and is not used", template)
@@ -127,7 +156,7 @@ def _input_template(config: PPOConfig | SFTConfig) -> dict[str, object]:
     return {}
 
 
-def _trackers(config: PPOConfig | SFTConfig) -> dict[str, object]:
+def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the trackers that are asked for by name or, as in OpenRLHF, by a setting without which they are off."""
     logger = config.logger
     asked = {

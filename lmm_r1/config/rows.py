@@ -18,14 +18,11 @@ IMAGES = "images"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsConfig:
+class RowReadingConfig:
+    """How rows of any kind are read; which columns hold their prompts and answers is the command's."""
+
     format: FormatName | None = None
     """Format of the rows; None finds it by the columns of each file."""
-    input_key: str | None = None
-    """Column with the prompt: messages, or text. Without a format it is read as one of this project's own rows; None
-    takes the column of the format, which is `message` or `messages` in this project's own."""
-    label_key: str | None = None
-    """Column with the right answer; None takes the format's: `answer`, or `solution` where a format calls it so."""
     image_key: str = IMAGES
     """Column with the images of `<image>` tags, and of image parts without a source; left at `images`, a format that
     calls it otherwise takes its own."""
@@ -44,10 +41,27 @@ class RowsConfig:
     with `<image>` where an image stands, and the row's columns by their names."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(RowReadingConfig):
+    input_key: str | None = None
+    """Column with the prompt: messages, or text. Without a format it is read as one of this project's own rows; None
+    takes the column of the format, which is `message` or `messages` in this project's own."""
+    label_key: str | None = None
+    """Column with the right answer; None takes the format's: `answer`, or `solution` where a format calls it so."""
+
+
 def row_reading(config: RowsConfig, *, prefix: str = "--") -> RowReading:
+    """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
+    return named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
+
+
+def named_reading(
+    config: RowReadingConfig, *, prompt: str | None, answer: str | None = None, prefix: str = "--"
+) -> RowReading:
     """Return how the flags say that rows are read.
 
     Args:
+        prompt: the column with the prompt, and `answer` that with the right answer; None takes the format's.
         prefix: what stands in front of the flags' names on this command's line.
 
     Raises:
@@ -60,8 +74,8 @@ def row_reading(config: RowsConfig, *, prefix: str = "--") -> RowReading:
     return RowReading(
         format=config.format,
         names=ColumnNames(
-            prompt=config.input_key,
-            answer=config.label_key,
+            prompt=prompt,
+            answer=answer,
             images=None if config.image_key == IMAGES else config.image_key,
             datasource=config.datasource_key,
         ),
@@ -86,7 +100,7 @@ def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") ->
         raise UserError(f"{prefix}{given[0]} {getattr(config, given[0])}: {because}; leave it out")
 
 
-def _check_bounds(config: RowsConfig, *, prefix: str) -> None:
+def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
     lowest, highest = config.min_pixels, config.max_pixels
     for name, bound in (("min_pixels", lowest), ("max_pixels", highest)):
         if bound is not None and bound < 1:

@@ -1,4 +1,4 @@
-"""Groups of flags that reinforcement learning and supervised fine-tuning have in common."""
+"""Groups of flags that reinforcement learning and supervised training have in common."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NewType
@@ -135,7 +135,7 @@ class EvalConfig:
     split: str = "train"
     """Split of the evaluation dataset."""
     steps: int = -1
-    """Steps between two evaluations; -1 is never in RL and once an epoch in SFT."""
+    """Steps between two evaluations; -1 is never in RL and once an epoch in supervised training."""
     before_training: bool = False
     """Evaluate before the first step, too: what the model knows that the run starts from."""
 
@@ -195,7 +195,7 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(RowsConfig):
+class SequenceConfig:
     input_template: str | None = None
     """Text around a plain-text prompt, with {} in its place, which then goes to the model without its chat template."""
     apply_chat_template: bool = False
@@ -209,13 +209,18 @@ class DataConfig(RowsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig(SequenceConfig, RowsConfig):
+    """Rows of prompts, and how long their sequences may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     micro_batch_size: int = 1
     """Samples in one forward and backward pass on one GPU."""
     batch_size: int = 128
     """Samples in one weight update, over all GPUs."""
     max_epochs: int = 1
-    """Passes over the same samples: over each rollout in RL, over the data in SFT."""
+    """Passes over the same samples: over each rollout in RL, over the data in supervised training."""
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
-from lmm_r1.data.formats import FORMATS, OWN, find_format
-from lmm_r1.data.formats.row_format import Record, RowFormat
+from lmm_r1.data.formats import PROMPT_ROWS
+from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.messages import Message, Row, images_of, videos_of
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
@@ -74,7 +74,7 @@ class RowFile:
     """The rows of one file, and in which format they were found."""
 
     path: str
-    row_format: RowFormat
+    row_format: RowFormat[RowFields]
     rows: dict[int, Row]
     """By their place in the file."""
     skipped: list[SkippedRow]
@@ -100,13 +100,13 @@ def read_row_file(
         UserError: the file is missing or empty, several formats fit its columns, or a record breaks its format (with
             file and line).
     """
-    row_format, records = _found(path, split=split, max_rows=max_rows, reading=reading)
+    row_format, records = found_records(path, PROMPT_ROWS, split=split, max_rows=max_rows, reading=reading)
     rows = {
         index: _row(record, row_format, reading=reading, required=answer_required)
         for index, record in enumerate(records)
     }
     if not rows:
-        raise _no_rows(path)
+        raise no_rows(path)
     return RowFile(path=path, row_format=row_format, rows=rows, skipped=[])
 
 
@@ -124,7 +124,7 @@ def read_good_rows(
         UserError: the file is missing, empty or not readable, several formats fit its columns, or none of its rows is
             good.
     """
-    row_format, records = _found(path, split=split, max_rows=max_rows, reading=reading)
+    row_format, records = found_records(path, PROMPT_ROWS, split=split, max_rows=max_rows, reading=reading)
     rows: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
     for index, record in enumerate(records):
@@ -133,39 +133,60 @@ def read_good_rows(
         except UserError as error:
             skipped.append(SkippedRow(index=index, reason=str(error)))
     if not rows and not skipped:
-        raise _no_rows(path)
+        raise no_rows(path)
     if not rows:
         raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
     return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
 
 
-def _found(path: str, *, split: str, max_rows: int | None, reading: RowReading) -> tuple[RowFormat, Iterator[Record]]:
-    """The format of a file, told by the columns of its first records, and its first `max_rows` records."""
+def found_records(
+    path: str, formats: FormatSet[Fields], *, split: str, max_rows: int | None, reading: RowReading
+) -> tuple[RowFormat[Fields], Iterator[Record]]:
+    """Return the format of a file, told by the columns of its first records, and its first `max_rows` records.
+
+    Raises:
+        UserError: the file is missing, several formats fit its columns, or the format that was named is of other rows. Or,
+            where the records are taken, one cannot be read.
+    """
     records = read_records(path, split=split)
+    named = reading.names
     if reading.format is not None:
-        row_format = FORMATS[reading.format]
-    elif reading.names.prompt is not None:
-        row_format = OWN
+        row_format = formats.named(reading.format, file=path)
+    elif named.prompt is not None or named.names_sides:
+        row_format = formats.own
     else:
         first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
-        row_format = find_format({name for fields, _, _ in first for name in fields}, file=path)
+        found = {name for fields, _, _ in first for name in fields}
+        row_format = formats.find(found, file=path, label=named.answer)
         records = itertools.chain(first, records)
     if row_format.link is not None:
         records = iter(row_format.link(list(records)))
     return row_format, itertools.islice(records, max_rows)
 
 
-def _row(record: Record, row_format: RowFormat, *, reading: RowReading, required: bool) -> Row:
+def first_columns(path: str, *, split: str = "train") -> set[str]:
+    """Return the columns that the first records of a file have, by which its format is told."""
+    first = itertools.islice(read_records(path, split=split), _BATCH_ROWS)
+    return {name for fields, _, _ in first for name in fields}
+
+
+def check_media(messages: Sequence[Message], *, location: str) -> None:
+    """Raise UserError where a local image or video of the messages is missing or damaged."""
+    for image in images_of(messages):
+        check_image_exists(image, location=location)
+    for video in videos_of(messages):
+        check_video_exists(video, location=location)
+
+
+def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReading, required: bool) -> Row:
     fields, location, base_dir = record
     row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
-    for image in images_of(row.messages):
-        check_image_exists(image, location=location)
-    for video in videos_of(row.messages):
-        check_video_exists(video, location=location)
+    check_media(row.messages, location=location)
     return row
 
 
-def _no_rows(path: str) -> UserError:
+def no_rows(path: str) -> UserError:
+    """Return the error of a file without rows."""
     return UserError(f"{path} holds no rows; check the path")
 
 
@@ -190,6 +211,8 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
                 raise UserError(
                     f"{location}: not valid JSON: {error.msg} at column {error.colno}; correct or remove the line"
                 ) from error
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{location}: cannot be read: {error}; correct or remove the line") from error
             yield _checked(record, location=location), location, file.parent
 
 
@@ -203,6 +226,8 @@ def _read_json(file: Path) -> Iterator[Record]:
             yield from _read_jsonl(file)
             return
         raise UserError(f"{file} line {error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read: {error}; correct the file") from error
     if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
         content = list(content.values())  # rows under a number or a name for each
     if isinstance(content, dict):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.formats import FormatName
-from lmm_r1.data.formats.row_format import ColumnNames, Columns, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Columns, RowFields, RowFormat
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.prompt_template import PromptTemplate
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
@@ -36,35 +36,56 @@ class RowReading:
         self,
         record: Mapping[str, Any],
         *,
-        row_format: RowFormat,
+        row_format: RowFormat[RowFields],
         location: str,
         base_dir: Path,
         answer_required: bool,
     ) -> Row:
         """Return the validated row of a record; raises UserError, with its location, for what is wrong with it."""
         columns = Columns(record, location=location, names=self.names)
-        folder = base_dir if self.image_dir is None else self.image_dir
         row = read_row(
-            row_format, columns, folder, answer_required=answer_required, plain_template=self.plain_template
+            row_format,
+            columns,
+            self.folder(base_dir),
+            answer_required=answer_required,
+            plain_template=self.plain_template,
         )
-        if row.plain and (self.prompt_template is not None or self.system_prompt is not None):
+        messages = self.laid_over(row.messages, record, location=location, plain=row.plain)
+        return row if messages is row.messages else replace(row, messages=messages)
+
+    def folder(self, base_dir: Path) -> Path:
+        """Return where relative paths of a record start, whose file lies in `base_dir`."""
+        return base_dir if self.image_dir is None else self.image_dir
+
+    def laid_over(
+        self, messages: tuple[Message, ...], record: Mapping[str, Any], *, location: str, plain: bool
+    ) -> tuple[Message, ...]:
+        """Return a prompt with the template, the system turn and the pixel bounds of the run.
+
+        Raises:
+            UserError: one of them does not go with the prompt.
+        """
+        if plain and (self.prompt_template is not None or self.system_prompt is not None):
             flag = "--data.system_prompt" if self.prompt_template is None else "--data.prompt_template"
             raise UserError(
                 f"{location}: {flag} is for prompts that the chat template writes, and this one is plain text; "
                 "add --data.apply_chat_template"
             )
-        messages = row.messages
         if self.prompt_template is not None:
             messages = _templated(messages, record, template=self.prompt_template, location=location)
         if self.system_prompt is not None:
             turns = tuple(message for message in messages if message.role != "system")
             messages = (Message(role="system", parts=(TextPart(self.system_prompt),)), *turns)
-        if self.min_pixels is not None or self.max_pixels is not None:
-            messages = tuple(
-                replace(message, parts=tuple(self._bounded(part, location=location) for part in message.parts))
-                for message in messages
-            )
-        return row if messages is row.messages else replace(row, messages=messages)
+        return self.bounded(messages, location=location)
+
+    def bounded(self, messages: tuple[Message, ...], *, location: str) -> tuple[Message, ...]:
+        """Return messages with the pixel bounds of the run; raises UserError where those of a row contradict them."""
+        if self.min_pixels is None and self.max_pixels is None:
+            return messages
+        return tuple(
+            replace(message, parts=tuple(self._bounded(part, location=location) for part in message.parts))
+            for message in messages
+        )
 
     def _bounded(self, part: Part, *, location: str) -> Part:
         if not isinstance(part, ImagePart | VideoPart):

@@ -13,9 +13,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from PIL import Image
+from typing_extensions import Self
 
 from lmm_r1.data.formats import OWN
-from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat, filled, listed
+from lmm_r1.data.formats.row_format import (
+    AskedFields,
+    Column,
+    ColumnNames,
+    Columns,
+    RowFields,
+    RowFormat,
+    filled,
+    listed,
+)
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.stored_bytes import StoredBytes
@@ -69,7 +79,7 @@ def parse_row(
 
 
 def read_row(
-    row_format: RowFormat,
+    row_format: RowFormat[RowFields],
     columns: Columns,
     base_dir: Path,
     *,
@@ -78,26 +88,17 @@ def read_row(
 ) -> Row:
     """The validated row of one record in any format; takes and raises what `parse_row` does."""
     fields = row_format.adapt(columns)
-    parser = _Parser(
-        location=columns.location,
-        base_dir=base_dir,
-        images=_MediaField("image", key=fields.images.name, entries=listed(fields.images.value)),
-        videos=_MediaField("video", key=fields.videos.name, entries=listed(fields.videos.value)),
-    )
-    template = plain_template if _is_plain(fields.messages) else None
-    if template is None:
-        messages = parser.messages(fields.messages)
-    else:
-        messages = (parser.plain_prompt(fields.messages, template=template),)
+    parser = RecordParser.of(fields, columns, base_dir)
+    messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
     response = parser.response(fields.response, where="the response")
     if columns.names.response is not None:
         output = columns.take(columns.names.response)
         messages, response = (
             *messages,
-            *parser.output(output, found=columns.record, plain=template is not None),
+            *parser.output(output, found=columns.record, plain=plain),
         ), None
     parser.finish()
-    _check_shown(messages, columns)
+    check_shown(messages, columns)
     return Row(
         messages=messages,
         answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
@@ -106,12 +107,12 @@ def read_row(
         response=response,
         rejected=parser.response(fields.rejected, where="the rejected response"),
         prefill=fields.prefill,
-        plain=template is not None,
+        plain=plain,
         columns=columns.rest(),
     )
 
 
-def _check_shown(messages: Sequence[Message], columns: Columns) -> None:
+def check_shown(messages: Sequence[Message], columns: Columns) -> None:
     """Raise UserError where a usual column holds media, and the format has neither taken it nor shows any of that kind."""
     shown = {type(part) for message in messages for part in message.parts}
     for name, value in columns.rest().items():
@@ -146,7 +147,7 @@ class _MediaField:
         return f"<{self.kind}>"
 
 
-class _Parser:
+class RecordParser:
     """Reads one record: media fields fill the places for media in order; every error starts with the location."""
 
     def __init__(self, *, location: str, base_dir: Path, images: _MediaField, videos: _MediaField) -> None:
@@ -155,8 +156,24 @@ class _Parser:
         self.images = images
         self.videos = videos
 
+    @classmethod
+    def of(cls, fields: AskedFields, columns: Columns, base_dir: Path) -> Self:
+        """Return the parser of a record whose format has found these fields."""
+        return cls(
+            location=columns.location,
+            base_dir=base_dir,
+            images=_MediaField("image", key=fields.images.name, entries=listed(fields.images.value)),
+            videos=_MediaField("video", key=fields.videos.name, entries=listed(fields.videos.value)),
+        )
+
     def fail(self, sentence: str) -> NoReturn:
         raise UserError(f"{self.location}: {sentence}")
+
+    def prompt(self, value: Any, *, plain_template: str | None) -> tuple[tuple[Message, ...], bool]:
+        """Return the prompt, and whether it is plain text, which the template is for."""
+        if plain_template is None or not _is_plain(value):
+            return self.messages(value), False
+        return (self.plain_prompt(value, template=plain_template),), True
 
     def messages(self, value: Any) -> tuple[Message, ...]:
         if _is_plain(value):
@@ -164,7 +181,7 @@ class _Parser:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 self.fail(f"the messages are not valid JSON: {error}")
         if not isinstance(value, Sequence) or not value:
             self.fail("the messages must be a list with at least one message, or JSON text of one")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
+
+T = TypeVar("T")
 
 
 def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple[list[str], list[float] | None]:
@@ -29,7 +32,7 @@ def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple
     return paths, values
 
 
-def blend(row_lists: Sequence[Sequence[Row]], probabilities: Sequence[float] | None, *, seed: int) -> list[Row]:
+def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | None, *, seed: int) -> list[T]:
     """One list of rows: a concatenation without `probabilities`, else a draw that stops at the first list used up.
 
     Each draw picks a list by its probability and takes that list's next row, so no row comes twice. The order is that
@@ -50,7 +53,7 @@ def blend(row_lists: Sequence[Sequence[Row]], probabilities: Sequence[float] | N
     shares = np.asarray(probabilities) / sum(probabilities)
     draws = np.random.default_rng(seed).choice(len(row_lists), size=sum(map(len, row_lists)), p=shares)
     taken = [0] * len(row_lists)
-    blended = []
+    blended: list[T] = []
     for index in draws.tolist():
         blended.append(row_lists[index][taken[index]])
         taken[index] += 1

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lmm_r1.config.check_data import CheckDataConfig
+from lmm_r1.config.check_data import CheckDataConfig, Kind
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import RowFile, SkippedRow, read_good_rows
+from lmm_r1.data.files import SkippedRow, read_good_rows
 from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
+from lmm_r1.data.preferences import find_kind, read_judged_file
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data_check.answers import answer_findings
 from lmm_r1.data_check.contents import contents, is_conversation
 from lmm_r1.data_check.findings import KINDS, Distribution, Finding
+from lmm_r1.data_check.judged import counts, sides_of, views
 from lmm_r1.data_check.repeats import OtherFile, Repeats
+from lmm_r1.errors import UserError
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how many rows of it are done, and of how many."""
@@ -25,6 +30,10 @@ class CheckedData:
     """What a file holds, and what was found in it."""
 
     source: str
+    kind: Kind
+    """Of its rows."""
+    counts: Mapping[str, int]
+    """Of rows with judged responses, how many there are of what a training depends on."""
     rows: Mapping[int, Row]
     """Those that can be used, by their place in the file."""
     count: int
@@ -48,9 +57,12 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     # Before minutes are spent on images.
     for spec in config.verifiers:
         verifier_from(spec)
-    file = _read(config, config.file)
+    reading = row_reading(config)
+    named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
+    file = _read(config, config.file, replace(reading, names=named), kind=config.kind)
+    _check_flags(config, file.kind)
     rows = file.rows
-    others = [OtherFile.of(path, _read(config, path).rows) for path in config.against]
+    others = [OtherFile.of(path, _read(config, path, reading, kind=None).rows) for path in config.against]
     findings = [_of_skipped(row) for row in file.skipped]
     sizes: list[tuple[int, int]] = []
     readable: dict[int, Row] = {}
@@ -66,18 +78,21 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             findings.extend(repeats.findings(index, row, content))
         progress("reading", done, len(rows))
     distributions, notes = _image_sizes(rows, sizes), [file.told]
-    findings.extend(_without_answer(readable))
+    judged = file.kind != "prompts"
+    findings.extend(() if judged else _without_answer(readable))
     if config.model is not None:
         of_lengths, found, note = _lengths(config, readable, progress=progress)
         distributions += of_lengths
         findings += found
         notes += [note] if note is not None else []
-    for spec in config.verifiers:
+    for spec in () if judged else config.verifiers:
         progress(f"judging by {spec}", 0, len(readable))
         findings.extend(answer_findings(readable, spec, workers=config.judge_workers, timeout_s=config.judge_timeout))
     kinds = list(KINDS)
     return CheckedData(
         source=config.file,
+        kind=file.kind,
+        counts=file.counts,
         rows=rows,
         count=len(rows) + len(file.skipped),
         conversations=sum(map(is_conversation, rows.values())),
@@ -88,13 +103,33 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     )
 
 
-def _read(config: CheckDataConfig, path: str) -> RowFile:
-    return read_good_rows(
-        path,
-        split=config.split,
-        max_rows=config.max_rows,
-        reading=row_reading(config),
-        answer_required=False,
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A row file as the checks take it."""
+
+    rows: dict[int, Row]
+    skipped: Sequence[SkippedRow]
+    kind: Kind
+    counts: Mapping[str, int]
+    told: str
+
+
+def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind | None) -> _File:
+    """Return the rows that can be used; the columns tell the kind where it is None."""
+    if kind is None:
+        judged = find_kind(path, split=config.split, reading=reading)
+    else:
+        judged = next((known for known in KINDS_OF_ROWS if known.name == kind), None)
+    if judged is None:
+        file = read_good_rows(
+            path, split=config.split, max_rows=config.max_rows, reading=reading, answer_required=False
+        )
+        return _File(rows=file.rows, skipped=file.skipped, kind="prompts", counts={}, told=file.told)
+    found = read_judged_file(
+        path, judged, split=config.split, max_rows=config.max_rows, reading=reading, skip_bad=True
+    )
+    return _File(
+        rows=views(found.rows), skipped=found.skipped, kind=found.kind, counts=counts(found.rows), told=found.told
     )
 
 
@@ -115,10 +150,32 @@ def _image_sizes(rows: Mapping[int, Row], sizes: Sequence[tuple[int, int]]) -> l
     if not sizes:
         return []
     return [
-        Distribution.of("images per row", [len(images_of(row.messages)) for row in rows.values()]),
+        Distribution.of("images per row", [_image_count(row) for row in rows.values()]),
         Distribution.of("pixels per image", [width * height for width, height in sizes]),
         Distribution.of("longer side over shorter", [max(size) / min(size) for size in sizes]),
     ]
+
+
+def _image_count(row: Row) -> int:
+    return len(images_of(row.messages)) + sum(len(images_of(side.turns)) for side in sides_of(row))
+
+
+def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
+    """Raise UserError for a flag that rows of this kind have no use for."""
+    if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
+        raise UserError(
+            f"--verifiers {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "
+            "judge; leave it out, or name their kind with --kind prompts"
+        )
+    for flag, value, needed in (
+        ("--chosen_key", config.chosen_key, "preference"),
+        ("--rejected_key", config.rejected_key, "preference"),
+        ("--step_tag", config.step_tag, "steps"),
+    ):
+        if value is not None and kind != needed:
+            raise UserError(
+                f"{flag} {value}: is for rows of the kind {needed}, and {config.file} holds {kind}; leave it out"
+            )
 
 
 def _lengths(

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Message, Row, TextPart, images_of, videos_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import load_video
+from lmm_r1.data_check.judged import JudgedView, Side, sides_of
 from lmm_r1.errors import UserError
 
 # Rows whose images are in memory at a time, in all threads together.
@@ -27,6 +28,9 @@ class RowContent:
     opening: bytes | None
     """The same for rows that begin by asking the same of the same images, whatever is said later and whatever the system turn
     says: a trajectory and the question that it answers. None where there is no image before the model's first turn."""
+    repeated: bytes
+    """The same for rows that are one row twice, or that contradict one another: with judged responses, the same ones beside the
+    same question, in whatever order."""
     answer: str
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image."""
@@ -45,10 +49,14 @@ def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
 def content_of(row: Row) -> RowContent:
     """Return what a row holds; what it asks is all but a last turn of the assistant."""
     prompt = row.messages[:-1] if is_conversation(row) else row.messages
-    answer = row.answer or _text((row.response or row.messages[-1]).parts)
+    sides = sides_of(row)
+    answer = (
+        row.verdict if isinstance(row, JudgedView) else row.answer or _text((row.response or row.messages[-1]).parts)
+    )
     opening = list(itertools.takewhile(lambda message: message.role != "assistant", row.messages))
     first = len(images_of(opening))
-    digest, asked, sizes = hashlib.sha256(), hashlib.sha256(), []
+    digest, asked = hashlib.sha256(), hashlib.sha256()
+    sizes: list[tuple[int, int]] = []
     for message in prompt:
         digest.update(_told(message))
     for message in opening:
@@ -56,24 +64,49 @@ def content_of(row: Row) -> RowContent:
             asked.update(_told(message))
     try:
         for part in images_of(row.messages):
-            image = load_image(part, location=row.location)
-            sizes.append(image.size)
-            pixels = repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
+            pixels = _pixels(part, row, sizes)
             digest.update(pixels)
             if len(sizes) <= first:
                 asked.update(pixels)
         for video in videos_of(row.messages):
-            frames = load_video(video, location=row.location).frames
-            digest.update(repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest())
+            digest.update(_frames(video, row))
+        beside = sorted(_side(side, row, sizes) for side in sides)
     except UserError as error:
-        return RowContent(question=b"", opening=None, answer=answer, sizes=tuple(sizes), error=str(error))
+        return RowContent(
+            question=b"", opening=None, repeated=b"", answer=answer, sizes=tuple(sizes), error=str(error)
+        )
     return RowContent(
         question=digest.digest(),
         opening=asked.digest() if first else None,
+        repeated=digest.digest() + b"".join(beside),
         answer=answer,
         sizes=tuple(sizes),
         error=None,
     )
+
+
+def _pixels(part: ImagePart, row: Row, sizes: list[tuple[int, int]]) -> bytes:
+    """Return what tells an image from others, and note its size."""
+    image = load_image(part, location=row.location)
+    sizes.append(image.size)
+    return repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
+
+
+def _frames(part: VideoPart, row: Row) -> bytes:
+    frames = load_video(part, location=row.location).frames
+    return repr(frames.shape).encode() + hashlib.sha256(frames.tobytes()).digest()
+
+
+def _side(side: Side, row: Row, sizes: list[tuple[int, int]]) -> bytes:
+    """Return what tells a response from others."""
+    digest = hashlib.sha256()
+    for message in side.turns:
+        digest.update(_told(message))
+    for image in images_of(side.turns):
+        digest.update(_pixels(image, row, sizes))
+    for video in videos_of(side.turns):
+        digest.update(_frames(video, row))
+    return digest.digest()
 
 
 def is_conversation(row: Row) -> bool:

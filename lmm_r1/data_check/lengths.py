@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data_check.contents import is_conversation
 from lmm_r1.data_check.findings import Finding
+from lmm_r1.data_check.judged import JudgedView
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
 
@@ -39,12 +40,18 @@ class Lengths:
         """The same of rows with a turn to learn from, that turn included."""
 
     def finding(self, index: int, row: Row) -> Finding | None:
-        """Encode one row, as the prompt that RL takes and as what SFT learns; return what there is to say of it."""
+        """Encode one row, as the prompt that RL takes and as what SFT learns, or with each of its judged responses.
+
+        Return what there is to say of it.
+        """
+        if isinstance(row, JudgedView):
+            found = [self._finding(index, whole, name=name) for name, whole in row.conversations]
+            return next((finding for finding in found if finding is not None), None)
         if row.response is None:
             return self._finding(index, row)
         return self._finding(index, row) or self._finding(index, demonstration(row))
 
-    def _finding(self, index: int, row: Row) -> Finding | None:
+    def _finding(self, index: int, row: Row, *, name: str = "") -> Finding | None:
         kit, whole = self._checkpoint.kit, is_conversation(row)
         try:
             check_images_taken([row], kit=kit, model=self._model)
@@ -55,7 +62,8 @@ class Lengths:
         tokens = len(encoded.token_ids)
         (self.conversations if whole else self.prompts).append(tokens)
         if whole and tokens > self.budget.max_len:
-            what = f"takes {tokens} tokens, more than --max_len {self.budget.max_len}: SFT leaves it out"
+            too_long = f"takes {tokens} tokens, more than --max_len {self.budget.max_len}"
+            what = f"the prompt with {name} {too_long}" if name else f"{too_long}: SFT leaves it out"
         elif not whole and tokens > self.budget.prompt:
             room = self.budget.max_new_tokens or 1
             what = f"the prompt takes {tokens} tokens and a response {room}, more than --max_len {self.budget.max_len}"

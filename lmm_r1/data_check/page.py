@@ -11,9 +11,10 @@ from pathlib import Path
 from PIL import Image
 
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, TextPart, images_of
+from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data_check.check import CheckedData
 from lmm_r1.data_check.findings import KINDS, Finding
+from lmm_r1.data_check.judged import JudgedView, sides_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_templates import page_templates
 from lmm_r1.report.inline_images import MIN_BYTES, data_uri
@@ -84,17 +85,20 @@ def _section(checked: CheckedData, kind: str) -> Section:
 
 def _card(row: Row) -> Card:
     images, unreadable = [], 0
-    for part in images_of(row.messages):
+    for part in images_of([*row.messages, *(turn for side in sides_of(row) for turn in side.turns)]):
         try:
             images.append(_small(load_image(part, location=row.location)))
         except UserError:
             # What is wrong with it stands among the findings.
             unreadable += 1
-    turns = tuple(
-        (message.role, "\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
-        for message in row.messages
-    )
-    return Card(location=row.location, turns=turns, answer=row.answer, images=tuple(images), unreadable=unreadable)
+    turns = [(message.role, _text(message)) for message in row.messages]
+    turns += [(side.name, _text(message)) for side in sides_of(row) for message in side.turns]
+    answer = row.verdict if isinstance(row, JudgedView) else row.answer
+    return Card(location=row.location, turns=tuple(turns), answer=answer, images=tuple(images), unreadable=unreadable)
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
 def _small(image: Image.Image) -> str:

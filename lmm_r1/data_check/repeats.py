@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lmm_r1.data.messages import Row
 from lmm_r1.data_check.contents import RowContent, contents
 from lmm_r1.data_check.findings import Finding
+from lmm_r1.data_check.judged import sides_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +54,15 @@ class Repeats:
             place = other.place_of(content)
             if place is not None:
                 yield Finding(kind="leak", index=index, location=row.location, what=f"asks what {place} asks")
-        first, answer = self._seen.setdefault(content.question, (row.location, content.answer))
+        first, answer = self._seen.setdefault(content.repeated, (row.location, content.answer))
         if first == row.location:
             return
         if answer.strip() == content.answer.strip():
             yield Finding(kind="duplicate", index=index, location=row.location, what=f"is the same as {first}")
         else:
-            what = (
-                f"asks what {first} asks, and has the answer {_short(content.answer)} where that has {_short(answer)}"
-            )
+            asked = f"judges the responses of {first}" if sides_of(row) else f"asks what {first} asks"
+            had = "verdict" if sides_of(row) else "answer"
+            what = f"{asked}, and has the {had} {_short(content.answer)} where that has {_short(answer)}"
             yield Finding(kind="contradiction", index=index, location=row.location, what=what)
 
 

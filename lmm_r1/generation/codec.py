@@ -100,7 +100,12 @@ class PromptCodec:
 
     def text(self, token_ids: Sequence[int], *, ended: bool) -> str:
         """Return a response's text, in which no end token stands: the last of its tokens, where it has ended."""
-        return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+        return self.tokenizer.decode(self.words(token_ids, ended=ended), skip_special_tokens=False)
+
+    def words(self, token_ids: Sequence[int], *, ended: bool) -> Sequence[int]:
+        """Return the tokens of a response's text: all but an end token, unless that is a word of it itself."""
+        spoken = not token_ids or token_ids[-1] in self.kit.spoken_end_ids(self.tokenizer)
+        return token_ids[:-1] if ended and not spoken else token_ids
 
     def completion(self, token_ids: Sequence[int], finish_reason: FinishReason) -> Completion:
         """Return a response; `token_ids` end with the end token where the model wrote one."""

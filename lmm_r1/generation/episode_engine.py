@@ -23,7 +23,7 @@ from lmm_r1.data.images import encoded_image, load_image
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion, Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.codec import TextStream
+from lmm_r1.generation.codec import PromptCodec, TextStream
 from lmm_r1.generation.engine import EpisodeSettings, Outcome, SamplingSettings, TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import BrokenOff, GroupSettings
@@ -86,7 +86,7 @@ class EpisodeEngine:
         Raises UserError for a row that cannot be taken, and where the environment fails.
         """
         self._problems.clear()
-        spoken = _Spoken(watcher, self.engine.codec.tokenizer)
+        spoken = _Spoken(watcher, self.engine.codec)
         rollout = self._rollout_told(spoken)
         engine = cast(TokenEngine, _PlayedEngine(self.engine.engine, seed=None, spoken=spoken))
         samples: list[Sample] = []
@@ -199,8 +199,8 @@ def _stores_nothing(media: Any) -> NoReturn:
 class _Spoken:
     """What a watcher is told of the turns, and what has come of them."""
 
-    def __init__(self, watcher: EpisodeWatcher, tokenizer: Any) -> None:
-        self.watcher, self._tokenizer = watcher, tokenizer
+    def __init__(self, watcher: EpisodeWatcher, codec: PromptCodec) -> None:
+        self.watcher, self._codec = watcher, codec
         self._stream: TextStream | None = None
         self.text = ""
         """Of the last turn."""
@@ -212,7 +212,7 @@ class _Spoken:
         if self._stream is None:
             self.watcher.begin_turn()
             self.text = ""
-        self._stream = TextStream(self._tokenizer)
+        self._stream = TextStream(self._codec.tokenizer)
 
     def add(self, part: CompletionOutput) -> None:
         """Hand on what a turn has grown by."""
@@ -221,7 +221,7 @@ class _Spoken:
         self.tokens += len(written)
         # An end token is no text, and ends a turn that no text has ended.
         ended = part.finish_reason == "stop" and not isinstance(part.stop_reason, str)
-        self._write(self._stream.add(written[:-1] if ended else written))
+        self._write(self._stream.add(self._codec.words(written, ended=ended)))
         if part.finish_reason is not None:
             self._write(self._stream.rest())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.config.rows import RowsConfig
+from lmm_r1.config.rows import RowReadingConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, TextPart, images_of, videos_of
 from lmm_r1.data.videos import load_video
@@ -102,7 +102,7 @@ def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any)
     return replace(encoded, token_ids=[*encoded.token_ids, *ids], engine_token_ids=[*encoded.engine_token_ids, *ids])
 
 
-def check_pixel_bounds(rows: RowsConfig, checkpoint: Checkpoint, *, model: str, prefix: str = "--") -> None:
+def check_pixel_bounds(rows: RowReadingConfig, checkpoint: Checkpoint, *, model: str, prefix: str = "--") -> None:
     """Raise UserError for a bound on the pixels of images that the model's processor cannot keep to.
 
     Args:

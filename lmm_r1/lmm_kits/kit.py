@@ -237,6 +237,10 @@ class LmmKit(ABC):
         """Return the ids that must never be sampled, sorted: media tokens, and ids beyond the tokenizer."""
         return tuple(sorted({*self.media_token_ids(config, tokenizer), *ids_beyond_tokenizer(config, tokenizer)}))
 
+    def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+        """Return the ids at which a checkpoint's generation config ends responses and that are words of theirs; most have none."""
+        return frozenset()
+
     def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return extra arguments for vLLM's engine, `hf_overrides` among them.
 

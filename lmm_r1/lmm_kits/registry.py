@@ -16,7 +16,9 @@ from lmm_r1.lmm_kits.kit import LmmKit
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria",
     "gemma3": "lmm_r1.lmm_kits.gemma3",
+    "glm4v": "lmm_r1.lmm_kits.glm4v",
     "idefics3": "lmm_r1.lmm_kits.idefics3",
+    "internvl": "lmm_r1.lmm_kits.internvl",
     "janus": "lmm_r1.lmm_kits.janus",
     "llava_onevision": "lmm_r1.lmm_kits.llava_onevision",
     "llm": "lmm_r1.lmm_kits.llm",

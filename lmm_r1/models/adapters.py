@@ -7,7 +7,8 @@ Adapters are put into the model itself, without a wrapper: every parameter that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,3 +179,22 @@ def save_adapter(
     config.base_model_name_or_path = model.name_or_path
     config.inference_mode = True
     config.save_pretrained(folder)
+
+
+@contextmanager
+def adapters_off(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model compute what it does without its adapters.
+
+    Their products are scaled to zero, and still computed: ZeRO-3 gathers the weights of a pass in the order of the pass
+    before, and no weight's need of a gradient is touched.
+    """
+    layers = list(adapted_layers(model).values())
+    assert layers, "a model with adapters"
+    scales = [layer.scaling[_ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[_ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[_ADAPTER] = scale

@@ -74,6 +74,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         ring_attn_group: dist.ProcessGroup | None = None,
         packed_seq_lens: list[int] | None = None,
         media: Sequence[SampleMedia] = (),
+        prompt_lengths: torch.Tensor | None = None,
     ) -> Any:
         """Return a value per response token, (B, A), or without an action mask a reward per row, (B,).
 
@@ -82,9 +83,14 @@ class KitValueModel(KitModule, torch.nn.Module):
         Args:
             media: one entry per row of `input_ids` (B, T).
             return_output: also the backbone's output.
+            prompt_lengths: tokens of each row's prompt, (B,), where rewards of packed rows share what is alike.
         """
         assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
-        targets = last_tokens(attention_mask) if action_mask is None else wanted_targets(attention_mask, action_mask)
+        targets = (
+            last_tokens(attention_mask, prompt_lengths)
+            if action_mask is None
+            else wanted_targets(attention_mask, action_mask)
+        )
         if self.packing_samples:
             values, output = self._run_packed(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
         else:
@@ -152,12 +158,16 @@ def drop_output_layer(model: PreTrainedModel) -> None:
     setattr(model.get_submodule(parent), own_name, None)
 
 
-def last_tokens(attention_mask: torch.Tensor) -> Targets:
-    """Return the last token of each sample (B, T) as the place whose value is wanted, whatever comes after it."""
+def last_tokens(attention_mask: torch.Tensor, prompts: torch.Tensor | None = None) -> Targets:
+    """Return the last token of each sample (B, T) as the place whose value is wanted, whatever comes after it.
+
+    Args:
+        prompts: tokens of each sample's prompt, (B,), for those of one prompt to share what they begin with.
+    """
     last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
     wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
     wanted[torch.arange(len(last), device=last.device), last] = True
-    return Targets(wanted=wanted, shared=False)
+    return Targets(wanted=wanted, shared=prompts is not None, prompts=prompts)
 
 
 class ValueHead(torch.nn.Linear):

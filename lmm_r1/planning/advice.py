@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 from lmm_r1.planning.plan import Plan, gib
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
 
-Config = TypeVar("Config", PPOConfig, SFTConfig)
+Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
 LORA_RANK = 64
 
@@ -91,7 +91,7 @@ def _least(
     return kept
 
 
-def _changes(config: PPOConfig | SFTConfig, plan: Plan) -> Iterator[Change]:
+def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
     """Yield changes that a run does not have yet, by what they cost in time, and then in what is learnt."""
     on_gpu = plan.machine.gpu_bytes is not None
     if isinstance(config, PPOConfig):
@@ -108,7 +108,7 @@ def _changes(config: PPOConfig | SFTConfig, plan: Plan) -> Iterator[Change]:
         yield Change(settings={"model.gradient_checkpointing_enable": True})
     if on_gpu and config.ds.zero_stage < 3:
         yield Change(settings={"ds.zero_stage": 3})
-    if isinstance(config, PPOConfig) and on_gpu and config.algo.kl.init_coef > 0 and not config.ref.offload:
+    if on_gpu and isinstance(config, PPOConfig | DPOConfig) and _has_reference(config) and not config.ref.offload:
         yield Change(settings={"ref.offload": True})
     if on_gpu and not config.ds.adam_offload:
         yield Change(settings={"ds.adam_offload": True})
@@ -116,6 +116,11 @@ def _changes(config: PPOConfig | SFTConfig, plan: Plan) -> Iterator[Change]:
         yield Change(settings={"data.max_len": plan.fitting_tokens})
     if config.ds.lora.rank == 0:
         yield Change(settings={"ds.lora.rank": LORA_RANK})
+
+
+def _has_reference(config: PPOConfig | DPOConfig) -> bool:
+    """Say whether a second model is loaded that is not trained."""
+    return config.algo.kl.init_coef > 0 if isinstance(config, PPOConfig) else config.needs_reference_model
 
 
 def _engine_changes(config: PPOConfig) -> Iterator[Change]:

@@ -11,12 +11,13 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
+from lmm_r1.planning.dpo_plan import plan_dpo, plan_rm
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.live_memory import Unpredictable
 from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
@@ -50,7 +51,7 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
 
 
 def check_sft_plan(
-    config: SFTConfig, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
+    config: SupervisedConfig, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
 ) -> None:
     """Print what a supervised run will take; raises UserError for one that cannot fit."""
     machine = _this_machine(config)
@@ -58,7 +59,11 @@ def check_sft_plan(
         return
     image = _image_of(rows, _checkpoint(config))
 
-    def replan(changed: SFTConfig) -> Plan:
+    def replan(changed: SupervisedConfig) -> Plan:
+        if isinstance(changed, DPOConfig):
+            return plan_dpo(changed, machine, processes=processes, per_machine=per_machine, image=image)
+        if isinstance(changed, RMConfig):
+            return plan_rm(changed, machine, processes=processes, per_machine=per_machine, image=image)
         return plan_sft(changed, machine, processes=processes, per_machine=per_machine, image=image)
 
     try:
@@ -84,7 +89,7 @@ def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> No
         logger.warning("%s", error)
 
 
-def _this_machine(config: PPOConfig | SFTConfig) -> Machine | None:
+def _this_machine(config: PPOConfig | SupervisedConfig) -> Machine | None:
     """Return this machine, None where nothing is to be checked or its GPUs do not say what they have."""
     if config.train.memory_check == "off":
         return None
@@ -121,7 +126,7 @@ def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
     return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
 
 
-def _checkpoint(config: PPOConfig | SFTConfig) -> Checkpoint:
+def _checkpoint(config: PPOConfig | SupervisedConfig) -> Checkpoint:
     path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
     assert path is not None, "required by config.resolve"
     return Checkpoint(path, trust_remote_code=config.train.trust_remote_code)

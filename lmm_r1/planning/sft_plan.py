@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from lmm_r1.config import SFTConfig
+from collections.abc import Sequence
+
+from lmm_r1.config import SupervisedConfig
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
 from lmm_r1.planning.machine import Machine
+from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedModel
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
@@ -13,7 +16,7 @@ from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_st
 
 
 def plan_sft(
-    config: SFTConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
+    config: SupervisedConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
 ) -> Plan:
     """Return the plan of a run whose settings are resolved; nothing is loaded but the checkpoint's config.
 
@@ -24,67 +27,132 @@ def plan_sft(
         per_machine: how many of them are on one machine.
         image: a conversation with an image, for a run that has images.
     """
-    path, dtype = config.model.model_name_or_path, config.ds.param_dtype
-    assert path is not None, "resolve_sft requires it"
-    assert dtype is not None, "resolve_sft fills it in"
-    on_gpu, width = machine.gpu_bytes is not None, WIDTHS[dtype]
-    zero = ZeroSettings(
-        stage=config.ds.zero_stage,
-        ranks=processes,
-        offload=config.ds.adam_offload,
-        weight_bytes=width,
-        sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
-        on_gpu=on_gpu,
-        passes=2 if config.train.batch_size > config.train.micro_batch_size * processes else 1,
-    )
-    settings = ModelSettings(
-        path=path,
-        role="policy",
-        param_dtype=dtype,
-        packing_samples=config.ds.packing_samples,
+    model = trained_model(
+        config,
+        machine,
+        processes=processes,
+        per_machine=per_machine,
+        image=image,
         share_prefix=False,
-        max_len=config.data.max_len,
-        attn_implementation=config.ds.attn_implementation,
-        experts_implementation=config.ds.experts_implementation,
-        lora_rank=config.ds.lora.rank,
-        target_modules=config.ds.lora.target_modules,
-        trust_remote_code=config.train.trust_remote_code,
-        freeze_prefix=config.model.freeze_prefix,
-        checkpointing=config.model.gradient_checkpointing_enable,
-        reentrant=config.model.gradient_checkpointing_reentrant,
-        bytes_per_gradient=width if not on_gpu and zero.stage in (1, 2) else 0,
+        pass_tokens=config.data.max_len,
     )
+    return supervised_plan(config, machine, [model], per_machine=per_machine)
+
+
+def trained_model(
+    config: SupervisedConfig,
+    machine: Machine,
+    *,
+    processes: int,
+    per_machine: int,
+    image: PlanImage | None,
+    share_prefix: bool,
+    pass_tokens: int,
+    role: Role = "policy",
+) -> PlannedModel:
+    """Return the process of the model that a supervised run trains; the arguments are those of `plan_sft`.
+
+    Args:
+        share_prefix: whether what samples of a pass begin with is computed once.
+        pass_tokens: of the largest pass.
+        role: "critic" for a reward model, which has a value head as well.
+    """
+    on_gpu = machine.gpu_bytes is not None
+    zero = zero_settings(config, machine, processes=processes)
+    settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu)
     estimated = estimate(settings, image)
     states = trained_states(estimated.size, zero)
-    model = PlannedModel(
-        role="policy",
+    return PlannedModel(
+        role=role,
         estimate=estimated,
         states=states,
         resident=0,
         gathered=gathered_bytes(estimated.size) if zero.stage == 3 else 0,
         sleeps=False,
         context=machines.CONTEXT if on_gpu else machines.PROCESS,
-        pass_tokens=config.data.max_len,
+        pass_tokens=pass_tokens,
         host=states.host,
         ranks=per_machine,
         gpus=processes,
     )
+
+
+def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int) -> ZeroSettings:
+    """Return what decides how the states of a supervised run's models are kept."""
+    assert config.ds.param_dtype is not None, "resolve_sft fills it in"
+    width = WIDTHS[config.ds.param_dtype]
+    return ZeroSettings(
+        stage=config.ds.zero_stage,
+        ranks=processes,
+        offload=config.ds.adam_offload,
+        weight_bytes=width,
+        sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
+        on_gpu=machine.gpu_bytes is not None,
+        passes=2 if config.train.batch_size > config.train.micro_batch_size * processes else 1,
+    )
+
+
+def model_settings(
+    config: SupervisedConfig, *, share_prefix: bool, role: Role, on_gpu: bool, path: str | None = None
+) -> ModelSettings:
+    """Return how a supervised run builds the model that it trains, or the reference model at `path`."""
+    trained = role != "reference"
+    path = path or config.model.model_name_or_path
+    assert path is not None, "resolve_sft requires it"
+    assert config.ds.param_dtype is not None, "resolve_sft fills it in"
+    in_backward = trained and not on_gpu and config.ds.zero_stage in (1, 2)
+    return ModelSettings(
+        path=path,
+        role=role,
+        param_dtype=config.ds.param_dtype,
+        packing_samples=config.ds.packing_samples,
+        share_prefix=share_prefix,
+        max_len=config.data.max_len,
+        attn_implementation=config.ds.attn_implementation,
+        experts_implementation=config.ds.experts_implementation,
+        lora_rank=config.ds.lora.rank if trained else 0,
+        target_modules=config.ds.lora.target_modules,
+        trust_remote_code=config.train.trust_remote_code,
+        freeze_prefix=config.model.freeze_prefix if trained else (),
+        checkpointing=trained and config.model.gradient_checkpointing_enable,
+        reentrant=config.model.gradient_checkpointing_reentrant,
+        bytes_per_gradient=WIDTHS[config.ds.param_dtype] if in_backward else 0,
+    )
+
+
+def supervised_plan(
+    config: SupervisedConfig,
+    machine: Machine,
+    models: Sequence[PlannedModel],
+    *,
+    per_machine: int,
+    samples_per_row: int = 1,
+) -> Plan:
+    """Return the plan of a run whose models, the trained one first, are all on every GPU.
+
+    Args:
+        samples_per_row: sequences of up to `--data.max_len` tokens that one row makes.
+    """
+    policy, on_gpu = models[0], machine.gpu_bytes is not None
     name = "each GPU" if on_gpu else "the machine"
-    device = Device(name=name, models=[model] * (1 if on_gpu else per_machine), engine=None, bucket=0)
+    device = Device(name=name, models=list(models) * (1 if on_gpu else per_machine), engine=None, bucket=0)
     host = []
     if on_gpu:
         host.append(Phase(name="processes", size=machines.PROCESS * per_machine))
-        if states.host:
-            host.append(Phase(name="optimizer, offloaded", size=states.host * per_machine))
-        copies = 1 if zero.stage == 3 else per_machine
-        host.append(Phase(name="weights that are read or written", size=estimated.size.weight_bytes * copies))
-    room = device.room(model, usable=machine.usable)
+        if policy.host:
+            host.append(Phase(name="optimizer, offloaded", size=policy.host * per_machine))
+        for other in models[1:]:
+            if other.host:
+                host.append(Phase(name=f"{other.role}, offloaded", size=other.host * per_machine))
+        copies = 1 if config.ds.zero_stage == 3 else per_machine
+        host.append(Phase(name="weights that are read or written", size=policy.estimate.size.weight_bytes * copies))
+    room = device.room(policy, usable=machine.usable)
     return Plan(
         machine=machine,
         devices=[device],
         host=host,
         pass_tokens=None,
-        fitting_tokens=model.passes.tokens(room, step=TOKEN_STEP),
+        fitting_tokens=policy.passes.tokens(room, step=TOKEN_STEP) // samples_per_row,
         longest=config.data.max_len,
         group=None,
     )

@@ -59,7 +59,20 @@ PANELS = (
         title="Levels", unit="mean per episode", metrics=("solved", "boxes_on_goals", "optimality"), from_zero=True
     ),
     PanelSpec(title="Moves", unit="mean per episode", metrics=("moves", "invalid_moves", "pushes"), from_zero=True),
-    PanelSpec(title="Loss", unit="nats per token", metrics=("loss", "eval_loss")),
+    PanelSpec(title="Loss", unit="nats, per token or per pair", metrics=("loss", "eval_loss")),
+    PanelSpec(
+        title="Pairs ranked rightly",
+        unit="share of pairs",
+        metrics=("pair_accuracy", "eval_pair_accuracy"),
+        is_share=True,
+    ),
+    PanelSpec(title="Reward margin", unit="mean per pair", metrics=("reward_margin", "eval_reward_margin")),
+    PanelSpec(
+        title="Rewards of both responses", unit="mean per response", metrics=("chosen_reward", "rejected_reward")
+    ),
+    PanelSpec(
+        title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
+    ),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
     PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),

@@ -4,10 +4,15 @@ The picture is `view_px * block_px` square and is first shown at `view_px`: one 
 asked, a digit or a letter, fills no more than one block, and its ink and the plate it stands on have
 together the colour of the tile: the pixel that is left of it says nothing. Noise of whole blocks covers what a filter that is
 wider than a block carries over to the pixels beside it. A crop that is shown at the picture's own resolution has all of it.
+
+The style `coarse` is for tiny models, which learn to find and to read in minutes: a tile is covered with copies of its symbol, and
+each square of cells has a background of its own, so that what is around a tile tells its place.
 """
 
 from __future__ import annotations
 
+import colorsys
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -23,6 +28,8 @@ from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_
 
 Asked = Literal["digit", "letter"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
+Style = Literal["fine", "coarse"]
+STYLES: tuple[Style, ...] = get_args(Style)
 Rgb = tuple[int, int, int]
 TILES: dict[str, Rgb] = {
     "red": (166, 90, 90),
@@ -33,7 +40,7 @@ TILES: dict[str, Rgb] = {
     "cyan": (90, 166, 166),
 }
 BACKGROUND: Rgb = (128, 128, 128)
-_INK = 48
+_INK: dict[Style, int] = {"fine": 48, "coarse": 64}
 """What ink adds to the tile."""
 _VALUES: dict[Asked, tuple[str, ...]] = {
     "digit": tuple("0123456789"),
@@ -46,12 +53,14 @@ _PROMPTS: dict[Asked, str] = {
 NOISE = 24
 """Each block is lighter or darker by up to so much."""
 CELL_BLOCKS = 7
-"""The picture is a grid of cells of so many blocks on a side; one tile lies in a cell."""
+"""A cell's side is a multiple of so many blocks, and the tile in it has `TILE_BLOCKS` for each of them."""
 TILE_BLOCKS = 5
-CLOSE_UP_PX = 14
-"""Pixels for a block of a close-up."""
 CROP_CELLS = 2
-"""The crop of a worked episode has so many cells on a side."""
+"""The crop of a worked episode has so many cells on a side, and so have the squares of one background."""
+_MOST_SQUARES = 4
+"""On a side: more of them would have backgrounds that are hard to tell apart."""
+_TINT = 60
+"""Between the largest and the smallest channel of a square's background."""
 DOTS = 9
 """The dots on a block's side: 5 x 7 of them hold a glyph."""
 
@@ -82,11 +91,12 @@ class VisualSearchTask:
     """Pixels of the picture for one of the first view, a multiple of 9: larger ones make larger digits in crops."""
     distractors: int = 40
     """Tiles of other colours, each with something on it."""
-    crop_noise: int = 0
-    """Cells by which the crop of a worked episode lies off at most, in each direction: a cold start of it has much to learn."""
-    close_up: int = 0
-    """Rows show a square of so many blocks with what is asked somewhere in it, 14 pixels for a block, and not the picture: a cold
-    start learns to read from them; 0 shows the picture. An even number suits models that round sides to 28 pixels."""
+    cell_blocks: int = CELL_BLOCKS
+    """Blocks on the side of a cell, a multiple of 7: one tile lies in a cell, and its side is five sevenths of it."""
+    style: Style = "fine"
+    """Of a tile that is `fine` the block in its middle has what is asked, on a grey picture; for `coarse`, see above."""
+    crop_errors: float = 0.0
+    """Share of the worked episodes whose crop is another square of cells, any of them: a cold start of it has much to learn."""
     image_share: float = 0.5
     """How many of the rows in modality `mixed` have an image, 0 to 1, evenly spread over the rows."""
 
@@ -94,14 +104,21 @@ class VisualSearchTask:
         check_image_share(self.image_share)
         if self.asked not in ASKED:
             raise ValueError(f"asked {self.asked}: it must be one of {', '.join(ASKED)}")
-        if self.view_px < 2 * CELL_BLOCKS:
-            raise ValueError(f"view_px {self.view_px}: at least {2 * CELL_BLOCKS} are needed")
+        if self.style not in STYLES:
+            raise ValueError(f"style {self.style}: it must be one of {', '.join(STYLES)}")
+        if self.cell_blocks < CELL_BLOCKS or self.cell_blocks % CELL_BLOCKS:
+            raise ValueError(f"cell_blocks {self.cell_blocks}: a multiple of {CELL_BLOCKS} is needed")
+        if self.view_px < CROP_CELLS * self.cell_blocks:
+            raise ValueError(f"view_px {self.view_px}: at least {CROP_CELLS * self.cell_blocks} are needed")
+        if self.style == "coarse" and self._squares > _MOST_SQUARES:
+            raise ValueError(
+                f"view_px {self.view_px}: style coarse has at most {_MOST_SQUARES} backgrounds on a side, so "
+                f"{_MOST_SQUARES * CROP_CELLS * self.cell_blocks} pixels with --cell_blocks {self.cell_blocks}"
+            )
         if self.block_px < DOTS or self.block_px % DOTS:
             raise ValueError(f"block_px {self.block_px}: a multiple of {DOTS} is needed")
-        if not 0 <= self.close_up <= self.view_px:
-            raise ValueError(f"close_up {self.close_up}: the picture has {self.view_px} blocks on a side")
-        if self.crop_noise < 0:
-            raise ValueError(f"crop_noise {self.crop_noise}: it must not be negative")
+        if not 0 <= self.crop_errors <= 1:
+            raise ValueError(f"crop_errors {self.crop_errors}: a share from 0 to 1 is needed")
         if not 0 <= self.distractors < self._cells**2:
             raise ValueError(
                 f"{self.distractors} distractors: a view of {self.view_px} px has {self._cells**2} places, one of them for the "
@@ -115,7 +132,17 @@ class VisualSearchTask:
 
     @property
     def _cells(self) -> int:
-        return self.view_px // CELL_BLOCKS
+        return self.view_px // self.cell_blocks
+
+    @property
+    def _squares(self) -> int:
+        """Squares of `CROP_CELLS` cells on a side of the picture; the last may have fewer."""
+        return -(-self._cells // CROP_CELLS)
+
+    @property
+    def tile_blocks(self) -> int:
+        """Blocks on a tile's side."""
+        return self.cell_blocks // CELL_BLOCKS * TILE_BLOCKS
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from a random stream of its own."""
@@ -129,28 +156,24 @@ class VisualSearchTask:
                 answer=target.value,
                 datasource=f"visual_search_{kind}_{self.asked}",
                 solution=solution,
-                turns=(
-                    (self._call(target, index=index, seed=seed), solution)
-                    if kind == "image" and not self.close_up
-                    else ()
-                ),
+                turns=(self._call(target, index=index, seed=seed), solution) if kind == "image" else (),
                 columns={"box": self.box(target), "crop": self.crop(target)} if kind == "image" else {},
             )
 
     def _call(self, target: Tile, *, index: int, seed: int) -> str:
         """The turn that asks for a crop, in the protocol of the environment `crop`: a square of cells of the picture's grid."""
-        # A stream of its own, so that the noise changes nothing else of the rows.
+        # A stream of its own, so that an error changes nothing else of the rows.
         rng = random.Random(f"visual_search crop {seed} {index}")
-        column, row = (self._first_cell(place // CELL_BLOCKS, rng=rng) for place in (target.column, target.row))
+        square = (target.column // self.cell_blocks // CROP_CELLS, target.row // self.cell_blocks // CROP_CELLS)
+        if rng.random() < self.crop_errors:
+            squares = range(self._squares)
+            square = rng.choice([place for place in itertools.product(squares, squares) if place != square])
+        # The last square has its full size, too.
+        column, row = (min(place * CROP_CELLS, self._cells - CROP_CELLS) for place in square)
         edges = (column, row, column + CROP_CELLS, row + CROP_CELLS)
-        box = [round(min(edge * CELL_BLOCKS / self.view_px, 1.0), 4) for edge in edges]
+        box = [round(min(edge * self.cell_blocks / self.view_px, 1.0), 4) for edge in edges]
         call = json.dumps({"bbox_2d": box, "source": "original_image"})
         return f"<think>The {target.colour} tile is too small to read.</think><grounding>{call}</grounding>"
-
-    def _first_cell(self, cell: int, *, rng: random.Random) -> int:
-        """Where the crop for a tile in this cell begins, along one axis."""
-        aligned = cell - cell % CROP_CELLS
-        return min(max(aligned + rng.randint(-self.crop_noise, self.crop_noise), 0), self._cells - CROP_CELLS)
 
     def _tiles(self, *, split: Split, rng: random.Random) -> tuple[Tile, list[Tile]]:
         """The tile that is asked about, and the others, each in a cell of its own."""
@@ -167,12 +190,12 @@ class VisualSearchTask:
         return self._placed(row, column, colour, value, rng=rng), others
 
     def _placed(self, row: int, column: int, colour: str, value: str, *, rng: random.Random) -> Tile:
-        slack = CELL_BLOCKS - TILE_BLOCKS
+        slack = self.cell_blocks - self.tile_blocks
         return Tile(
             colour=colour,
             value=value,
-            row=row * CELL_BLOCKS + rng.randint(0, slack),
-            column=column * CELL_BLOCKS + rng.randint(0, slack),
+            row=row * self.cell_blocks + rng.randint(0, slack),
+            column=column * self.cell_blocks + rng.randint(0, slack),
         )
 
     def _content(
@@ -184,31 +207,18 @@ class VisualSearchTask:
             rng.shuffle(tiles)
             return f"Tiles: {', '.join(f'{tile.colour} {tile.value}' for tile in tiles)}. {question}"
         picture = self.draw(tiles, noise=self.noise(rng))
-        if self.close_up:
-            return [self._close_up(picture, target, rng=rng), {"type": "text", "text": question}]
         shown = {"type": "image", "image": picture, "max_pixels": self.view_px**2}
         return [shown, {"type": "text", "text": question}]
 
-    def _close_up(self, picture: Image.Image, tile: Tile, *, rng: random.Random) -> dict[str, Any]:
-        """A square of blocks with the middle of a tile somewhere in it."""
-        column, row = (
-            min(max(place + TILE_BLOCKS // 2 - rng.randrange(self.close_up), 0), self.view_px - self.close_up)
-            for place in (tile.column, tile.row)
-        )
-        left, top, side = (blocks * self.block_px for blocks in (column, row, self.close_up))
-        cut = picture.crop((left, top, left + side, top + side))
-        pixels = (CLOSE_UP_PX * self.close_up) ** 2
-        return {"type": "image", "image": cut, "min_pixels": pixels, "max_pixels": pixels}
-
     def box(self, tile: Tile) -> list[int]:
         """Left, top, right and bottom of a tile, in pixels of the picture."""
-        left, top, side = tile.column * self.block_px, tile.row * self.block_px, TILE_BLOCKS * self.block_px
+        left, top, side = tile.column * self.block_px, tile.row * self.block_px, self.tile_blocks * self.block_px
         return [left, top, left + side, top + side]
 
     def crop(self, tile: Tile) -> list[int]:
         """Left, top, right and bottom of a square around a tile: of `view_px` pixels, or of twice the tile's side."""
         left, top, right, bottom = self.box(tile)
-        side = max(self.view_px, 2 * TILE_BLOCKS * self.block_px)
+        side = max(self.view_px, 2 * self.tile_blocks * self.block_px)
 
         def start(middle: int) -> int:
             return min(max(middle - side // 2, 0), self.side_px - side)
@@ -224,29 +234,44 @@ class VisualSearchTask:
 
     def draw(self, tiles: list[Tile], *, noise: NDArray[np.int16]) -> Image.Image:
         """The picture in RGB, `side_px` square."""
-        blocks = np.full((self.view_px, self.view_px, 3), BACKGROUND, dtype=np.int16)
+        blocks = self._background()
         for tile in tiles:
-            blocks[tile.row : tile.row + TILE_BLOCKS, tile.column : tile.column + TILE_BLOCKS] = TILES[tile.colour]
+            rows, columns = (slice(place, place + self.tile_blocks) for place in (tile.row, tile.column))
+            blocks[rows, columns] = TILES[tile.colour]
         page = (blocks + noise).repeat(self.block_px, axis=0).repeat(self.block_px, axis=1)
         dot_px = self.block_px // DOTS
+        # Of a tile's blocks, those that are marked.
+        first, count = (0, self.tile_blocks) if self.style == "coarse" else (self.tile_blocks // 2, 1)
         for tile in tiles:
-            row, column = tile.row + TILE_BLOCKS // 2, tile.column + TILE_BLOCKS // 2
-            top, left = row * self.block_px, column * self.block_px
-            mark = marks(tile.value).repeat(dot_px, axis=0).repeat(dot_px, axis=1)
-            page[top : top + self.block_px, left : left + self.block_px] += mark[..., None]
+            top, left = ((place + first) * self.block_px for place in (tile.row, tile.column))
+            mark = np.tile(
+                marks(tile.value, ink=_INK[self.style]).repeat(dot_px, axis=0).repeat(dot_px, axis=1), (count, count)
+            )
+            page[top : top + len(mark), left : left + len(mark)] += mark[..., None]
         return Image.fromarray(page.astype(np.uint8))
 
+    def _background(self) -> NDArray[np.int16]:
+        """The colour of each block without tiles, `(view_px, view_px, 3)`."""
+        blocks = np.full((self.view_px, self.view_px, 3), BACKGROUND, dtype=np.int16)
+        if self.style == "coarse":
+            side, count = CROP_CELLS * self.cell_blocks, self._squares
+            for number, (row, column) in enumerate(itertools.product(range(count), range(count))):
+                channels = colorsys.hsv_to_rgb(number / count**2, 1.0, 1.0)
+                colour = [round(BACKGROUND[0] + _TINT * (channel - 0.5)) for channel in channels]
+                blocks[row * side : (row + 1) * side, column * side : (column + 1) * side] = colour
+        return blocks
 
-def marks(symbol: str) -> NDArray[np.int16]:
+
+def marks(symbol: str, *, ink: int = _INK["fine"]) -> NDArray[np.int16]:
     """What a digit or a letter adds to its block, `(9, 9)`: its ink, and a plate that makes the sum 0."""
-    ink = np.zeros((DOTS, DOTS), dtype=bool)
+    inked = np.zeros((DOTS, DOTS), dtype=bool)
     top, left = (DOTS - GLYPH_HEIGHT) // 2, (DOTS - GLYPH_WIDTH) // 2
-    ink[top : top + GLYPH_HEIGHT, left : left + GLYPH_WIDTH] = glyph(symbol)
-    plate = int((~ink).sum())
-    share, rest = divmod(-_INK * int(ink.sum()), plate)
-    added = np.full((DOTS, DOTS), _INK, dtype=np.int16)
+    inked[top : top + GLYPH_HEIGHT, left : left + GLYPH_WIDTH] = glyph(symbol)
+    plate = int((~inked).sum())
+    share, rest = divmod(-ink * int(inked.sum()), plate)
+    added = np.full((DOTS, DOTS), ink, dtype=np.int16)
     # The first `rest` dots of the plate take one more, so that nothing is left over.
-    added[~ink] = share + (np.arange(plate) < rest)
+    added[~inked] = share + (np.arange(plate) < rest)
     return added
 
 

@@ -13,14 +13,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
-from lmm_r1.config import PPOConfig, SFTConfig, checkpoint_folder, to_yaml
+from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.data.image_sources import ImageSource, describe
-from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -39,8 +41,10 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # More differences than this are counted only.
 _SHOWN = 4
 
+AnyRow: TypeAlias = Row | PreferenceRow
 
-def check_start(config: PPOConfig | SFTConfig, fingerprint: Fingerprint) -> None:
+
+def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
     """Raise UserError where the command must not train in its folder; nothing is written.
 
     That is a place that cannot be written, a finished run, checkpoints of another run, or a model to start from that
@@ -63,7 +67,7 @@ def check_start(config: PPOConfig | SFTConfig, fingerprint: Fingerprint) -> None
         )
 
 
-def open_run(config: PPOConfig | SFTConfig, fingerprint: Fingerprint, *, folder: RunFolder) -> bool:
+def open_run(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint, *, folder: RunFolder) -> bool:
     """Make the run's folder ready, after `check_start`, and return whether there are checkpoints to go on from.
 
     With `--ckpt.overwrite`, what an earlier run left is deleted. Only one process of a run may call this.
@@ -100,9 +104,11 @@ def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
     return [*RunFolder.files(output), *_held(checkpoints), *halves]
 
 
-def _check_models(config: PPOConfig | SFTConfig, *, deleted: list[Path]) -> None:
+def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
     """Raise UserError where a model that the run starts from lies in what `--ckpt.overwrite` deletes or writes."""
-    groups = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
+    groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
+    if isinstance(config, DPOConfig):
+        groups = ("model", "ref")
     output = Path(config.ckpt.output_dir).resolve()
     for name in groups:
         path = getattr(config, name).model_name_or_path
@@ -129,7 +135,11 @@ class Fingerprint:
 
     @classmethod
     def of(
-        cls, config: PPOConfig | SFTConfig, *, models: Mapping[str, str | None], rows: Mapping[str, Sequence[Row]]
+        cls,
+        config: PPOConfig | SupervisedConfig,
+        *,
+        models: Mapping[str, str | None],
+        rows: Mapping[str, Sequence[AnyRow]],
     ) -> Fingerprint:
         """Return the fingerprint of a run.
 
@@ -222,21 +232,35 @@ def _add_blocks(digest: hashlib._Hash, file: Path) -> None:
             digest.update(stream.read(_BLOCK_BYTES))
 
 
-def rows_digest(rows: Sequence[Row]) -> str:
+def rows_digest(rows: Sequence[AnyRow]) -> str:
     """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts,
     and of one in a row file that file's name, its row and its length: all images of a row file can be terabytes.
     """
     digest = hashlib.sha256()
     for row in rows:
-        for message in row.messages:
-            for part in message.parts:
-                digest.update(_described(part))
-            digest.update(message.role.encode())
+        if isinstance(row, PreferenceRow):
+            _add_pair(digest, row)
+            continue
+        _add_messages(digest, row.messages)
         begun = f"\0{row.prefill}" if row.prefill else ""
         digest.update(f"\0{row.answer}\0{row.datasource}{begun}\n".encode(errors="replace"))
         if row.plain:
             digest.update(b"\0plain")
     return f"{len(rows)} rows {digest.hexdigest()[:12]}"
+
+
+def _add_pair(digest: hashlib._Hash, row: PreferenceRow) -> None:
+    for name, messages in (("prompt", row.messages), ("chosen", row.chosen), ("rejected", row.rejected)):
+        digest.update(f"\0{name}".encode())
+        _add_messages(digest, messages)
+    digest.update(f"\0{row.margin}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
+
+
+def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:
+    for message in messages:
+        for part in message.parts:
+            digest.update(_described(part))
+        digest.update(message.role.encode())
 
 
 def _described(part: TextPart | ImagePart | VideoPart) -> bytes:

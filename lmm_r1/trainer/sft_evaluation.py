@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,25 +11,24 @@ import torch
 import torch.distributed as dist
 from transformers import GenerationConfig
 
-from lmm_r1.checkpoints.folder import best_metric
-from lmm_r1.config import SFTConfig, checkpoint_folder
+from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec
 from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, Judge
+from lmm_r1.trainer.held_out import LOSS
+from lmm_r1.trainer.held_out import BestMetric as BestMetric
+from lmm_r1.trainer.held_out import HeldOut
 from lmm_r1.trainer.sft_rows import RowEncoder
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.strategy import KitStrategy
 
-LOSS = "eval_loss"
 
-
-class Evaluation:
-    """Evaluates the model on all rows, of which each group of ranks with the same samples takes its share."""
+class Evaluation(HeldOut[Row, SFTSample]):
+    """The mean loss per loss token of all ranks' rows, and of each data source where there are several."""
 
     def __init__(
         self,
@@ -44,78 +42,30 @@ class Evaluation:
         answers: Answers | None = None,
     ) -> None:
         """Args:
-        filler: a sample without loss tokens, for a rank that has run out of rows: passes are made by all ranks at once.
+        filler: a sample without loss tokens.
         log_probs: gives those of a batch's loss tokens, 0 elsewhere, (B, T - 1).
         """
-        self.config = config
-        self.strategy = strategy
-        self.rows = rows
-        self.encode = encode
-        self.filler = filler
+        super().__init__(
+            config, strategy, rows=rows, source_of=lambda row: row.datasource, encode=encode, filler=filler
+        )
+        self.pad_token_id = encode.kit.tokenizer_of(encode.processor).pad_token_id
         self.log_probs = log_probs
         self.answers = answers
-        self.sources = sorted({row.datasource for row in rows})
 
-    def is_due(self, step: int, *, per_epoch: int, steps: int) -> bool:
-        """Say whether the model is evaluated after a step: every `--eval.steps`, else after each epoch and the last step."""
-        every = self.config.eval.steps
-        return step % every == 0 if every > 0 else step % per_epoch == 0 or step == steps
-
-    def run(self, model: Any) -> dict[str, float]:
-        """Return the metrics by name, the same on every rank; the model is in training mode afterwards.
-
-        Raises UserError where no row fits into `--data.max_len`.
-        """
-        model.eval()
-        try:
-            metrics = self._losses()
-            if self.answers is not None:
-                metrics |= self.answers.accuracies(self._own_rows(), self.sources, group=self._group)
-        finally:
-            model.train()
+    def _all_metrics(self) -> dict[str, float]:
+        metrics = super()._all_metrics()
+        if self.answers is not None:
+            metrics |= self.answers.accuracies(self._own_rows(), self.sources, group=self._group)
         return metrics
 
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        return self.strategy.ds_device_mesh["dp"].get_group()
+    def _measured(self, samples: Sequence[SFTSample]) -> torch.Tensor:
+        batch = collate(samples, pad_token_id=self.pad_token_id)
+        losses = -self.log_probs(batch).double().sum(-1)
+        return torch.stack([losses, batch.loss_mask.sum(-1).to(losses)], dim=-1)
 
-    def _own_rows(self) -> list[Row]:
-        share = self.strategy.ds_device_mesh["dp"]
-        return list(self.rows[share.get_local_rank() :: share.size()])
-
-    @torch.no_grad()
-    def _losses(self) -> dict[str, float]:
-        """Return the mean loss per loss token of all ranks' rows, and of each data source where there are several."""
-        size = self.config.train.micro_batch_size
-        own = self._own_rows()
-        passes = math.ceil(len(self.rows) / self.strategy.ds_device_mesh["dp"].size() / size)
-        # By data source: the loss of all loss tokens, their number, and the rows that are too long.
-        sums = torch.zeros(len(self.sources), 3, dtype=torch.double, device=torch.cuda.current_device())
-        pad_token_id = self.encode.kit.tokenizer_of(self.encode.processor).pad_token_id
-        for number in range(passes):
-            part = own[number * size : (number + 1) * size]
-            encoded = [(self.sources.index(row.datasource), self.encode(row)) for row in part]
-            kept = [(source, sample) for source, sample in encoded if sample is not None]
-            batch = collate([sample for _, sample in kept] or [self.filler], pad_token_id=pad_token_id)
-            losses = -self.log_probs(batch).double().sum(-1)
-            for place, (source, _) in enumerate(kept):
-                sums[source, 0] += losses[place]
-                sums[source, 1] += int(batch.loss_mask[place].sum())
-            for source, item in encoded:
-                sums[source, 2] += item is None
-        dist.all_reduce(sums, group=self._group)
-        total, tokens, overlong = sums.sum(0).tolist()
-        if not tokens:
-            raise UserError(
-                f"every row of --eval.dataset {self.config.eval.dataset} is longer than --data.max_len "
-                f"{self.config.data.max_len}, or has no loss token; raise it"
-            )
-        metrics = {LOSS: total / tokens, "eval_overlong_rows": overlong}
-        if len(self.sources) > 1:
-            for name, (of_source, of_tokens, _) in zip(self.sources, sums.tolist(), strict=True):
-                if of_tokens:
-                    metrics[f"eval_{name}_loss"] = of_source / of_tokens
-        return metrics
+    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
+        total, tokens = sums.tolist()
+        return {LOSS if source is None else f"eval_{source}_loss": total / tokens} if tokens else {}
 
 
 class Answers:
@@ -179,36 +129,3 @@ def _own_settings(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = of_checkpoint
-
-
-class BestMetric:
-    """The best value so far of what `--ckpt.best_metric_key` names, in the folder of checkpoints too."""
-
-    def __init__(self, config: SFTConfig) -> None:
-        self.key = config.ckpt.best_metric_key or LOSS
-        self.folder = checkpoint_folder(config)
-        self.best: float | None = None
-
-    def resume(self) -> None:
-        """Take up the value of the best checkpoint that is there; every rank must call it."""
-        found: list[float | None] = [best_metric(self.folder, key=self.key) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(found)
-        self.best = found[0]
-
-    def improves(self, metrics: dict[str, float]) -> bool:
-        """Note an evaluation and say whether it is the best; raises UserError where it lacks the metric.
-
-        Of a loss the least is best, of all others the largest.
-        """
-        if self.key == "none":
-            return False
-        if self.key not in metrics:
-            raise UserError(
-                f"--ckpt.best_metric_key {self.key}: the evaluation has {', '.join(metrics)}; name one of them"
-            )
-        value = metrics[self.key]
-        sign = -1 if self.key.endswith("_loss") else 1
-        if not math.isfinite(value) or (self.best is not None and sign * value <= sign * self.best):
-            return False
-        self.best = value
-        return True

@@ -10,6 +10,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
+from lmm_r1.trainer.supervised_rows import batch_indices as batch_indices
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,17 @@ def encode_sample(
         placeholders = kit.placeholder_ids(processor)
         mask = [token not in placeholders for token in encoded.token_ids]
         return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
-    turns = loss_turns(row, every_turn=every_turn)
+    mask = mask_of_turns(row, loss_turns(row, every_turn=every_turn), encoded=encoded, kit=kit, processor=processor)
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+
+
+def mask_of_turns(
+    row: Row, turns: Sequence[int], *, encoded: EncodedPrompt, kit: LmmKit, processor: Any
+) -> list[bool]:
+    """Return which tokens of an encoded conversation those turns consist of, their end tokens included.
+
+    Raises UserError where the chat template does not let them be told apart.
+    """
     loss_mask = [False] * len(encoded.token_ids)
     placeholders = kit.placeholder_ids(processor)
     for turn in turns:
@@ -61,7 +72,7 @@ def encode_sample(
         end += _shift(through, at=end, kit=kit, processor=processor, whole=encoded, add_generation_prompt=False)
         for index in range(start, end):
             loss_mask[index] = encoded.token_ids[index] not in placeholders
-    return SFTSample(token_ids=encoded.token_ids, loss_mask=loss_mask, media=encoded.media)
+    return loss_mask
 
 
 def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -> SFTSample:
@@ -96,22 +107,6 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
         loss_mask=loss_mask[:, 1:],
         media=[sample.media for sample in samples],
     )
-
-
-def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
-    """Return the row indices of update `step` (from 0), the last short batch of each epoch dropped.
-
-    Each epoch is a new permutation, or with `keep_order` the rows as they stand. A function of the step alone, so
-    that a resumed run sees the rows that it would have seen.
-    """
-    import torch
-
-    per_epoch = num_rows // batch_size
-    epoch, position = divmod(step, per_epoch)
-    if keep_order:
-        return list(range(position * batch_size, (position + 1) * batch_size))
-    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
-    return order[position * batch_size : (position + 1) * batch_size].tolist()
 
 
 def loss_turns(row: Row, *, every_turn: bool) -> list[int]:

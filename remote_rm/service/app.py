@@ -10,14 +10,13 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.requests import ClientDisconnect
 
 from remote_rm.answers.response import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
 from remote_rm.service.access_log import Sampler, log_request
 from remote_rm.service.cutoff import refusal
-from remote_rm.service.judge import DEFAULT_LIMITS, Judge, PoolUnavailable, ServiceLimits, UnusableItem
-from remote_rm.service.middleware import Abandonment, BodyLimit, Observer, OpenBodies, RequestRecord, TokenGate
+from remote_rm.service.judge import DEFAULT_LIMITS, Judge, ServiceLimits, UnusableItem
+from remote_rm.service.middleware import RequestRecord, guard
 from remote_rm.service.pool import judge_of
 from remote_rm.service.request_reader import RequestReader, TooManyItems
 from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
@@ -174,25 +173,10 @@ def create_service(
         log_request(record)
 
     app = RewardService(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
-    open_bodies = OpenBodies(max_bytes=limits.max_open_bytes)
-
-    def refuse() -> None:
-        open_bodies.refuse()
-        judge.refuse()
-
-    app.state.refuse = refuse
-    # The last one added stands in front.
-    app.add_middleware(Abandonment)
-    app.add_middleware(
-        BodyLimit, max_bytes=limits.max_request_bytes, seconds=limits.body_seconds, open_bodies=open_bodies
-    )
-    app.add_middleware(TokenGate, token=token)
-    app.add_middleware(Observer, on_answered=on_answered)
+    guard(app, limits=limits, token=token, on_answered=on_answered, refuse=judge.refuse)
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(TooManyItems, refuse_large)
-    app.add_exception_handler(ClientDisconnect, note_disconnect)
     app.add_exception_handler(UnusableItem, refuse_item)
-    app.add_exception_handler(PoolUnavailable, refuse_for_now)
     _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=Sampler(log_sample_share))
     return app
 
@@ -250,20 +234,9 @@ async def refuse_large(_request: Request, error: Exception) -> JSONResponse:
     return refusal(413, str(error), max_request_items=error.max_items)
 
 
-async def note_disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    """Reply to a client that went away while it was sending (499), which nobody reads but the log."""
-    return refusal(499, "the client went away")
-
-
 async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
     """Say what is wrong with one sample of a request, and which one (422)."""
     return refusal(422, str(error))
-
-
-async def refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
-    """Say when to come back (503)."""
-    assert isinstance(error, PoolUnavailable)
-    return refusal(503, str(error), retry_after_seconds=error.retry_after_seconds)
 
 
 def check_labels(labels: Sequence[str], *, verifier: Verifier) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remote_rm.service.cutoff import Cutoff, last_refusal, refusal
-from remote_rm.service.judge import STOPPING
+from remote_rm.service.judge import STOPPING, PoolUnavailable, ServiceLimits
 
 OPEN_PATHS = frozenset(("/health",))
 """Answered without a token, so that whatever watches over the service needs none."""
@@ -235,3 +237,47 @@ class Abandonment:
         finally:
             if watching is not None:
                 watching.cancel()
+
+
+def guard(
+    app: Starlette,
+    *,
+    limits: ServiceLimits,
+    token: str | None,
+    on_answered: Callable[[RequestRecord], None],
+    refuse: Callable[[], None],
+) -> None:
+    """Put all of this before an application, and give it `app.state.refuse()`, which ends all that is open.
+
+    Args:
+        token: what a request must bring as its bearer token; None asks for none.
+        on_answered: gets the record of each request.
+        refuse: ends what the application itself has open.
+    """
+    open_bodies = OpenBodies(max_bytes=limits.max_open_bytes)
+
+    def refuse_all() -> None:
+        open_bodies.refuse()
+        refuse()
+
+    app.state.refuse = refuse_all
+    # The last one added stands in front.
+    app.add_middleware(Abandonment)
+    app.add_middleware(
+        BodyLimit, max_bytes=limits.max_request_bytes, seconds=limits.body_seconds, open_bodies=open_bodies
+    )
+    app.add_middleware(TokenGate, token=token)
+    app.add_middleware(Observer, on_answered=on_answered)
+    app.add_exception_handler(ClientDisconnect, _note_disconnect)
+    app.add_exception_handler(PoolUnavailable, _refuse_for_now)
+
+
+async def _note_disconnect(_request: Request, _error: Exception) -> JSONResponse:
+    """Reply to a client that went away while it was sending (499), which nobody reads but the log."""
+    return refusal(499, "the client went away")
+
+
+async def _refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
+    """Say when to come back (503)."""
+    assert isinstance(error, PoolUnavailable)
+    return refusal(503, str(error), retry_after_seconds=error.retry_after_seconds)

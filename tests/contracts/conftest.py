@@ -22,6 +22,7 @@ SHORT_RUN = {
     "test_kit_generation.py": SOME,
     "test_kit_masked.py": SOME,
     "test_kit_packing.py": SOME,
+    "test_kit_pairs.py": SOME,
     "test_kit_plans.py": frozenset({"qwen2_5_vl"}),
     "test_kit_runs.py": frozenset({"qwen2_5_vl"}),
     "test_kit_training.py": SOME,

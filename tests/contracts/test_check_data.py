@@ -1,5 +1,6 @@
 """`lmm-r1 check_data` on a file with everything wrong in it."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -120,6 +121,99 @@ def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(fo
 )
 def test_what_cannot_be_is_refused_by_name(folder, capsys, flags, told):
     file = write_rows(folder, prompt("What is 2 + 2?", "4"))
+    with pytest.raises(SystemExit) as ended:
+        main([str(file), *flags])
+    assert ended.value.code == 1
+    assert told in capsys.readouterr().err
+
+
+def judged(folder: Path, *rows: dict, flags: tuple[str, ...] = ()) -> dict:
+    """What is found in rows with judged responses."""
+    with contextlib.suppress(SystemExit):
+        main([str(write_rows(folder, *rows)), "--output", "found.json", *flags])
+    return json.loads(Path("found.json").read_text())
+
+
+def found_kinds(found: dict) -> list[tuple[str, int]]:
+    return [(finding["kind"], finding["index"]) for finding in found["findings"]]
+
+
+def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoint, capsys):
+    asked = "<image>Which colour?"
+    rows = [
+        {"prompt": asked, "images": ["red.png"], "chosen": "red", "rejected": "blue", "margin": 2},
+        {"prompt": asked, "images": ["red.png"], "chosen": "red", "rejected": "green"},
+        {"prompt": asked, "images": ["red.png"], "chosen": "red ", "rejected": "blue"},
+        {"prompt": asked, "images": ["red.png"], "chosen": "blue", "rejected": "red"},
+        {"prompt": "1 + 1?", "chosen": "2", "rejected": "2"},
+        {"prompt": "Tell.", "chosen": "word " * 300, "rejected": "No."},
+    ]
+    held = folder / "held"
+    held.mkdir()
+    (held / "red.png").write_bytes((folder / "red.png").read_bytes())
+    other = write_rows(held, prompt("Which colour?", "red", "red.png"))
+    flags = ("--model", str(tiny_checkpoint("qwen2_5_vl")), "--max_len", "256", "--against", str(other))
+    found = judged(folder, *rows, flags=flags)
+    assert (found["kind"], found["rows"], found["usable"]) == ("preference", 6, 5)
+    assert found["counts"] == {"pairs": 5, "pairs with a margin": 1}
+    assert found_kinds(found) == [
+        ("row", 4),
+        ("length", 5),
+        *(("leak", index) for index in range(4)),
+        ("duplicate", 2),
+        ("contradiction", 3),
+    ]
+    told = {(finding["kind"], finding["index"]): finding["what"] for finding in found["findings"]}
+    assert told["row", 4].startswith("chosen and rejected are the same")
+    assert "the prompt with chosen takes" in told["length", 5]
+    assert told["contradiction", 3].endswith("and has the verdict 'blue' where that has 'red'")
+    (lengths,) = (spread for spread in found["distributions"] if spread["name"] == "tokens per conversation")
+    assert lengths["count"] == 10
+    said = capsys.readouterr().out
+    assert "6 rows of the kind preference: 5 pairs, 1 pairs with a margin\n" in said
+    assert "5 rows of the kind preference in the format preference (preferences)" in said
+    page = Path("check_data.html").read_text()
+    assert "<b>rejected</b> blue" in page
+    assert "no answer" not in page
+
+
+def test_verdicts_and_steps_are_told_as_such(folder):
+    found = judged(folder, *({"prompt": "1 + 1?", "completion": "2", "label": label} for label in (True, False, True)))
+    assert (found["kind"], found["counts"]) == (
+        "unpaired",
+        {"desirable responses": 2, "undesirable responses": 1},
+    )
+    assert found_kinds(found) == [("duplicate", 2), ("contradiction", 1)]
+    found = judged(folder, {"prompt": "1 + 1?", "completions": ["One more.", "3"], "labels": [True, False]})
+    assert (found["kind"], found["counts"], found["findings"]) == ("steps", {"steps": 2, "wrong steps": 1}, [])
+
+
+def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    row = {"messages": turns, "label": False}
+    assert judged(folder, row)["kind"] == "prompts"
+    assert judged(folder, row, flags=("--kind", "unpaired"))["counts"]["undesirable responses"] == 1
+    row = {"q": "1 + 1?", "good": "2", "bad": "3"}
+    found = judged(folder, row, flags=("--input_key", "q", "--chosen_key", "good", "--rejected_key", "bad"))
+    assert (found["kind"], found["findings"]) == ("preference", [])
+    row = {"input": "1 + 1? Step 1: It is 2. <s>", "label": ["+"]}
+    assert judged(folder, row, flags=("--step_tag", "<s>"))["counts"] == {"steps": 1, "wrong steps": 0}
+    # A preference can be checked as the prompt and the response that RL and SFT take.
+    row = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
+    assert judged(folder, row, flags=("--kind", "prompts"))["kind"] == "prompts"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--verifiers", "exact"], "--verifiers exact: "),
+        (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
+        (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
+        (["--kind", "preference", "--format", "pairs"], "format pairs is of rows of another kind"),
+    ],
+)
+def test_flags_that_judged_rows_have_no_use_for_are_refused(folder, capsys, flags, told):
+    file = write_rows(folder, {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"})
     with pytest.raises(SystemExit) as ended:
         main([str(file), *flags])
     assert ended.value.code == 1

@@ -86,9 +86,12 @@ def reference(processor: Any, messages: list[Message]) -> dict[str, torch.Tensor
         }
         for turn in messages
     ]
+    if name_of(processor) == "Glm4vProcessor":
+        # Its template takes a list of parts from the user alone.
+        chat = [turn if turn["role"] == "user" else {**turn, "content": turn["content"][0]["text"]} for turn in chat]
     videos = [load_video(part, location="test") for part in videos_of(messages)]
     frames = [video.frames for video in videos]
-    if name_of(processor) == "Qwen3VLProcessor":
+    if name_of(processor) in ("Qwen3VLProcessor", "Glm4vProcessor"):
         # It refuses a lone frame, which the kit shows it twice.
         frames = [np.repeat(each, 2, axis=0) if len(each) == 1 else each for each in frames]
     return dict(
@@ -130,6 +133,26 @@ def test_the_engine_gets_one_placeholder_per_image_and_video(kit, processor, cas
     assert len(encoded.videos) == len(kit.engine_media(encoded)["video"]) == len(videos_of(messages))
 
 
+# Their stock model refuses images and videos together: the placeholders of both must be as many as the features of either.
+APART = ("glm4v",)
+
+
+def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the stock model takes in the place of a processor's batch of one, its own embeddings and positions."""
+    if model.config.model_type not in APART or not {"pixel_values", "pixel_values_videos"} <= given.keys():
+        return given
+    with pytest.raises(ValueError, match="do not match"):
+        model(**given)
+    embeds, types = model.get_input_embeddings()(given["input_ids"]), given["mm_token_type_ids"]
+    images = model.get_image_features(given["pixel_values"], given["image_grid_thw"]).pooler_output
+    videos = model.get_video_features(given["pixel_values_videos"], given["video_grid_thw"]).pooler_output
+    for kind, features in ((1, images), (2, videos)):
+        embeds = embeds.masked_scatter((types == kind)[..., None], torch.cat(features))
+    names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
+    positions, _ = model.model.get_rope_index(**{name: given[name] for name in names})
+    return {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": given["attention_mask"]}
+
+
 def positions_seen(model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
     """Run the model and return the position ids that its language model rotates by."""
     rotary, seen = model.get_submodule("model.language_model.rotary_emb"), []
@@ -145,10 +168,13 @@ def positions_seen(model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
 @pytest.mark.parametrize("case", POSITIONED)
 def test_positions_are_those_that_the_model_works_out_itself(kit, processor, actor, case):
     encoded = encode(kit, processor, CASES[case])
-    theirs = positions_seen(actor.model, **reference(processor, CASES[case]))
+    with torch.no_grad():
+        given = stock_inputs(actor.model, reference(processor, CASES[case]))
+    theirs = positions_seen(actor.model, **given)
     sequences, mask = pad([encoded.token_ids], side="right")
     inputs = kit.forward_inputs(actor.model.config, sequences, mask, encoded.media)
-    assert torch.equal(positions_seen(actor.model, input_ids=sequences, attention_mask=mask, **inputs), theirs)
+    inputs = kit.in_one_tower_run(actor.model.config, {"input_ids": sequences, **inputs})
+    assert torch.equal(positions_seen(actor.model, attention_mask=mask, **inputs), theirs)
 
 
 MIXED = ["a video and an image", "an image and a video", "videos in several turns"]
@@ -160,7 +186,7 @@ def test_log_probs_of_images_and_videos_together_are_those_of_the_stock_model(ki
     encoded, theirs = encode(kit, processor, CASES[case]), reference(processor, CASES[case])
     sequences, mask = pad([encoded.token_ids], side="right")
     with torch.no_grad():
-        logits = actor.model(**theirs, use_cache=False).logits
+        logits = actor.model(**stock_inputs(actor.model, theirs), use_cache=False).logits
         expected = logits[0, :-1].float().log_softmax(dim=-1).gather(1, sequences[0, 1:, None])[:, 0]
         ours = actor(sequences, attention_mask=mask, return_logprobs=True, media=[encoded.media])[0]
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)

@@ -57,7 +57,7 @@ IMAGES = {
     ],
 }
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
-# Qwen2-VL and Qwen2.5-VL have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
+# Qwen2-VL, Qwen2.5-VL and GLM-4.1V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
 # sqrt(20000 / 9408) = 1.458 gives 5 x 6.
 # Qwen3-VL has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2; with 1.458, 3.8 x 5.1 up to
 # 4 x 6.
@@ -67,13 +67,17 @@ IMAGES = {
 # whatever the bounds: here 3 x 3 for each and for the whole, 6 + 3 newlines and a separator, 5 * 9 + 9 + 1.
 # Idefics 3 and SmolVLM scale the longer side of every image to one length, of two tiles in the tiny models: 168 x 126 pixels
 # are 2 x 2 tiles of 84 and the whole as one more, whatever the bounds, with 6 x 6 patches each, of which 3 x 3 become one: 5 * 4.
+# InternVL takes its shape alone for the number of tiles: 4 : 3 is as far from 1 x 1 tiles as from 2 x 2, and it is large
+# enough for these; with the whole 5 tiles of 4.
 # LLaVA-OneVision has 4 x 4 patches for the whole and 4 x 4 a crop of 56 pixels: as it is, and with 81 x 61 pixels, 2 x 2
 # crops, of whose 8 x 8 patches 8 x 6 show the image, with an end to each row, 16 + 48 + 6; with 164 x 123, 3 x 3 crops, of
 # whose 12 x 12 patches 12 x 9 do, and one row of padding that cannot be halved, 16 + 120 + 10.
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
+    "glm4v": (12, 4, 30),
     "idefics3": (20, 20, 20),
+    "internvl": (20, 20, 20),
     "janus": (36, 36, 36),
     "llava_onevision": (70, 70, 146),
     "phi3_v": (55, 55, 55),
@@ -84,9 +88,11 @@ BOUNDED_PLACEHOLDERS = {
     "smolvlm": (20, 20, 20),
 }
 # Their processor takes an image of 300 x 1 pixels.
-ANY_SHAPE = ("aria", "gemma3", "idefics3", "janus", "llava_onevision", "phi3_v", "smolvlm")
+ANY_SHAPE = ("aria", "gemma3", "idefics3", "internvl", "janus", "llava_onevision", "phi3_v", "smolvlm")
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
+# Their chat template takes a list of parts from the user alone, and a string for all other turns.
+PLAIN_TURNS = ("glm4v",)
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
 COMPLETED = ("janus",)
 # Their processor writes marks and line breaks between the tiles of an image, which the engine writes itself.
@@ -136,7 +142,8 @@ def reference(loaded: Loaded, messages: list[Message]) -> dict[str, torch.Tensor
             {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in turn.parts
         ]
         # A language model's template takes a string.
-        chat.append({"role": turn.role, "content": parts if loaded.kit.takes_images else turn.parts[0].text})
+        as_parts = loaded.kit.takes_images and (turn.role == "user" or loaded.kit.model_type not in PLAIN_TURNS)
+        chat.append({"role": turn.role, "content": parts if as_parts else turn.parts[0].text})
     text = loaded.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     if loaded.kit.model_type in COMPLETED:
         return dict(loaded.processor(text=[text], images=images or None, return_tensors="pt"))
@@ -289,7 +296,20 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     config.get_text_config().vocab_size = known + 5
     # Aria writes an image between the tokens that language models use for infilling.
     # Idefics 3 marks the tiles of an image with their places.
-    words = ("vision", "image", "video", "audio", "<|img|>", "fim_prefix", "fim_suffix", "<global-img>", "<row_")
+    words = (
+        "vision",
+        "image",
+        "video",
+        "audio",
+        "<|img|>",
+        "fim_prefix",
+        "fim_suffix",
+        "<img>",
+        "</img>",
+        "IMG_CONTEXT",
+        "<global-img>",
+        "<row_",
+    )
     media = {
         token
         for token, added in loaded.tokenizer.added_tokens_decoder.items()

@@ -20,14 +20,14 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import DIFFERENCES, PPOConfig, SFTConfig, resolve, to_openrlhf_args
+from lmm_r1.config import DIFFERENCES, DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve, to_openrlhf_args
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed"),
 ]
 
-COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig, "train_dpo": DPOConfig, "train_rm": RMConfig}
 COMMAND_LINES = {
     "train_ppo_ray": [
         """--ref.num_nodes 1 --ref.num_gpus_per_node 8 --actor.num_nodes 1 --actor.num_gpus_per_node 8
@@ -70,6 +70,28 @@ COMMAND_LINES = {
         --ckpt.path ck --ckpt.load_enable
         --max_norm 0.5 --muon.no_nesterov --ds.lora.rank 16 --ds.lora.dropout 0.05 --logger.wandb.run_name mine
         --logger.wandb.key k --logger.tensorboard_dir tb"""
+    ],
+    "train_dpo": [
+        """--data.max_len 8192 --data.dataset pairs.jsonl --data.apply_chat_template --data.chosen_key chosen
+        --data.rejected_key rejected --data.max_samples 200000 --train.batch_size 256 --train.micro_batch_size 1
+        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.path ck --ckpt.load_enable
+        --ckpt.save_steps -1 --eval.steps -1 --ds.zero_stage 3 --train.max_epochs 1 --ds.param_dtype bf16
+        --ds.grad_accum_dtype bf16 --adam.lr 5e-7 --model.beta 0.2 --model.nll_loss_coef 0.1 --model.label_smoothing 0.1
+        --ref.offload --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable
+        --ds.packing_samples --logger.wandb.run_name mine --logger.wandb.key k""",
+        """--model.model_name_or_path m --ref.model_name_or_path base --model.ipo_enable --data.dataset pairs.jsonl
+        --data.prompt_key prompt --data.input_template Question:{} --ckpt.path ck --ckpt.load_enable --data.max_len 512
+        --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --ds.attn_implementation eager --logger.wandb.run_name mine
+        --optim muon --muon.no_nesterov --ds.lora.rank 8 --eval.dataset held.jsonl --eval.steps 10""",
+    ],
+    "train_rm": [
+        """--data.max_len 8192 --data.dataset pairs.jsonl --data.apply_chat_template --data.chosen_key chosen
+        --data.rejected_key rejected --train.batch_size 256 --train.micro_batch_size 1 --ds.value_head_prefix value_head
+        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.path ck --ckpt.load_enable
+        --ckpt.save_steps -1 --eval.steps -1 --ds.zero_stage 3 --train.max_epochs 1 --ds.param_dtype bf16
+        --ds.grad_accum_dtype bf16 --adam.lr 9e-6 --model.margin_loss_enable --model.loss_type sigmoid
+        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.packing_samples
+        --logger.wandb.run_name mine --logger.wandb.key k"""
     ],
 }
 CASES = [(command, line.split()) for command, lines in COMMAND_LINES.items() for line in lines]

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from helpers.recipe_samples import SAMPLES, RecipeSample, png
+from helpers.recipe_samples import PREFERENCE_SAMPLES, SAMPLES, RecipeSample, png
 
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.columns import RecordView
-from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
+from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, map_record
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.contract
@@ -30,10 +30,11 @@ def user_text(row: Row) -> str:
 
 
 def test_every_recipe_has_a_sample_and_every_sample_a_recipe():
-    assert set(recipe_names()) == set(SAMPLES)
+    assert set(recipe_names()) == set(SAMPLES) | set(PREFERENCE_SAMPLES)
+    assert [name for name in recipe_names() if get_recipe(name).format is not None] == sorted(PREFERENCE_SAMPLES)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_recipe_makes_a_valid_row_of_a_record_in_its_published_columns(name, tmp_path):
     recipe, sample = get_recipe(name), SAMPLES[name]
     assert recipe.name == name
@@ -53,7 +54,7 @@ def test_a_recipe_makes_a_valid_row_of_a_record_in_its_published_columns(name, t
         assert view.failed_filter() in sample.filtered
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_the_verifiers_of_a_recipe_know_its_answer_from_another(name, tmp_path):
     row = mapped(name, SAMPLES[name], tmp_path)
     for spec in get_recipe(name).verifiers:
@@ -64,6 +65,19 @@ def test_the_verifiers_of_a_recipe_know_its_answer_from_another(name, tmp_path):
             for answer in (row.answer, "J" if row.answer != "J" else "A")
         )
         assert (right.parts["accuracy"], wrong.parts["accuracy"]) == (1.0, 0.0), spec
+
+
+@pytest.mark.parametrize("name", PREFERENCE_SAMPLES)
+def test_a_recipe_of_preferences_makes_a_pair_of_a_record_in_its_published_columns(name, tmp_path):
+    sample = PREFERENCE_SAMPLES[name]
+    for file in sample.files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(png())
+    row = map_preference((dict(sample.record), "rows line 1", tmp_path), recipe=get_recipe(name))
+    (asked,), (better,), (worse,) = row.messages, row.chosen, row.rejected
+    assert len(images_of(row.messages)) == 1
+    assert [side.parts for side in (better, worse)] == [(TextPart(text),) for text in (sample.chosen, sample.rejected)]
+    assert (asked.parts[-1], row.margin, row.datasource) == (TextPart("How many?"), sample.margin, name)
 
 
 def test_choices_are_put_in_an_order_that_is_always_the_same_and_not_always_the_first(tmp_path):

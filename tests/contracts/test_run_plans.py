@@ -7,12 +7,14 @@ from rich.console import Console
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
-from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import run_plan
+from lmm_r1.planning.dpo_plan import plan_dpo
 from lmm_r1.planning.estimates import estimate
 from lmm_r1.planning.machine import GIB, Machine
+from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
 
 pytestmark = pytest.mark.contract
@@ -145,6 +147,30 @@ def test_a_supervised_run_is_checked_as_well(tiny_checkpoint, with_memory):
         check_sft_plan(config, console=Console(quiet=True), processes=1, per_machine=1)
 
 
+def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(tiny_checkpoint):
+    flags = {"model.model_name_or_path": str(tiny_checkpoint("llm")), "data.dataset": "rows", "ds.param_dtype": "fp32"}
+
+    def plan(zero_stage: int = 2, **more: object) -> Plan:
+        given = {name.replace("__", "."): value for name, value in more.items()} | {"ds.zero_stage": zero_stage}
+        config = resolve(dotted.replace(DPOConfig(), flags | given))
+        gpus = Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB)
+        return plan_dpo(config, gpus, processes=4, per_machine=4)
+
+    policy, reference = plan().devices[0].models
+    weights = policy.estimate.size.weight_bytes
+    assert [policy.role, reference.role] == ["policy", "reference"]
+    assert policy.pass_tokens == reference.pass_tokens == 2 * 2048
+    assert plan().longest == 2048
+    # The policy's process is the reference's.
+    assert (reference.resident, reference.context, reference.states) == (weights, 0, None)
+    assert plan(3).devices[0].models[1].resident == -(-weights // 4)
+    offloaded = plan(3, ref__offload=True)
+    assert (offloaded.devices[0].models[1].resident, offloaded.devices[0].models[1].host) == (0, -(-weights // 4))
+    assert any(phase.name == "reference, offloaded" for phase in offloaded.host)
+    for alone in (plan(ds__lora__rank=4), plan(model__simpo_enable=True)):
+        assert [model.role for model in alone.devices[0].models] == ["policy"]
+
+
 @pytest.mark.usefixtures("own_environment")
 def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint, capsys, monkeypatch):
     monkeypatch.setattr(cpu, "prepare_process", lambda: None)
@@ -163,3 +189,5 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     sft = ["--model.model_name_or_path", str(tiny_checkpoint("llm")), "--ds.param_dtype", "fp32", "--num_gpus", "8"]
     main(["plan", "train_sft", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
     assert "the longest sample has 2,048" in capsys.readouterr().out
+    main(["plan", "train_dpo", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
+    assert "passes of the reference" in capsys.readouterr().out

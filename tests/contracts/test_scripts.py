@@ -339,16 +339,16 @@ def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together
     # The crops of the cold start are as large as those of the episodes.
     assert (config.train.agent, config.agent.options) == ("crop", bounds)
     lines = [line.split()[1:] for line in text.splitlines() if line.startswith("rows ")]
-    shared = ["--modality", "image", "--view_px", "56", "--distractors", "6"]
-    assert " ".join(shared[:4]) in text
-    assert " ".join(shared[4:]) in text
+    shared = re.search(r"visual_search --output \S+ (--.+?) \\\n +(.+?) \"\$", text)
+    shared = f"{shared[1]} {shared[2]}".split()
     made = {}
     for name, *flags in lines:
         flags = [bounds if flag == '"$bounds"' else flag.strip('"').replace("$SEED", "1") for flag in flags]
         argv = ["visual_search", "--output", name, *shared, *flags]
         made[name] = parse(MakeTaskConfig, argv, prog="p", description="")
     assert {name for name, task in made.items() if task.split == "test"} == {"test"}
-    assert {name for name, task in made.items() if task.agent == "crop"} == {"exact_crops", "noisy_crops"}
-    assert len({task.seed for task in made.values() if task.split == "train"}) == 3
+    assert {name for name, task in made.items() if task.agent == "crop"} == {"episodes"}
+    assert len({task.seed for task in made.values() if task.split == "train"}) == 2
+    assert {(task.style, task.view_px) for task in made.values()} == {("coarse", 56)}
     assert made["prompts"].rows >= config.data.max_samples
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()

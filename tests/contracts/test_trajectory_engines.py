@@ -26,7 +26,7 @@ pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 TOLERANCE = 1e-4
-COUNTS = [16, pytest.param(40, marks=pytest.mark.full)]
+COUNT = 32
 MAX_NEW_TOKENS = (4, 12, 24)
 
 
@@ -92,21 +92,19 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
         engine.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", PLAYING)
-def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name, count):
+def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name):
     run = run_of(name)
-    cases = ["crop", "digits-lookup"] if count == COUNTS[0] else list(CASES)
     turns = images = 0
     for update in range(2):
         if update:
             run.update(tmp_path / "weights", seed=2)
-        for number, case in enumerate(cases):
-            samples, distance = run.play(case, count=math.ceil(count / len(cases) / 2), seed=number)
+        for number, case in enumerate(CASES):
+            samples, distance = run.play(case, count=math.ceil(COUNT / len(CASES) / 2), seed=number)
             assert distance <= TOLERANCE, (case, update, distance)
             turns += sum(len(sample.generated) for sample in samples)
             images += sum(sample.played.images for sample in samples)
-    assert turns > 1.5 * count
+    assert turns > 1.5 * COUNT
     assert bool(images) == run.images
 
 

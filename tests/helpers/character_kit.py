@@ -56,6 +56,9 @@ class CharacterKit:
     def media_texts(self, processor: object) -> re.Pattern[str]:
         return any_of(())
 
+    def spoken_end_ids(self, tokenizer: object) -> frozenset[int]:
+        return frozenset()
+
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Image.Image]]:
         return {"image": encoded.images} if encoded.images else {}
 

@@ -12,12 +12,24 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help
-from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig
+from lmm_r1.config import NOT_YET, DPOConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "flags.md"
-COMMANDS: dict[str, type] = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+COMMANDS: dict[str, type] = {
+    "train_ppo_ray": PPOConfig,
+    "train_sft": SFTConfig,
+    "train_dpo": DPOConfig,
+    "train_rm": RMConfig,
+}
+# The parts of flag_effects.yaml that are about a command, but for its own.
+PARTS = {
+    "train_ppo_ray": ("all",),
+    "train_sft": ("all", "supervised"),
+    "train_dpo": ("all", "supervised", "pairs"),
+    "train_rm": ("all", "supervised", "pairs"),
+}
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"
 
 
@@ -25,7 +37,7 @@ def effects_of(command: str) -> dict[str, list[str]]:
     """The tests that stand for each flag of a command: `unit/trainer/test_steps.py::a_name_without_test_`."""
     table = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
     found: dict[str, list[str]] = {}
-    for part in ("both", command):
+    for part in (*PARTS[command], command):
         for test, flags in table[part].items():
             for flag in flags:
                 found.setdefault(flag, []).append(test)

@@ -359,3 +359,65 @@ for _level in ("Easy", "Medium", "Hard"):
     SAMPLES[f"visual_probe_{_level.lower()}"] = _mini_o3(f"VisualProbe_{_level}")
 SAMPLES["visual_probe"] = _mini_o3("VisualProbe_Hard")
 SAMPLES["geometry3k"] = SAMPLES["geometry3k_train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceSample:
+    """One record of a dataset of preferences, which asks "How many?" about an image."""
+
+    record: Mapping[str, Any]
+    chosen: str
+    rejected: str
+    margin: float | None = None
+    files: tuple[str, ...] = ()
+
+
+def _rated(response: str, *ratings: str) -> dict[str, Any]:
+    aspects = ("Helpfulness", "Ethical Considerations", "Visual Faithfulness")
+    annotations = {name: {"Rating": rating, "Rationale": "."} for name, rating in zip(aspects, ratings, strict=True)}
+    return {"annotations": annotations, "model": "m", "response": response}
+
+
+_ORIGIN = {"origin_dataset": "coco", "origin_split": "train", "idx": 1, "image_path": "coco/1.png"}
+PREFERENCE_SAMPLES = {
+    "rlhf_v": PreferenceSample(
+        record={
+            "ds_name": "RLHF-V",
+            "image": feature(),
+            "text": json.dumps({"question": "How many?", "chosen": "Two.", "rejected": "Three."}),
+            **_ORIGIN,
+        },
+        chosen="Two.",
+        rejected="Three.",
+    ),
+    "rlaif_v": PreferenceSample(
+        record={
+            "ds_name": "RLAIF-V",
+            "image": feature(),
+            "question": "How many?",
+            "chosen": "Two.",
+            "rejected": "Three.",
+            **_ORIGIN,
+        },
+        chosen="Two.",
+        rejected="Three.",
+    ),
+    "vlfeedback": PreferenceSample(
+        record={
+            "id": "svit-1",
+            "prompt": "How many?",
+            "models": ["m", "m", "m", "m"],
+            "completions": [
+                _rated("Four.", "2", "5", "2"),
+                _rated("Two.", "5", "5", "5"),
+                _rated("A few.", "3", "N/A", "4"),
+                _rated("No idea.", "1", "5", "3"),
+            ],
+            "img_path": "merged_images/1.png",
+        },
+        chosen="Two.",
+        rejected="Four.",
+        margin=2.0,
+        files=("merged_images/1.png",),
+    ),
+}

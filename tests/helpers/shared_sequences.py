@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ def compare(
     """Compare an actor's log-probs, entropies and gradients on a batch of groups with and without the other ranks."""
     from helpers.tiny_models import make_actor
 
+    from lmm_r1.checkpoints.merge_check import DoublePrecision
+
     actor = make_actor(Path(path), packing_samples=True, share_prefix=True, **settings).train()
     _disturb(actor.model, dtype=dtype)
     if checkpointing is not None:
@@ -135,7 +137,9 @@ def compare(
         )
         return [log_probs, output.entropy]
 
-    return _compared(actor, actor.kit, run, group=group)
+    # Norms would round gradients to fp32: a sum in another order may round the other way.
+    with DoublePrecision() if dtype == "fp64" else nullcontext():
+        return _compared(actor, actor.kit, run, group=group)
 
 
 def values(

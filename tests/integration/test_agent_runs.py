@@ -237,7 +237,21 @@ def test_a_policy_is_trained_on_episodes_of_an_environment(
             assert shown.size == (56, 28)
 
 
-def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_go_together(
+# The same, but that the last turn is to be a number.
+CONSTRAINED = ENVIRONMENT.replace(
+    "import Answered, Environment, Episode", "import Answered, Environment, Episode, TurnOptions"
+)
+CONSTRAINED = CONSTRAINED.replace(
+    'counts={"looks": 1})',
+    'counts={"looks": 1}, options=TurnOptions(regex="[0-9]{1,3}") if turn.number == self.looks - 1 else TurnOptions())',
+)
+
+
+def metrics_of(tmp_path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_branches_are_computed_once_as_far_as_they_go_together_and_last_turns_of_a_given_form_are_trained_around(
     tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
 ):
     samples = 4
@@ -248,10 +262,13 @@ def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_g
             tmp_path,
             tiny_checkpoint("qwen2_5_vl"),
             *(*branching, "--train.batch_size", batch, "--logger.rollouts_per_step", batch),
+            environment=CONSTRAINED,
         )
     )
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    metrics = metrics_of(tmp_path)
+    # The engine's log-probs of the last turn are those among digits alone, nats away from the trainer's.
     assert 0 < metrics[0]["mismatch/mean"] < 1e-4
+    assert metrics[0]["mismatch/max"] < 1e-3
     for line in metrics:
         assert (line["turns"], line["shown_images"], line["environment_failed"]) == (3.0, 2.0, 0.0)
         assert line["tokens/update_computed"] == line["tokens/update_unique"]
@@ -262,6 +279,7 @@ def test_branches_of_an_episode_are_generated_and_computed_once_as_far_as_they_g
     begun = Counter(json.dumps([line["step"], line["said"][:4]]) for line in rollouts)
     assert set(begun.values()) <= {2, 4}
     assert len(rollouts) == STEPS * PROMPTS * samples
+    assert all(re.fullmatch("[0-9]{1,3}", line["response"]) for line in rollouts)
 
 
 @pytest.mark.parametrize(
@@ -297,34 +315,6 @@ def test_a_file_without_an_environment_is_told_before_anything_starts(tiny_check
     with pytest.raises((UserError, SystemExit)):
         train_ppo_ray.main(argv)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-# The same, but that the last turn is to be a number.
-CONSTRAINED = ENVIRONMENT.replace(
-    "import Answered, Environment, Episode", "import Answered, Environment, Episode, TurnOptions"
-)
-CONSTRAINED = CONSTRAINED.replace(
-    'counts={"looks": 1})',
-    'counts={"looks": 1}, options=TurnOptions(regex="[0-9]{1,3}") if turn.number == self.looks - 1 else TurnOptions())',
-)
-
-
-def metrics_of(tmp_path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_last_turn_of_a_given_form_is_trained_around(
-    tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, new_process_group
-):
-    train_ppo_ray.main(command(tmp_path, tiny_checkpoint("qwen2_5_vl"), environment=CONSTRAINED))
-    metrics = metrics_of(tmp_path)
-    assert [line["step"] for line in metrics] == [1, 2]
-    # The engine's log-probs of the last turn are those among digits alone, nats away from the trainer's.
-    assert 0 < metrics[0]["mismatch/mean"] < 1e-4
-    assert metrics[0]["mismatch/max"] < 1e-3
-    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert all(re.fullmatch("[0-9]{1,3}", line["response"]) for line in rollouts)
-    assert {line["turns"] for line in metrics} == {3.0}
 
 
 @pytest.mark.full

@@ -52,6 +52,23 @@ def test_train_step_says_what_every_way_computes_holds_and_takes(tmp_path):
     assert mixed["ways"]["openrlhf"]["patches_computed"] == 2 * mixed["ways"]["shared"]["patches_computed"] > 0
 
 
+def test_dpo_step_compares_what_is_computed_once_with_both_responses_apart(tmp_path):
+    sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.06", "--repeats", "1"]
+    file = tmp_path / "result.json"
+    result = last_line_of("dpo_step.py", *sizes, "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert [batch["kind"] for batch in result["batches"]] == ["text", "image"]
+    assert result["ratio"] == min(batch["ratio"] for batch in result["batches"])
+    for batch in result["batches"]:
+        # Where there is no image, the smallest one keeps the vision tower running.
+        prompts, filler = sum(batch["prompt_tokens"]), 3 if batch["kind"] == "text" else 0
+        responses = batch["pairs"] * sum(batch["response_tokens"])
+        assert batch["ways"]["shared"]["tokens_computed"] == prompts + responses + filler
+        assert batch["ways"]["apart"]["tokens_computed"] == 2 * prompts + responses + filler
+        assert all(way["seconds"] > 0 for way in batch["ways"].values())
+        assert max(batch["max_difference"].values()) < 1e-3
+
+
 def test_episodes_are_compared_with_as_many_tokens_in_one_turn(tmp_path):
     file = tmp_path / "result.json"
     sizes = ["--episodes", "2", "--turns", "3", "--new-tokens", "4", "--image-side", "112", "--repeats", "1"]

@@ -60,11 +60,6 @@ def case_of(name: str, *, folder_of: Callable[[str], Path]) -> Case:
     return Case(**{"kit": kit, "folder": folder_of(kit), "stage": int(stage), "ways": ways} | changes)
 
 
-def without_ranks(case: Case) -> Case:
-    """What one process makes of it, which knows of no ZeRO stage."""
-    return replace(case, stage=0, ways=WAYS)
-
-
 @pytest.fixture(scope="module")
 def steps_of(
     tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
@@ -73,16 +68,12 @@ def steps_of(
     folder = tmp_path_factory.mktemp("two") / "ranks"
     cases = [case_of(name, folder_of=tiny_checkpoint) for name in NAMES]
     processes = start(cases, folder)
-    apart = {str(case): case for case in map(without_ranks, cases)}
+    # One process knows of no ZeRO stage.
+    apart = {str(replace(case, stage=0)): case for case in cases}
     alone = {key: one_process(case) for key, case in apart.items()}
     together = finish(processes, folder)
-
-    def of(name: str) -> tuple[list[Step], list[Step]]:
-        case, there = cases[NAMES.index(name)], together[NAMES.index(name)]
-        here = dict(zip(WAYS, alone[str(without_ranks(case))], strict=True))
-        return [here[way] for way in case.ways], there
-
-    return of
+    steps = [(alone[str(replace(case, stage=0))], there) for case, there in zip(cases, together, strict=True)]
+    return lambda name: steps[NAMES.index(name)]
 
 
 def largest_difference(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

@@ -158,9 +158,8 @@ def test_whatever_trains_and_however_gradients_are_the_same(two_ranks, variant):
     check(two_ranks[variant], tolerance=1e-5)
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("qwen2_5_vl", 1e-8), ("gemma3", 1e-5)])
+@pytest.mark.parametrize(("name", "tolerance"), [("qwen2_5_vl", 1e-12), ("gemma3", 1e-5)])
 def test_branches_that_share_turns_are_computed_once_by_both(two_ranks, name, tolerance):
-    # Norms round gradients to single precision whatever they get: a sum in another order may round the other way.
     check(two_ranks[f"{name} branches"], tolerance=tolerance)
 
 

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 from lmm_r1.data.formats.chats import CHATS
 from lmm_r1.data.formats.problems import PROBLEMS
 from lmm_r1.data.formats.responses import RESPONSES
-from lmm_r1.data.formats.row_format import RowFormat
-from lmm_r1.errors import UserError
+from lmm_r1.data.formats.row_format import FormatSet, RowFields, RowFormat
+from lmm_r1.data.formats.unpaired import UNPAIRED_ROWS
 
 FormatName: TypeAlias = Literal[
     "lmm_r1",
@@ -28,20 +28,15 @@ FormatName: TypeAlias = Literal[
     "preference",
 ]
 
-FORMATS: dict[str, RowFormat] = {row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)}
+FORMATS: dict[str, RowFormat[RowFields]] = {
+    row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)
+}
 OWN = FORMATS["lmm_r1"]
 """The format of this project's own rows, and of a file whose prompts are in a column that the user named."""
+PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, others=UNPAIRED_ROWS.formats)
+"""What RL asks and SFT learns."""
 
 
-def find_format(columns: Iterable[str], *, file: str) -> RowFormat:
-    """Return the one format that a file with these columns has; this project's own where none fits.
-
-    Raises:
-        UserError: several fit.
-    """
-    names = set(columns)
-    fitting = [row_format for row_format in FORMATS.values() if row_format.fits(names)]
-    if len(fitting) > 1:
-        choices = " and ".join(f"{row_format.name} ({row_format.wants})" for row_format in fitting)
-        raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with --data.format")
-    return fitting[0] if fitting else OWN
+def find_format(columns: Iterable[str], *, file: str) -> RowFormat[RowFields]:
+    """Return the one format of prompts that a file with these columns has; raises what `FormatSet.find` does."""
+    return PROMPT_ROWS.find(columns, file=file)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, chat_message, response_text
+from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text
+from lmm_r1.data.formats.preferences import sides
 from lmm_r1.data.formats.problems import media_first
 from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled
 
-_PROMPTS = ("prompt", "question", "query", "instruction")
 _RESPONSES = ("response", "completion", "output")
-_IMAGES = ("images", "image")
 
 
 def _pairs(columns: Columns) -> RowFields:
-    prompt = columns.prompt(*_PROMPTS)
+    prompt = columns.prompt(*PROMPTS)
     more = columns.take("input").value
     if isinstance(prompt, str) and isinstance(more, str) and more.strip():
         prompt = f"{prompt}\n{more}"
@@ -24,12 +24,8 @@ def _pairs(columns: Columns) -> RowFields:
 
 
 def _preference(columns: Columns) -> RowFields:
-    """Where there is no column with the prompt, it is what the two conversations have in common."""
-    better, worse = columns.take("chosen"), columns.take("rejected")
-    if columns.names.prompt is None and all(columns.record.get(name) is None for name in _PREFERENCE_PROMPTS):
-        prompt, better, worse = _common(better, worse, columns=columns)
-    else:
-        prompt = columns.prompt(*_PREFERENCE_PROMPTS)
+    """Where there is no column with the prompt, it is what the two sides have in common."""
+    prompt, better, worse = sides(columns, images=columns.images(*IMAGES))
     return _fields(
         columns,
         prompt=prompt,
@@ -38,11 +34,8 @@ def _preference(columns: Columns) -> RowFields:
     )
 
 
-_PREFERENCE_PROMPTS = (*_PROMPTS, *MESSAGES, "conversations")
-
-
 def _fields(columns: Columns, *, prompt: Any, response: Any, rejected: Any = None) -> RowFields:
-    images = columns.images(*_IMAGES)
+    images = columns.images(*IMAGES)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = [chat_message(turn) for turn in prompt]
     answer = columns.answer("answer")
@@ -71,22 +64,12 @@ def _turn(column: Column, *, columns: Columns) -> Any:
     return value
 
 
-def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
-    turns = [column.value for column in (better, worse)]
-    if not all(isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 1 for value in turns):
-        columns.fail(f"no field {' or '.join(_PREFERENCE_PROMPTS)} with the prompt; name it with --data.input_key")
-    if list(turns[0][:-1]) != list(turns[1][:-1]):
-        columns.fail(f'"{better.name}" and "{worse.name}" are answers to different prompts')
-    last = [Column(name=column.name, value=column.value[-1]) for column in (better, worse)]
-    return list(turns[0][:-1]), last[0], last[1]
-
-
 RESPONSES = (
     RowFormat(
         name="pairs",
         source="prompt/response pairs",
-        needs=(_PROMPTS, _RESPONSES),
-        without=("chosen", "rejected", *MESSAGES, "conversations"),
+        needs=(PROMPTS, _RESPONSES),
+        without=("chosen", "rejected", *CONVERSATIONS),
         adapt=_pairs,
     ),
     RowFormat(

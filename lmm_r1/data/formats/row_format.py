@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from lmm_r1.errors import UserError
 
@@ -24,6 +24,19 @@ class ColumnNames:
     images: str | None = None
     videos: str | None = None
     datasource: str | None = None
+    chosen: str | None = None
+    """Of a preference, the better response, or the whole conversation with it."""
+    rejected: str | None = None
+    """The worse one."""
+    step_tag: str | None = None
+    """No column, but what stands behind every step of a text with steps."""
+    prompt_flag: str = "--data.input_key"
+    """No column, but the flag that names the prompt's on this command's line, for messages."""
+
+    @property
+    def names_sides(self) -> bool:
+        """Whether a preference has its responses in columns of other names than the usual ones."""
+        return self.chosen not in (None, "chosen") or self.rejected not in (None, "rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +77,8 @@ class Columns:
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
             self.fail(
-                f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with --data.input_key, or "
-                "another row format with --data.format"
+                f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with "
+                f"{self.names.prompt_flag}, or another row format with --data.format"
             )
         return found.value
 
@@ -94,18 +107,24 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFields:
-    """What a format makes of a record, before it is checked."""
+class AskedFields:
+    """What every format makes of a record, before it is checked: what is asked."""
 
     messages: Any
     """The prompt: a list of messages, JSON text of one, or text with `<image>` and `<video>` tags."""
-    answer: Column
-    """The gold answer."""
     images: Column
     """What fills `<image>` tags, and image parts without a source, in order."""
     videos: Column
     """The same for videos."""
     datasource: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFields(AskedFields):
+    """A prompt with its answer, and with the response that SFT learns."""
+
+    answer: Column
+    """The gold answer."""
     response: Any = None
     """The assistant turn that SFT learns behind the messages, as text or as a message."""
     rejected: Any = None
@@ -115,7 +134,37 @@ class RowFields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFormat:
+class PairFields(AskedFields):
+    """A prompt with a better and a worse response, as text or turns."""
+
+    chosen: Column
+    rejected: Column
+    chosen_score: Column
+    rejected_score: Column
+    margin: Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedFields(AskedFields):
+    """A prompt with a response, as text or turns, and whether that is desirable."""
+
+    response: Column
+    label: Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFields(AskedFields):
+    """A prompt with the steps of a response and their labels, a list each."""
+
+    steps: Column
+    labels: Column
+
+
+Fields = TypeVar("Fields", bound=AskedFields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat(Generic[Fields]):
     """One kind of row; it is found where a file has one column of each of `needs` and none of `without`."""
 
     name: str
@@ -123,7 +172,7 @@ class RowFormat:
     """Whose rows they are, in a word or two."""
     needs: tuple[tuple[str, ...], ...]
     without: tuple[str, ...] = ()
-    adapt: Callable[[Columns], RowFields]
+    adapt: Callable[[Columns], Fields]
     link: Callable[[list[Record]], list[Record]] | None = field(default=None)
     """Where records refer to others of their file: puts what they refer to into them."""
 
@@ -134,6 +183,47 @@ class RowFormat:
     def wants(self) -> str:
         """Its columns in words: `problem, solution`."""
         return ", ".join(" or ".join(names) for names in self.needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatSet(Generic[Fields]):
+    """The formats that rows of one kind come in."""
+
+    formats: tuple[RowFormat[Fields], ...]
+    own: RowFormat[Fields]
+    """That of a file which fits none, and of one whose columns the user named."""
+    others: tuple[RowFormat[Any], ...] = ()
+    """Formats of another kind that would be taken for one of these, and must not be."""
+
+    def find(self, columns: Iterable[str], *, file: str, label: str | None = None) -> RowFormat[Fields]:
+        """Return the one format that a file with these columns has.
+
+        Args:
+            label: a column that the user named as the answer, so that it tells nothing else.
+
+        Raises:
+            UserError: several fit, or one of another kind.
+        """
+        names = set(columns)
+        for other in self.others:
+            if other.fits(names - {label}):
+                raise UserError(
+                    f"{file}: its columns are those of {other.name} ({other.source}), whose responses are not all to be "
+                    "learned; train on them with train_kto, or say with --data.format how the rows are to be read"
+                )
+        fitting = [row_format for row_format in self.formats if row_format.fits(names)]
+        if len(fitting) > 1:
+            choices = " and ".join(f"{row_format.name} ({row_format.wants})" for row_format in fitting)
+            raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with --data.format")
+        return fitting[0] if fitting else self.own
+
+    def named(self, name: str, *, file: str) -> RowFormat[Fields]:
+        """Return the format of this name; raises UserError where rows of this kind do not come in it."""
+        for row_format in self.formats:
+            if row_format.name == name:
+                return row_format
+        known = ", ".join(row_format.name for row_format in self.formats)
+        raise UserError(f"{file}: --data.format {name} is of rows of another kind; those wanted here come as {known}")
 
 
 def listed(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from lmm_r1.data.files import Record
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
 from lmm_r1.data.recipes.columns import LETTERS, RecordView
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, Recipe, template_fields
 from lmm_r1.data.row_parser import parse_row
@@ -40,6 +42,16 @@ def map_record(record: Record, *, recipe: Recipe, finder: ImageFinder | None = N
     return row
 
 
+def map_preference(record: Record, *, recipe: Recipe, finder: ImageFinder | None = None) -> PreferenceRow:
+    """Return the preference that a recipe with a row format makes of one record; takes and raises what `map_record` does."""
+    assert recipe.format is not None, "a recipe of preferences has their format"
+    columns, location, base_dir = record
+    mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
+    row_format = PREFERENCE.formats.named(recipe.format, file=location)
+    row = read_judged_row((mapper.located_columns(columns), location, base_dir), row_format, PREFERENCE)
+    return replace(row, datasource=recipe.name)
+
+
 def check_embedded_images(row: Row) -> None:
     """Raise UserError for an image that the row itself holds and that cannot be decoded; files are not looked at."""
     for image in images_of(row.messages):
@@ -65,6 +77,14 @@ class _Mapper:
             "messages": messages,
             "answer": self.view.label(choices),
             "datasource": f"{self.recipe.name}{group}",
+        }
+
+    def located_columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The record with the paths in its image columns as those of files that are there."""
+        found = {name: columns[name] for name in self.recipe.images if columns.get(name) is not None}
+        return {
+            **columns,
+            **{name: [self._located(image) for image in _as_list(value)] for name, value in found.items()},
         }
 
     def _messages(self, choices: Sequence[str]) -> list[Any]:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from PIL import Image
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record, SkippedRow
 from lmm_r1.data.image_sources import decode_base64, kind_of
 from lmm_r1.data.images import fetched, load_image
-from lmm_r1.data.messages import ImagePart, Part, Row
+from lmm_r1.data.messages import ImagePart, Message, Part, Row
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.recipes.columns import RecordView
 from lmm_r1.data.recipes.manifest import (
     LEFT_OUT_FILE,
@@ -31,7 +32,7 @@ from lmm_r1.data.recipes.manifest import (
     read_left_out,
     read_manifest,
 )
-from lmm_r1.data.recipes.mapping import map_record
+from lmm_r1.data.recipes.mapping import map_preference, map_record
 from lmm_r1.data.recipes.media import MediaFiles
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.data.recipes.sources import (
@@ -301,8 +302,11 @@ class _Writer:
             if counts.kept < written:
                 counts.kept += 1
                 return
-            row = map_record(record, recipe=recipe, finder=self.finder)
-            stored, images = self._stored(row)
+            images: dict[str, bytes] = {}
+            if recipe.format is None:
+                stored = self._stored(map_record(record, recipe=recipe, finder=self.finder), images)
+            else:
+                stored = self._stored_pair(map_preference(record, recipe=recipe, finder=self.finder), images)
         except UserError as error:
             left_out = SkippedRow(index=index, reason=str(error))
             _append(self.left_out_file, asdict(left_out))
@@ -315,22 +319,34 @@ class _Writer:
         _append(self.rows_file, stored)
         counts.kept += 1
 
-    def _stored(self, row: Row) -> tuple[dict[str, object], dict[str, bytes]]:
-        """The row with images by name, and the images that are not there yet."""
-        new: dict[str, bytes] = {}
+    def _stored(self, row: Row, new: dict[str, bytes]) -> dict[str, object]:
+        """The row with images by name; those that are not there yet go into `new`."""
+        messages = self._named(row.messages, new, location=row.location)
+        return {"messages": messages, "answer": row.answer, "datasource": row.datasource}
+
+    def _stored_pair(self, row: PreferenceRow, new: dict[str, bytes]) -> dict[str, object]:
+        """The same of a preference, as `batch_inference` writes them."""
+        sides = {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}
+        stored: dict[str, object] = {
+            name: self._named(messages, new, location=row.location) for name, messages in sides.items()
+        }
+        judged = {"margin": row.margin, "chosen_score": row.chosen_score, "rejected_score": row.rejected_score}
+        given = {name: number for name, number in judged.items() if number is not None}
+        return {**stored, **given, "datasource": row.datasource}
+
+    def _named(self, messages: Sequence[Message], new: dict[str, bytes], *, location: str) -> list[dict[str, object]]:
 
         def stored(part: Part) -> Part:
             if not isinstance(part, ImagePart):
                 return part
-            data = _encoded(part, location=row.location)
+            data = _encoded(part, location=location)
             stem = hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
-            name = self.names.get(stem) or f"{stem}.{_format(part, data, location=row.location)}"
+            name = self.names.get(stem) or f"{stem}.{_format(part, data, location=location)}"
             if stem not in self.names:
                 new[name] = data
             return replace(part, source=f"{IMAGES_FOLDER}/{name}")
 
-        messages = [replace(message, parts=tuple(map(stored, message.parts))) for message in row.messages]
-        return {"messages": stored_messages(messages), "answer": row.answer, "datasource": row.datasource}, new
+        return stored_messages([replace(message, parts=tuple(map(stored, message.parts))) for message in messages])
 
 
 def _encoded(part: ImagePart, *, location: str) -> bytes:

@@ -27,6 +27,19 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Scalar = str | int | bool
 Aspect = Literal["files", "columns", "answer", "split", "rows", "licence"]
 """What of a recipe can be true or not of the published dataset."""
+PreferenceFormat = Literal["preference", "rlhf_v", "vlfeedback"]
+_OF_PREFERENCES = {
+    "name",
+    "description",
+    "source",
+    "licence",
+    "rows",
+    "unchecked",
+    "where",
+    "images",
+    "image_prefix",
+    "format",
+}
 
 
 class _Checked(BaseModel):
@@ -116,7 +129,10 @@ class Recipe(_Checked):
     """Larger images are scaled down to so many pixels."""
     messages: str | None = None
     """The column with ready-made messages, a list or JSON text of one, instead of `prompt` and `images`."""
-    answer: Names
+    format: PreferenceFormat | None = None
+    """The rows are preferences, which come in this format of rows; then nothing is said of prompts, answers and verifiers, and
+    `images` are the columns whose paths are looked for."""
+    answer: tuple[str, ...] = ()
     """The column with the answer: the first of these that a row has."""
     answer_list: Literal["first", "most_common", "joined"] | None = None
     """What to take of an answer that is a list: its first entry, the most common one, or all, joined by commas."""
@@ -144,7 +160,7 @@ class Recipe(_Checked):
     """The assistant's turn to learn, for supervised training: columns in braces as in the prompt."""
     group: str | None = None
     """A column by whose values metrics are told apart: the datasource becomes NAME/VALUE."""
-    verifiers: Names
+    verifiers: tuple[str, ...] = ()
     """As `--verifiers` takes them; the first one's accuracy is the suite's."""
     sampling: Sampling | None = None
     """How responses are drawn for evaluation; None for training data."""
@@ -155,7 +171,23 @@ class Recipe(_Checked):
         return pattern and _regular(pattern)
 
     @model_validator(mode="after")
+    def _has_what_its_rows_need(self) -> Self:
+        if self.format is None:
+            for name in ("answer", "verifiers"):
+                if not getattr(self, name):
+                    raise ValueError(
+                        f"{name}: at least one is needed; only preferences, which have a format, do without"
+                    )
+            return self
+        odd = sorted(self.model_fields_set - _OF_PREFERENCES)
+        if odd:
+            raise ValueError(f"{odd[0]} has no use in a recipe of preferences, whose format is {self.format}; drop it")
+        return self
+
+    @model_validator(mode="after")
     def _prompt_fits(self) -> Self:
+        if self.format is not None:
+            return self
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages, the column with ready-made ones")
         for template in (self.prompt, self.response):
@@ -180,7 +212,9 @@ class Recipe(_Checked):
     @property
     def digest(self) -> str:
         """SHA-256 of all that the rows depend on: comments and the order of fields do not count."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        # Without a field that few have, so that folders of all others stay what they are.
+        fields = self.model_dump(mode="json", exclude={"format"} if self.format is None else None)
+        canonical = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import (
     Qwen2VLImageProcessor,
@@ -21,9 +19,8 @@ from lmm_r1.data.messages import VideoPart
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_video
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_steps
 
-FRAMES_A_STEP = 2
 # Of the tiny model. The features of the first two layers go behind the first two layers of the language model, but for
 # its last one: behind that they would reach no response.
 VISION_LAYERS = 3
@@ -46,17 +43,7 @@ class Qwen3VlKit(QwenVlKit):
     projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
 
     def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
-        if len(video.frames) < FRAMES_A_STEP:
-            # The processor refuses a lone frame.
-            video = replace(video, frames=np.repeat(video.frames, FRAMES_A_STEP, axis=0))
-        return bounded_video(
-            processor,
-            video,
-            min_pixels=part.min_pixels,
-            max_pixels=part.max_pixels,
-            # Its bounds are for all frames of a video together, their number rounded to whole steps.
-            frames_together=round(len(video.frames) / FRAMES_A_STEP) * FRAMES_A_STEP,
-        )
+        return bounded_steps(processor, video, part)
 
     def engine_arguments(self, config: Qwen3VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's limits, and a name for the language model alone.

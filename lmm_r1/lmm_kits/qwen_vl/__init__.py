@@ -1,4 +1,4 @@
-"""What the Qwen-VL kits share: messages to ids and pixel patches, M-RoPE positions, videos, one run of the tower."""
+"""What kits like those of Qwen-VL share: messages to ids and pixel patches, M-RoPE positions, videos, one run of the tower."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class QwenVlKit(LmmKit):
 
     takes_videos = True
     takes_flash_attention = True
+    media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
+    """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
 
@@ -57,7 +59,7 @@ class QwenVlKit(LmmKit):
             self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
         ]
         resized = [
-            bounded_image(processor, image, part.min_pixels, part.max_pixels)
+            bounded_image(processor, image, part, limits=self.pixel_limits(processor))
             for image, part in zip(images, images_of(messages), strict=True)
         ]
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
@@ -77,14 +79,19 @@ class QwenVlKit(LmmKit):
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        check_typed_media(messages, media_tokens=self.media_tokens)
+        text = processor.apply_chat_template(
+            chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        check_marks(processor, text, messages)
+        return text
 
     def encode_text(
         self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], opens: bool
     ) -> EncodedPrompt:
-        start, end, *_ = MEDIA_TOKENS
+        start, end, *_ = self.media_tokens
         mark = f"{start}{processor.image_token}{end}"
-        check_image_marks(text, mark=mark, media_tokens=MEDIA_TOKENS, given=len(images))
+        check_image_marks(text, mark=mark, media_tokens=self.media_tokens, given=len(images))
         return _encoded(processor, text, images=images, videos=())
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
@@ -94,15 +101,18 @@ class QwenVlKit(LmmKit):
         return frozenset({processor.image_token_id, processor.video_token_id})
 
     def media_texts(self, processor: ProcessorMixin) -> re.Pattern[str]:
-        return any_of(MEDIA_TOKENS)
+        return any_of(self.media_tokens)
+
+    def image_ends(self, config: PretrainedConfig) -> tuple[int, int]:
+        """Return the ids that stand before and behind an image's placeholders."""
+        return config.vision_start_token_id, config.vision_end_token_id
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        media = [tokenizer.convert_tokens_to_ids(token) for token in MEDIA_TOKENS]
+        media = [tokenizer.convert_tokens_to_ids(token) for token in self.media_tokens]
         return {
             config.image_token_id,
             config.video_token_id,
-            config.vision_start_token_id,
-            config.vision_end_token_id,
+            *self.image_ends(config),
             *(token for token in media if token is not None and token != tokenizer.unk_token_id),
         }
 
@@ -116,6 +126,13 @@ class QwenVlKit(LmmKit):
             media["video"] = [(channels_first(video), video_metadata(video)) for video in encoded.videos]
         return media
 
+    def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return for each token (B, T) whether it is text, an image's placeholder or a video's."""
+        types = torch.zeros_like(token_ids, dtype=torch.int32)
+        types[token_ids == config.image_token_id] = IMAGE
+        types[token_ids == config.video_token_id] = VIDEO
+        return types
+
     def forward_inputs(
         self, config: PretrainedConfig, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
     ) -> dict[str, torch.Tensor]:
@@ -126,9 +143,7 @@ class QwenVlKit(LmmKit):
         if media is None:
             positions = text_positions(attention_mask)
             return {"position_ids": positions.expand(3, *positions.shape)}
-        types = torch.zeros_like(sequences, dtype=torch.int32)
-        types[sequences == config.image_token_id] = IMAGE
-        types[sequences == config.video_token_id] = VIDEO
+        types = self.token_types(config, sequences)
         grids = grids_of(media, vision=config.vision_config)
         features = {key: value for key, value in media.items() if key != "second_per_grid_ts"}
         return {
@@ -136,6 +151,10 @@ class QwenVlKit(LmmKit):
             "mm_token_type_ids": types,
             **features,
         }
+
+    def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
+        """Return the grids of videos (V, 3) as the tower takes them among those of images."""
+        return grids
 
     def in_one_tower_run(self, config: PretrainedConfig, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the forward's arguments with videos among the images, in the order of their tokens in the ids (B, T).
@@ -146,12 +165,14 @@ class QwenVlKit(LmmKit):
         if not ("pixel_values" in inputs and "pixel_values_videos" in inputs):
             return inputs
         ids, merged = inputs["input_ids"], config.vision_config.spatial_merge_size**2
-        grids = torch.cat([inputs["image_grid_thw"], inputs["video_grid_thw"]])
+        types = self.token_types(config, ids).flatten()
+        shapes = {IMAGE: inputs["image_grid_thw"], VIDEO: self.grids_as_images(inputs["video_grid_thw"])}
+        grids = torch.cat(list(shapes.values()))
         patches = torch.cat([inputs["pixel_values"], inputs["pixel_values_videos"]]).split(grids.prod(dim=1).tolist())
         first = []
-        for kind, token in (("image", config.image_token_id), ("video", config.video_token_id)):
-            lengths = inputs[f"{kind}_grid_thw"].prod(dim=1) // merged
-            first.append((ids.flatten() == token).nonzero().flatten()[lengths.cumsum(0) - lengths])
+        for kind, of_kind in shapes.items():
+            lengths = of_kind.prod(dim=1) // merged
+            first.append((types == kind).nonzero().flatten()[lengths.cumsum(0) - lengths])
         order = torch.cat(first).argsort()
         others = {
             name: value for name, value in inputs.items() if name not in ("pixel_values_videos", "video_grid_thw")
@@ -175,7 +196,8 @@ class QwenVlKit(LmmKit):
             "pixel_values": torch.zeros(patches, width),
             "image_grid_thw": torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]]),
         }
-        return [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id], media
+        before, behind = self.image_ends(config)
+        return [before, config.image_token_id, behind], media
 
 
 def _encoded(
@@ -212,14 +234,10 @@ def _call(
         ) from error
 
 
-def _render_text(processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
-    text = processor.apply_chat_template(
-        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-    )
+def check_marks(processor: ProcessorMixin, text: str, messages: Sequence[Message]) -> None:
+    """Raise UserError where a rendered chat has other than one placeholder for each image and each video."""
     for token, parts, kind in (
         (processor.image_token, images_of(messages), "images"),
         (processor.video_token, videos_of(messages), "videos"),
     ):
         check_placeholders(text.count(token), given=len(parts), kind=kind)
-    return text

@@ -9,8 +9,11 @@ import numpy as np
 from PIL import Image
 from transformers import ProcessorMixin
 
+from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import bounded_size
+
+FRAMES_A_STEP = 2
 
 
 def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
@@ -20,22 +23,25 @@ def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
 
 
 def bounded_image(
-    processor: ProcessorMixin, image: Image.Image, min_pixels: int | None, max_pixels: int | None
+    processor: ProcessorMixin, image: Image.Image, part: ImagePart, *, limits: tuple[int, int]
 ) -> Image.Image:
-    """Resize an image to its own pixel bounds, as far as the processor's own bounds leave room for them.
+    """Resize an image to its part's pixel bounds, as far as the processor's own bounds leave room for them.
 
     Done before both the training and the rollout side see it, so that both cut it into the same patches.
+
+    Args:
+        limits: the fewest and the most pixels that the processor scales an image to.
     """
-    if min_pixels is None and max_pixels is None:
+    if part.min_pixels is None and part.max_pixels is None:
         return image
     image_processor = processor.image_processor
-    lowest, highest = image_limits(processor)
-    highest = min(highest, max_pixels or highest)
+    lowest, highest = limits
+    highest = min(highest, part.max_pixels or highest)
     height, width = bounded_size(
         height=image.height,
         width=image.width,
         factor=image_processor.patch_size * image_processor.merge_size,
-        min_pixels=min(max(lowest, min_pixels or lowest), highest),
+        min_pixels=min(max(lowest, part.min_pixels or lowest), highest),
         max_pixels=highest,
     )
     return image.resize((width, height), Image.Resampling.BICUBIC)
@@ -71,6 +77,23 @@ def bounded_video(
         np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC)) for frame in video.frames
     ]
     return replace(video, frames=np.stack(frames))
+
+
+def bounded_steps(processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
+    """Return a video within its part's pixel bounds, for a processor that takes frames in pairs and bounds all together.
+
+    It refuses a lone frame, which is shown twice.
+    """
+    if len(video.frames) < FRAMES_A_STEP:
+        video = replace(video, frames=np.repeat(video.frames, FRAMES_A_STEP, axis=0))
+    return bounded_video(
+        processor,
+        video,
+        min_pixels=part.min_pixels,
+        max_pixels=part.max_pixels,
+        # As the processor rounds their number to whole steps.
+        frames_together=round(len(video.frames) / FRAMES_A_STEP) * FRAMES_A_STEP,
+    )
 
 
 def channels_first(video: Video) -> np.ndarray:

@@ -23,6 +23,8 @@ class Targets:
     """(B, T - 1), bool; (B, T) where values are wanted, which a last token has as well."""
     shared: bool
     """Whether what stands before a sample's first target is a prompt; those of one prompt share what they begin with."""
+    prompts: torch.Tensor | None = None
+    """How many tokens of each sample are its prompt, (B,), where that is not what stands before its first target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,8 @@ def _samples(
         columns = mask.nonzero().flatten()
         first = wanted.nonzero().flatten()[:1]
         prompt = int((columns <= first).sum()) if targets.shared and len(first) else len(columns)
+        if targets.prompts is not None:
+            prompt = int(targets.prompts[row])
         samples.append(
             _Sample(
                 row=row,

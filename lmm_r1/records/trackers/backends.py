@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lmm_r1.config import PPOConfig, SFTConfig, without_secrets
+from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE, TrackerRecord, Trackers
@@ -103,7 +103,7 @@ def check_trackers(logger: LoggerConfig) -> None:
         backend.check(logger)
 
 
-def open_trackers(config: PPOConfig | SFTConfig, *, folder: Path, resumed: bool) -> Trackers:
+def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:
     """Return the run's trackers, each of which goes on with its earlier run where the training is `resumed`.
 
     Raises UserError, with none left open, when one cannot be opened.

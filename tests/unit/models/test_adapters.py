@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, inject_adapter_in_model
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, merged_state_dict, merged_weight, save_adapter
+from lmm_r1.models.adapters import adapted_layers, adapters_off, merged_state_dict, merged_weight, save_adapter
 
 pytestmark = pytest.mark.unit
 
@@ -59,6 +59,21 @@ def test_merging_changes_no_weight_however_often():
         again = merged_state_dict(model)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(torch.equal(weight, again[name]) for name, weight in first.items())
+
+
+def test_a_model_computes_without_its_adapters_and_with_them_again():
+    model, given = two_layers(), torch.tensor([[1.0, 2.0]])
+    wanted = [weight.requires_grad for weight in model.parameters()]
+    # [1, 2] x [[1, 3], [2, 4]] + [5, 6] = [10, 17], then 7 x 10 + 8 x 17 = 206; the adapter adds 3 x -1 x [2, 0.5].
+    with_adapters = 206.0 + 7 * -6 + 8 * -1.5
+    assert model(given).item() == with_adapters
+    with adapters_off(model):
+        assert model(given).item() == 206.0
+        assert [weight.requires_grad for weight in model.parameters()] == wanted
+    assert model(given).item() == with_adapters
+    with pytest.raises(ValueError, match="broken"), adapters_off(model):
+        raise ValueError("broken")
+    assert model(given).item() == with_adapters
 
 
 def test_given_weights_are_merged_in_place_of_the_models_own():

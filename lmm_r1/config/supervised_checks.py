@@ -1,0 +1,171 @@
+"""Which values of a supervised trainer's flags contradict each other: told in one sentence before anything starts."""
+
+from lmm_r1.config.checks import (
+    TWO_TEMPLATES,
+    check_accumulation,
+    check_aux_loss,
+    check_evaluation,
+    check_offloaded,
+    check_optimizer,
+    check_ulysses,
+    check_vision_lr,
+)
+from lmm_r1.config.dpo import DPOConfig, DPOModelConfig
+from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
+from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.errors import UserError
+
+
+def check_sft(config: SFTConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_supervised(config)
+    _check_plain_text(config)
+    _check_answers(config)
+    _check_best_metric(config, metrics="eval_loss (or eval_DATASOURCE_pass1 with --eval.verifier)")
+    check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
+
+
+def check_dpo(config: DPOConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
+    _check_supervised(config)
+    _check_preference_loss(config.model)
+    _check_reference(config)
+    _check_pair_texts(config)
+    _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
+    check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+
+
+def check_rm(config: RMConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_supervised(config)
+    _check_reward_loss(config.model)
+    _check_pair_texts(config)
+    _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
+    check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+    if config.ds.tensor_parallel_size > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a reward model; "
+            "leave it out"
+        )
+
+
+def _check_supervised(config: SupervisedConfig) -> None:
+    check_accumulation(config)
+    check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
+    check_optimizer(config, prefix="")
+    check_evaluation(config)
+    check_aux_loss(config.model, prefix="model.")
+
+
+def _check_answers(config: SFTConfig) -> None:
+    asked = config.eval
+    if asked.verifier is not None:
+        verifier_from(asked.verifier, flag="--eval.verifier")
+        if asked.dataset is None:
+            raise UserError(
+                f"--eval.verifier {asked.verifier} has no rows to judge answers to; give --eval.dataset, too"
+            )
+        splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
+        if splits:
+            name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
+            raise UserError(
+                f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
+                "to generate answers with; take --ds.zero_stage 2 alone, or judge checkpoints with lmm-r1 evaluate"
+            )
+        if asked.max_new_tokens < 1:
+            raise UserError(f"--eval.max_new_tokens {asked.max_new_tokens} must be at least 1")
+
+
+def _check_best_metric(config: SupervisedConfig, *, metrics: str) -> None:
+    key = config.ckpt.best_metric_key
+    if key not in ("", "none") and (config.eval.dataset is None or not key.startswith("eval_")):
+        raise UserError(
+            f"--ckpt.best_metric_key {key} names no metric of an evaluation; give --eval.dataset and {metrics}, or none"
+        )
+
+
+def _check_plain_text(config: SFTConfig) -> None:
+    data, pretrains = config.data, config.model.pretrain_mode_enable
+    own_template = bool(data.input_template) and data.input_template != type(data)().input_template
+    if own_template and data.apply_chat_template:
+        raise UserError(TWO_TEMPLATES.format(data.input_template))
+    if own_template and not pretrains and data.output_key is None:
+        raise UserError(
+            f"--data.input_template {data.input_template!r} is for a plain-text prompt, whose response is in a column of "
+            "its own; name it with --data.output_key"
+        )
+    if pretrains and data.output_key is None and (own_template or data.apply_chat_template):
+        given = "--data.input_template" if own_template else "--data.apply_chat_template"
+        raise UserError(
+            f"{given}: with --model.pretrain_mode_enable a column of text goes in as it stands; leave one out, or name "
+            "the column with responses by --data.output_key"
+        )
+    if pretrains and not data.multiturn:
+        raise UserError("--data.no_multiturn: with --model.pretrain_mode_enable every token counts; leave one out")
+
+
+def _check_preference_loss(model: DPOModelConfig) -> None:
+    if not model.beta > 0:
+        raise UserError(f"--model.beta {model.beta:g} must be above 0")
+    if not 0 <= model.label_smoothing < 0.5:
+        raise UserError(
+            f"--model.label_smoothing {model.label_smoothing:g}: must be at least 0 and below 0.5, from where on the "
+            "rejected response would be the better one"
+        )
+    if model.ipo_enable and model.simpo_enable:
+        raise UserError("--model.ipo_enable and --model.simpo_enable are two losses; give one of them")
+    if model.ipo_enable and model.label_smoothing:
+        raise UserError(
+            f"--model.label_smoothing {model.label_smoothing:g} has no part in --model.ipo_enable; leave one out"
+        )
+    if model.simpo_gamma != DPOModelConfig.simpo_gamma and not model.simpo_enable:
+        raise UserError(f"--model.simpo_gamma {model.simpo_gamma:g} needs --model.simpo_enable")
+    if model.simpo_gamma < 0:
+        raise UserError(f"--model.simpo_gamma {model.simpo_gamma:g} must not be negative")
+    if model.nll_loss_coef < 0:
+        raise UserError(f"--model.nll_loss_coef {model.nll_loss_coef:g} must not be negative")
+
+
+def _check_reference(config: DPOConfig) -> None:
+    path, offload = config.ref.model_name_or_path, config.ref.offload
+    if config.model.simpo_enable and (path or offload):
+        given = f"--ref.model_name_or_path {path}" if path else "--ref.offload"
+        raise UserError(f"{given}: --model.simpo_enable has no reference model; leave one of them out")
+    if offload and config.refers_to_base:
+        raise UserError(
+            "--ref.offload: with --ds.lora.rank the reference is the model without its adapter, and no second one is "
+            "loaded; leave it out"
+        )
+    if offload:
+        check_offloaded("ref", config.ds)
+
+
+def _check_reward_loss(model: RMModelConfig) -> None:
+    if model.loss_type not in LOSS_TYPES:
+        raise UserError(
+            f"--model.loss_type {model.loss_type}: known are {' and '.join(LOSS_TYPES)}; OpenRLHF's other loss, logexp, is "
+            "sigmoid in another form"
+        )
+    if model.margin_loss_enable and model.loss_type != "sigmoid":
+        raise UserError(
+            f"--model.margin_loss_enable has no part in --model.loss_type {model.loss_type}; leave one of them out"
+        )
+    if model.aux_loss_coef:
+        raise UserError(
+            f"--model.aux_loss_coef {model.aux_loss_coef:g} is not available for reward models; leave it out"
+        )
+
+
+def _check_pair_texts(config: DPOConfig | RMConfig) -> None:
+    data = config.data
+    if not data.input_template:
+        return
+    if data.apply_chat_template:
+        raise UserError(TWO_TEMPLATES.format(data.input_template))
+    if data.prompt_key is None:
+        raise UserError(
+            f"--data.input_template {data.input_template!r} is for a plain-text prompt; name its column with "
+            "--data.prompt_key"
+        )

@@ -1,0 +1,270 @@
+"""Rows that hold a better and a worse response: TRL's, OpenRLHF's, ShareGPT's and alpaca's, RLHF-V's, VLFeedback's, our own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from lmm_r1.data.formats.asked import (
+    CONVERSATIONS,
+    IMAGES,
+    PROMPTS,
+    VIDEOS,
+    prompt_of,
+    same_turn,
+    same_words,
+    with_surroundings,
+)
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message
+from lmm_r1.data.formats.problems import media_first
+from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairFields, RowFormat, filled, listed
+
+_ASKED = (*PROMPTS, *CONVERSATIONS)
+_BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
+_WORSE_SCORES = ("rejected_reward", "rejected_score", "score_rejected")
+# How the dialogues of hh-rlhf write who speaks.
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+
+def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
+    """Return the prompt of a preference, and its two responses as text or turns.
+
+    Without a column for the prompt, it is what both sides begin with; with one, it may stand in front of each of them again.
+    """
+    better = columns.take(columns.names.chosen or "chosen")
+    worse = columns.take(columns.names.rejected or "rejected")
+    for side, flag in ((better, "--data.chosen_key"), (worse, "--data.rejected_key")):
+        if not filled(side.value) or side.value == []:
+            columns.fail(f'the field "{side.name}" is empty; fill it in, or name another with {flag}')
+    if columns.names.prompt is None and all(columns.record.get(name) is None for name in _ASKED):
+        prompt, better, worse = _common(better, worse, columns=columns)
+        return with_surroundings(media_first(prompt, images), columns=columns), better, worse
+    plain = columns.prompt(*_ASKED)
+    prompt = prompt_of(columns, images=images)
+    return prompt, _behind(plain, better, columns=columns), _behind(plain, worse, columns=columns)
+
+
+def _behind(prompt: Any, side: Column, *, columns: Columns) -> Column:
+    """Return a side without the prompt, where it is a conversation that begins with it."""
+    turns = _turns(side.value)
+    if turns is None or _role(turns[0]) not in ("user", "system"):
+        return side
+    asked = _turns(prompt) or [{"role": "user", "content": prompt}]
+    begun = turns[: len(asked)]
+    if len(begun) < len(asked) or not all(map(same_turn, begun, asked)):
+        sentence = f'"{side.name}" begins with another prompt than the row has'
+        _fail_as_different(asked, begun, sentence, columns=columns)
+    return Column(name=side.name, value=turns[len(asked) :])
+
+
+def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
+    """Return what two sides begin with, and what is left of each."""
+    texts = better.value, worse.value
+    if all(isinstance(text, str) for text in texts):
+        talks = [_dialogue(text) for text in texts]
+        if None in talks:
+            return _common_text(better, worse, columns=columns)
+        better, worse = (Column(name=side.name, value=talk) for side, talk in zip((better, worse), talks, strict=True))
+    one, other = _turns(better.value), _turns(worse.value)
+    if one is None or other is None or "assistant" in (_role(one[0]), _role(other[0])):
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
+    count = next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if not same_turn(*pair)),
+        min(len(one), len(other)),
+    )
+    # Of a conversation that is the beginning of the other one, the last turn is the response.
+    count = min(count, len(one) - 1, len(other) - 1)
+    if _role(one[count]) != "assistant" or _role(other[count]) != "assistant":
+        sentence = f'"{better.name}" and "{worse.name}" are answers to different prompts'
+        _fail_as_different(one, other, sentence, columns=columns)
+    rest = [Column(name=side.name, value=turns[count:]) for side, turns in ((better, one), (worse, other))]
+    return one[:count], rest[0], rest[1]
+
+
+def _common_text(better: Column, worse: Column, *, columns: Columns) -> tuple[str, Column, Column]:
+    """`"The sky is blue."`, `"The sky is green."` → `"The sky is"`, `" blue."`, `" green."`: no word is cut in two."""
+    shared = os.path.commonprefix([better.value, worse.value])
+    blank, line = shared.rfind(" "), shared.rfind("\n")
+    # As a tokenizer wants it: a blank begins what follows, and a line ends with its break.
+    count = blank if blank > line else line + 1
+    prompt = shared[: max(count, 0)]
+    if not prompt.strip():
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
+    rest = [Column(name=side.name, value=side.value[len(prompt) :]) for side in (better, worse)]
+    return prompt, rest[0], rest[1]
+
+
+def _no_prompt(better: Column, worse: Column, *, flag: str) -> str:
+    return (
+        f'no field {" or ".join(_ASKED)} with the prompt, and "{better.name}" and "{worse.name}" do not begin with the '
+        f"same; name it with {flag}"
+    )
+
+
+def _fail_as_different(one: Sequence[Any], other: Sequence[Any], sentence: str, *, columns: Columns) -> NoReturn:
+    """Raise UserError for two prompts that should be one."""
+    for turn, twin in zip(one, other, strict=False):
+        if not same_turn(turn, twin):
+            if same_words(turn, twin):
+                sentence = "an image or a video stands on one side only, or not the same one on both"
+            break
+    columns.fail(f"{sentence}; both responses must answer one prompt")
+
+
+def _dialogue(text: str) -> list[dict[str, str]] | None:
+    """Return the turns of a text like `"\\n\\nHuman: Hi.\\n\\nAssistant: Hello."`, None for any other."""
+    pieces = _SPEAKER.split(text)
+    if pieces[0].strip() or "Human" not in pieces[1::2] or "Assistant" not in pieces[1::2]:
+        return None
+    spoken = zip(pieces[1::2], pieces[2::2], strict=True)
+    return [{"role": _SPEAKERS[speaker], "content": said.strip()} for speaker, said in spoken]
+
+
+def _turns(value: Any) -> list[Any] | None:
+    """Return chat messages of a list that has any; None for anything else."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        return None
+    return [chat_message(turn) for turn in value]
+
+
+def _role(turn: Any) -> Any:
+    return turn.get("role") if isinstance(turn, Mapping) else None
+
+
+def _pair(columns: Columns) -> PairFields:
+    images = columns.images(*IMAGES)
+    prompt, better, worse = sides(columns, images=images)
+    return PairFields(
+        messages=prompt,
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        chosen=better,
+        rejected=worse,
+        chosen_score=columns.take(*_BETTER_SCORES),
+        rejected_score=columns.take(*_WORSE_SCORES),
+        margin=columns.take("margin"),
+    )
+
+
+def _rlhf_v(columns: Columns) -> PairFields:
+    """Question and responses are in JSON text; the image has no place in it and stands first."""
+    text = columns.take("text").value
+    try:
+        held = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        columns.fail(f'the field "text" is not valid JSON: {error}')
+    if not isinstance(held, Mapping):
+        columns.fail(
+            'the field "text" must be an object with "question", "chosen" and "rejected", or JSON text of one'
+        )
+    for name in ("question", "chosen", "rejected"):
+        if not isinstance(held.get(name), str) or not held[name].strip():
+            columns.fail(f'"{name}" in the field "text" must be a text that is not empty')
+    images = columns.images("image", "images", "image_path")
+    return PairFields(
+        messages=media_first(held["question"], images),
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE, "origin_dataset"),
+        chosen=Column(name="chosen", value=held["chosen"]),
+        rejected=Column(name="rejected", value=held["rejected"]),
+        chosen_score=Column(name="chosen_score", value=None),
+        rejected_score=Column(name="rejected_score", value=None),
+        margin=columns.take("margin"),
+    )
+
+
+def _vlfeedback(columns: Columns) -> PairFields:
+    """The completion with the best mean rating over the one with the worst; of equal ones the first."""
+    completions = _completions(columns)
+    rated = [(_mean_rating(completion, number, columns=columns), completion) for number, completion in completions]
+    best = max(rated, key=lambda pair: pair[0])
+    worst = min(rated, key=lambda pair: pair[0])
+    if best[0] == worst[0]:
+        columns.fail(
+            f"all {len(rated)} completions have the mean rating {best[0]:g}, so none is the better; leave the row out"
+        )
+    images = columns.images("img_path", *IMAGES)
+    return PairFields(
+        messages=prompt_of(columns, images=images),
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        chosen=Column(name="the best completion", value=best[1].get("response")),
+        rejected=Column(name="the worst completion", value=worst[1].get("response")),
+        chosen_score=Column(name="the best rating", value=best[0]),
+        rejected_score=Column(name="the worst rating", value=worst[0]),
+        margin=columns.take("margin"),
+    )
+
+
+def _completions(columns: Columns) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the completions with their numbers: a list of objects, or an object of lists, as `datasets` may store them."""
+    value = columns.take("completions").value
+    if isinstance(value, Mapping):
+        lists = {name: listed(entries) for name, entries in value.items()}
+        if len({len(entries) for entries in lists.values()}) != 1:
+            columns.fail(
+                'the lists in "completions" are not of one length; each completion needs its entry in all of them'
+            )
+        value = [dict(zip(lists, entries, strict=True)) for entries in zip(*lists.values(), strict=True)]
+    entries = listed(value)
+    if len(entries) < 2 or not all(isinstance(entry, Mapping) for entry in entries):
+        columns.fail('"completions" must be a list of two or more objects with "response" and "annotations"')
+    return list(enumerate(entries, start=1))
+
+
+def _mean_rating(completion: Mapping[str, Any], number: int, *, columns: Columns) -> float:
+    """Return the mean of a completion's ratings; aspects that were not rated, as with the text N/A, do not count."""
+    aspects = completion.get("annotations")
+    given = aspects.values() if isinstance(aspects, Mapping) else ()
+    ratings = [rating for aspect in given if (rating := _rating(aspect)) is not None]
+    if not ratings:
+        columns.fail(
+            f'completion {number} has no "Rating" that is a number in its "annotations"; rate it, or leave it out'
+        )
+    return sum(ratings) / len(ratings)
+
+
+def _rating(aspect: Any) -> float | None:
+    value = aspect.get("Rating") if isinstance(aspect, Mapping) else None
+    try:
+        rating = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return rating if math.isfinite(rating) else None
+
+
+_PREFERENCE = RowFormat(
+    name="preference",
+    source="preferences",
+    needs=(("chosen",), ("rejected",)),
+    adapt=_pair,
+)
+PREFERENCE_ROWS = FormatSet(
+    formats=(
+        _PREFERENCE,
+        RowFormat(
+            name="rlhf_v",
+            source="RLHF-V",
+            needs=(("text",), ("ds_name", "origin_dataset", "origin_split"), ("image", "images", "image_path")),
+            without=("chosen", "rejected"),
+            adapt=_rlhf_v,
+        ),
+        RowFormat(
+            name="vlfeedback",
+            source="VLFeedback",
+            needs=(("prompt",), ("completions",)),
+            without=("chosen", "rejected", "labels"),
+            adapt=_vlfeedback,
+        ),
+    ),
+    own=_PREFERENCE,
+)
+"""What DPO and reward models learn from."""

@@ -1,0 +1,154 @@
+"""The kit of InternVL in transformers' format: an image is cut into tiles, with the whole of it behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor, PreTrainedTokenizerBase
+
+from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import (
+    adds_special_tokens,
+    any_of,
+    chat_ids,
+    chat_of,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
+)
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+
+# What vLLM calls the language models of the releases, by their `model_type`.
+LANGUAGE_MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# The class of `engine_model`, which vLLM knows by a name of its own.
+ENGINE_CLASS = "LmmR1InternVLForConditionalGeneration"
+
+
+class InternVlKit(LmmKit):
+    """Text and images; vLLM runs it with a class of its own (`engine_model`)."""
+
+    model_type = "internvl"
+    checkpoints = "InternVL2.5, InternVL3, InternVL3.5 (-hf)"
+    config_class = InternVLConfig
+    model_class = InternVLForConditionalGeneration
+    processor_class = InternVLProcessor
+    takes_flash_attention = True
+    vision_prefixes = ("model.vision_tower.",)
+    projector_prefixes = ("model.multi_modal_projector.",)
+    # For training the tower with masked patches, which is not done here; the releases have none.
+    untrained_prefixes = ("model.vision_tower.embeddings.mask_token",)
+
+    def load_config(self, path: str, *, trust_remote_code: bool) -> InternVLConfig:
+        """Load the config; raises UserError for a language model or features of the tower that were not tried."""
+        config = super().load_config(path, trust_remote_code=trust_remote_code)
+        language_model = config.text_config.model_type
+        if language_model not in LANGUAGE_MODELS:
+            raise UserError(
+                f"{path}: InternVL with the language model {language_model} is not supported; with these it is: "
+                f"{', '.join(sorted(LANGUAGE_MODELS))}"
+            )
+        features = (config.vision_feature_layer, config.vision_feature_select_strategy)
+        if features != (-1, "default"):
+            raise UserError(
+                f"{path}: vision_feature_layer {features[0]} and vision_feature_select_strategy {features[1]} are not "
+                "supported: vLLM reads the last layer's patches whatever they say; the releases have -1 and default"
+            )
+        return config
+
+    def encode(
+        self,
+        processor: InternVLProcessor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+
+        Pixel bounds of an image change nothing: its shape alone says into how many tiles of one size it is scaled.
+        """
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self._encoded(processor, text, images=images, opens=True)
+
+    def encode_text(
+        self, processor: InternVLProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        check_image_marks(
+            text, mark=processor.image_token, media_tokens=_media_tokens(processor.tokenizer), given=len(images)
+        )
+        return self._encoded(processor, text, images=images, opens=opens)
+
+    def _encoded(
+        self, processor: InternVLProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    ) -> EncodedPrompt:
+        special = opens and adds_special_tokens(processor.tokenizer, text=text)
+        if not images:
+            return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=special)["input_ids"])
+        batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
+        return EncodedPrompt.of_batch(
+            batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
+        )
+
+    def chat_text(
+        self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        check_typed_media(messages, media_tokens=_media_tokens(processor.tokenizer))
+        text = processor.apply_chat_template(
+            chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+        return text
+
+    def render(
+        self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> list[int]:
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        image = f"{processor.start_image_token}{processor.image_token}{processor.end_image_token}"
+        return chat_ids(processor.tokenizer, text.replace(processor.image_token, image))
+
+    def media_texts(self, processor: InternVLProcessor) -> re.Pattern[str]:
+        return any_of(_media_tokens(processor.tokenizer))
+
+    def media_token_ids(self, config: InternVLConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(list(_media_tokens(tokenizer)))}
+
+    def filler_media(self, config: InternVLConfig) -> tuple[list[int], Media]:
+        """Return a black tile, all of which are of one size, with its placeholders."""
+        vision = config.vision_config
+        (height, width), (rows, columns) = vision.image_size, vision.patch_size
+        patches = (height // rows) * (width // columns)
+        placeholders = int(patches * config.downsample_ratio**2)
+        media = {"pixel_values": torch.zeros(1, vision.num_channels, height, width)}
+        return [config.image_token_id] * placeholders, media
+
+    def engine_arguments(self, config: InternVLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's limits, the class of `engine_model`, and a name for the language model, which vLLM looks up."""
+        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        language_model = LANGUAGE_MODELS[config.text_config.model_type]
+        overrides = {"architectures": [ENGINE_CLASS], "text_config": {"architectures": [language_model]}}
+        return {**limits, "hf_overrides": overrides}
+
+    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
+        from lmm_r1.lmm_kits.internvl.tiny_model import build_tiny
+
+        build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, str]:
+    return (
+        tokenizer.start_image_token,
+        tokenizer.end_image_token,
+        tokenizer.context_image_token,
+        tokenizer.video_token,
+    )
+
+
+KIT = InternVlKit()

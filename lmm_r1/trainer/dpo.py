@@ -1,0 +1,278 @@
+"""Direct preference optimization: the policy learns to prefer one of two responses to a prompt over the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from lmm_r1.config import DPOConfig
+from lmm_r1.config.dpo import DPOModelConfig
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Trackers
+from lmm_r1.trainer.dpo_rows import PairEncoder, evaluation_pairs, sides_of, training_pairs
+from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
+from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
+from lmm_r1.trainer.reference import Reference
+from lmm_r1.trainer.stopping import StopRequests
+from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
+from lmm_r1.trainer.supervised_rows import first_fitting
+from lmm_r1.trainer.supervised_start import (
+    Session,
+    check_rows,
+    load_settings,
+    model_path,
+    opened,
+    prepare_trained,
+    session,
+    trained_settings,
+)
+
+ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
+
+
+def train(config: DPOConfig) -> None:
+    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+    checkpoint = opened(config)
+    rows, eval_rows = training_pairs(config), evaluation_pairs(config)
+    shown = sides_of(rows)
+    check_rows(config, checkpoint, shown + sides_of(eval_rows))
+    encode = PairEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=config.data.max_len)
+    filler = first_fitting(config, rows, encode).filler
+    models = {"model.model_name_or_path": checkpoint.path}
+    if config.needs_reference_model:
+        assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
+        models["ref.model_name_or_path"] = config.ref.model_name_or_path
+    with session(config, checkpoint, kind="dpo", models=models, rows=rows, shown=shown) as begun:
+        actor = prepare_policy(config, begun.args, begun.strategy, steps=begun.steps)
+        run = DPORun.of(begun, config, actor, rows=rows, encode=encode, filler=filler)
+        if eval_rows:
+            run.evaluate_on(eval_rows)
+        begun.train(run)
+
+
+def prepare_policy(config: DPOConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
+    """Return the model that is trained, under DeepSpeed."""
+    actor = KitActor(
+        model_path(config), share_prefix=config.train.shared_prefix_enable, **trained_settings(config, strategy)
+    )
+    return prepare_trained(actor, config, args, strategy, steps=steps)
+
+
+def prepare_reference(config: DPOConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
+    """Return the reference of a run's loss, None where it has none."""
+    group = strategy.ring_attn_group
+    if config.refers_to_base:
+        return Reference(actor=policy, without_adapters=True, group=group)
+    if not config.needs_reference_model:
+        return None
+    assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
+    actor = KitActor(
+        config.ref.model_name_or_path,
+        share_prefix=config.train.shared_prefix_enable,
+        ds_config=strategy.get_ds_eval_config(offload=config.ref.offload),
+        **load_settings(config),
+    )
+    if config.ref.offload:
+        # Where upstream's strategy looks.
+        actor._offload = True
+    actor = strategy.prepare(actor)
+    actor.eval()
+    check_packing(actor, group=group, longest=config.data.max_len)
+    return Reference(actor=actor, without_adapters=False, group=group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """What a loss makes of a batch of pairs; each is (B,)."""
+
+    loss: torch.Tensor
+    nll: torch.Tensor
+    """Of the chosen response, per token."""
+    chosen_reward: torch.Tensor
+    rejected_reward: torch.Tensor
+    chosen_log_prob: torch.Tensor
+    """The policy's, summed over the response."""
+    rejected_log_prob: torch.Tensor
+
+    @property
+    def logged(self) -> Mapping[str, torch.Tensor]:
+        """What is logged of each pair beside its loss."""
+        margin = self.chosen_reward - self.rejected_reward
+        return {
+            ACCURACY: (margin > 0).to(margin),
+            MARGIN: margin,
+            "chosen_reward": self.chosen_reward,
+            "rejected_reward": self.rejected_reward,
+            "chosen_log_prob": self.chosen_log_prob,
+            "rejected_log_prob": self.rejected_log_prob,
+            "nll_loss": self.nll,
+        }
+
+
+def preferences(
+    policy: torch.Tensor, reference: torch.Tensor | None, loss_mask: torch.Tensor, *, model: DPOModelConfig
+) -> Preferences:
+    """Return the loss of pairs that the flags ask for, and the responses' implicit rewards.
+
+    Args:
+        policy: log-probs of loss tokens, (2 B, T - 1), 0 elsewhere; the chosen responses stand first.
+        reference: the same of the reference; None for SimPO.
+        loss_mask: (2 B, T - 1).
+    """
+    lengths = loss_mask.sum(-1)  # (2 B,)
+    log_probs = policy.sum(-1)
+    ratios = log_probs if reference is None else log_probs - reference.sum(-1)
+    if model.mean_log_probs or model.simpo_enable:
+        ratios = ratios / lengths.clamp(min=1)
+    chosen, rejected = ratios.chunk(2)
+    beta, smoothing = model.beta, model.label_smoothing
+    if model.ipo_enable:
+        loss = ipo_loss(chosen, rejected, beta=beta)
+    elif model.simpo_enable:
+        loss = simpo_loss(chosen, rejected, beta=beta, gamma=model.simpo_gamma, label_smoothing=smoothing)
+    else:
+        loss = dpo_loss(chosen, rejected, beta=beta, label_smoothing=smoothing)
+    chosen_log_prob, rejected_log_prob = log_probs.chunk(2)
+    return Preferences(
+        loss=loss,
+        nll=nll_loss(chosen_log_prob, lengths.chunk(2)[0]),
+        chosen_reward=beta * chosen,
+        rejected_reward=beta * rejected,
+        chosen_log_prob=chosen_log_prob,
+        rejected_log_prob=rejected_log_prob,
+    )
+
+
+class DPORun(SupervisedRun[PreferenceRow, PairSample, PairBatch]):
+    """The loss is the mean over pairs."""
+
+    config: DPOConfig
+    shown = (ACCURACY, MARGIN)
+
+    def __init__(
+        self,
+        config: DPOConfig,
+        strategy: KitStrategy,
+        actor: KitActor,
+        *,
+        reference: Reference | None,
+        kit: LmmKit,
+        processor: Any,
+        rows: Sequence[PreferenceRow],
+        folder: RunFolder,
+        encode: PairEncoder,
+        filler: PairSample,
+        stops: StopRequests | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:
+        super().__init__(
+            config,
+            strategy,
+            actor,
+            kit=kit,
+            processor=processor,
+            rows=rows,
+            folder=folder,
+            encode=encode,
+            filler=filler,
+            stops=stops,
+            trackers=trackers,
+        )
+        self.reference = reference
+
+    @classmethod
+    def of(
+        cls,
+        begun: Session,
+        config: DPOConfig,
+        actor: KitActor,
+        *,
+        rows: Sequence[PreferenceRow],
+        encode: PairEncoder,
+        filler: PairSample,
+    ) -> DPORun:
+        """Return the run of a session, with its reference."""
+        return cls(
+            config,
+            begun.strategy,
+            actor,
+            reference=prepare_reference(config, begun.strategy, policy=actor),
+            kit=begun.checkpoint.kit,
+            processor=begun.checkpoint.processor,
+            rows=rows,
+            folder=begun.folder,
+            encode=encode,
+            filler=filler,
+            stops=begun.stops,
+            trackers=begun.trackers,
+        )
+
+    def evaluate_on(self, rows: Sequence[PreferenceRow]) -> None:
+        """Evaluate the run on held-out pairs, by `--eval.*`, and keep its best checkpoint."""
+        self.evaluation = PairEvaluation(self, rows=rows)
+        self.best.resume()
+
+    def collate(self, samples: Sequence[PairSample]) -> PairBatch:
+        """Return pairs as one padded batch."""
+        return collate_pairs(samples, pad_token_id=self.pad_token_id)
+
+    def counts(self, batch: PairBatch) -> Counts:
+        """Return the number of pairs, and of the tokens of both responses."""
+        return Counts(units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()))
+
+    def terms(self, batch: PairBatch) -> Terms:
+        """Return the preference loss of the batch's pairs, with the weighted loss of the chosen responses."""
+        found, aux_loss = self.preferences(batch)
+        weights = batch.weights.to(found.loss)
+        loss = found.loss + self.config.model.nll_loss_coef * found.nll
+        sums = {name: (value.detach() * weights).sum() for name, value in found.logged.items()}
+        return Terms(loss=(loss * weights).sum(), aux_loss=aux_loss, sums=sums)
+
+    def preferences(self, batch: PairBatch) -> tuple[Preferences, torch.Tensor | float]:
+        """Return what the loss makes of a batch, and the load-balancing loss of experts."""
+        reference = None if self.reference is None else self.reference.log_probs(batch.tokens)
+        policy, aux_loss = self.policy_log_probs(batch.tokens)
+        mask = batch.tokens.loss_mask.to(policy.device)
+        return preferences(policy, reference, mask, model=self.config.model), aux_loss
+
+
+class PairEvaluation(HeldOut[PreferenceRow, PairSample]):
+    """The means over all held-out pairs, and of each data source where there are several."""
+
+    NAMES = (LOSS, *(f"eval_{name}" for name in (ACCURACY, MARGIN, "chosen_reward", "rejected_reward")))
+    OF_SOURCES = (LOSS, f"eval_{ACCURACY}")
+
+    def __init__(self, run: DPORun, *, rows: Sequence[PreferenceRow]) -> None:
+        super().__init__(
+            run.config,
+            run.strategy,
+            rows=rows,
+            source_of=lambda row: row.datasource,
+            encode=run.encode,
+            filler=run.filler,
+        )
+        self.pairs = run
+
+    def _measured(self, samples: Sequence[PairSample]) -> torch.Tensor:
+        batch = self.pairs.collate(samples)
+        found, _ = self.pairs.preferences(batch)
+        loss = found.loss + self.pairs.config.model.nll_loss_coef * found.nll
+        values = [loss, *(found.logged[name.removeprefix("eval_")] for name in self.NAMES[1:]), torch.ones_like(loss)]
+        return torch.stack(values, dim=-1).double()
+
+    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
+        *values, count = sums.tolist()
+        means = {name: value / count for name, value in zip(self.NAMES, values, strict=True)} if count else {}
+        if source is None:
+            return means
+        return {f"eval_{source}_{name.removeprefix('eval_')}": means[name] for name in self.OF_SOURCES if means}

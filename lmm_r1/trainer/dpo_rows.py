@@ -1,0 +1,60 @@
+"""The rows of a run that learns from pairs: which columns they are read from, and how they become samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config.rows import named_reading
+from lmm_r1.data.messages import Row
+from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_file
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.trainer.preference_samples import PairSample, encode_pair
+from lmm_r1.trainer.supervised_rows import blended_rows
+
+
+def training_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
+    """Return the pairs of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+
+
+def evaluation_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
+    """Return the pairs of `--eval.dataset`, none without."""
+    return [] if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
+
+
+def _load(config: DPOConfig | RMConfig, path: str, *, split: str) -> list[PreferenceRow]:
+    data = config.data
+    reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
+    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")
+    # As in OpenRLHF, a column of text that is named goes in as it stands where no chat template is asked for.
+    is_plain = data.prompt_key is not None and not data.apply_chat_template
+    template = (data.input_template or "{}") if is_plain else None
+    reading = replace(reading, names=names, plain_template=template)
+    file = read_judged_file(path, PREFERENCE, split=split, reading=reading)
+    # Every rank reads them, and one says so.
+    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
+    return list(file.rows.values())
+
+
+def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
+    """Return the conversations of pairs, two of each."""
+    return [side for row in rows for side in row.sides]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairEncoder:
+    """Makes samples of pairs."""
+
+    kit: LmmKit
+    processor: Any
+    max_len: int
+
+    def __call__(self, row: PreferenceRow) -> PairSample | None:
+        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
+        return encode_pair(row, kit=self.kit, processor=self.processor, max_len=self.max_len)

@@ -1,0 +1,335 @@
+"""The loop of every supervised trainer: updates, logs, evaluations, checkpoints, stops; what is learned is filled in."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from lmm_r1.config import SupervisedConfig, checkpoint_folder
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Trackers
+from lmm_r1.trainer.held_out import BestMetric, HeldOut
+from lmm_r1.trainer.sft_samples import SFTBatch
+from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
+from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.supervised_rows import batch_indices, read_ahead
+
+RowT = TypeVar("RowT")
+SampleT = TypeVar("SampleT")
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How much of what is learned there is in a micro-batch."""
+
+    units: int
+    """Of which the loss is the mean: loss tokens, pairs of responses."""
+    tokens: int
+    """Loss tokens, for the throughput."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one forward pass over a micro-batch gives."""
+
+    loss: torch.Tensor
+    """Summed over the micro-batch's units."""
+    aux_loss: torch.Tensor | float = 0.0
+    """The load-balancing loss of experts, a mean."""
+    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is logged, by name, without gradients and summed over units: its mean over the update's is shown."""
+
+
+class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
+    """The training loop and what it needs; a trainer says what a batch is and what its loss.
+
+    An update's loss is the mean over the units of all micro-batches of all ranks, however they are spread.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Of the names in `Terms.sums`, those that are printed with each step."""
+
+    def __init__(
+        self,
+        config: SupervisedConfig,
+        strategy: KitStrategy,
+        actor: Any,
+        *,
+        kit: LmmKit,
+        processor: Any,
+        rows: Sequence[RowT],
+        folder: RunFolder,
+        encode: Callable[[RowT], SampleT | None],
+        filler: SampleT,
+        stops: StopRequests | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:
+        """Args:
+        actor: what is trained, as the strategy has prepared it.
+        encode: gives a row's sample, None where it is too long.
+        filler: a sample that teaches nothing: DeepSpeed counts micro-batches, so that one in which no row fits is filled.
+        """
+        self.config = config
+        self.strategy = strategy
+        self.actor = actor
+        self.kit = kit
+        self.processor = processor
+        self.rows = rows
+        self.folder = folder
+        self.trackers = trackers or Trackers()
+        self.encode = encode
+        self.filler = filler
+        # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
+        self.ahead: Iterator[SampleT | None] | None = None
+        self.evaluation: HeldOut[RowT, SampleT] | None = None
+        self.best = BestMetric(config)
+        self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
+        self.skipped = 0
+        self.stops = stops or StopRequests()
+        self.schedule = SaveSchedule.of(config.ckpt)
+        self.step = self.saved_step = 0
+        # Of the last update, by the names of `Terms.sums`.
+        self.means: dict[str, float] = {}
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine around what is trained."""
+        return self.actor.model
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills batches up."""
+        return self.kit.tokenizer_of(self.processor).pad_token_id
+
+    @abstractmethod
+    def collate(self, samples: Sequence[SampleT]) -> BatchT:
+        """Return samples as one batch."""
+
+    @abstractmethod
+    def counts(self, batch: BatchT) -> Counts:
+        """Return what a batch counts for in the update's mean."""
+
+    @abstractmethod
+    def terms(self, batch: BatchT) -> Terms:
+        """Run the model on a batch; every rank calls it equally often."""
+
+    def fit(self, *, start: int, steps: int) -> None:
+        """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
+
+        Ctrl-C and SIGTERM end it after an update, which is saved.
+        """
+        self.actor.train()
+        self.step = self.saved_step = start
+        self.stops.progress = partial(self._progress, steps)
+        workers = self.config.data.dataloader_num_workers
+        if workers:
+            indices = (index for step in range(start, steps) for index in self._own_indices(step))
+            self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
+        if start:
+            self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
+        if start == 0 and self.config.eval.before_training:
+            self._evaluate_first(steps=steps)
+        for step in range(start, steps):
+            with self.stops.held():
+                stop = self._make_step(step, steps=steps)
+            if stop:
+                raise KeyboardInterrupt
+        if self.skipped:
+            self.console.print(
+                f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped"
+            )
+
+    def finish(self) -> None:
+        """Do what a trainer does once all updates are made, before its model is saved."""
+
+    def _make_step(self, step: int, *, steps: int) -> bool:
+        """Make one update, log it, save it where that is due, and return whether the run is to end with it.
+
+        Raises UserError on every rank where it cannot be made; the updates before it are saved then.
+        """
+        began = time.perf_counter()
+        batches = self._micro_batches(step)
+        try:
+            loss, tokens = self._update(batches)
+        except UserError as error:
+            if step != self.saved_step and not self.config.ckpt.disable_ds:
+                self._save(step)
+            raise UserError(f"step {step + 1}: {error}") from error
+        seconds = time.perf_counter() - began
+        self.step = step + 1
+        self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+        self._evaluate(step + 1, steps=steps)
+        stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
+        if (stop or due) and not self.config.ckpt.disable_ds:
+            self._save(step + 1)
+        return stop
+
+    def _any_rank(self, *answers: bool) -> list[bool]:
+        """Return for each question whether any rank says yes: a signal, and the time, reach ranks at different steps."""
+        counts = torch.tensor(answers, dtype=torch.long, device=torch.cuda.current_device())
+        dist.all_reduce(counts)
+        return [bool(count) for count in counts.tolist()]
+
+    def _progress(self, steps: int) -> Progress:
+        ckpt = self.config.ckpt
+        return Progress(
+            name=self.folder.name,
+            step=self.step,
+            total=steps,
+            saved=self.saved_step or None,
+            checkpoints=checkpoint_folder(self.config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
+
+    def _own_indices(self, step: int) -> list[int]:
+        """Return the rows of an update that are this rank's, by their place in the data."""
+        train = self.config.train
+        indices = batch_indices(
+            num_rows=len(self.rows),
+            batch_size=train.batch_size,
+            seed=train.seed,
+            step=step,
+            keep_order=self.config.data.keep_order,
+        )
+        share = self.strategy.ds_device_mesh["dp"]
+        return indices[share.get_local_rank() :: share.size()]
+
+    def _micro_batches(self, step: int) -> list[BatchT]:
+        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
+        indices = self._own_indices(step)
+        if self.ahead is None:
+            samples = [self.encode(self.rows[index]) for index in indices]
+        else:
+            samples = list(itertools.islice(self.ahead, len(indices)))
+        self.skipped += samples.count(None)
+        size = self.config.train.micro_batch_size
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
+        return [self.collate(part) for part in kept]
+
+    def _update(self, batches: Sequence[BatchT]) -> tuple[float, int]:
+        """Make one optimizer step on the mean loss over all units of all ranks; return it and the number of loss tokens.
+
+        Raises UserError on every rank, before the step, where loss or gradients are not finite.
+        """
+        device = torch.cuda.current_device()
+        counted = [self.counts(batch) for batch in batches]
+        totals = torch.tensor(
+            [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device
+        )
+        # Ranks that share rows have the same samples, and the same loss.
+        data_parallel = self.strategy.ds_device_mesh["dp"]
+        dist.all_reduce(totals, group=data_parallel.get_group())
+        units, tokens = totals.unbind()
+        total = torch.zeros((), device=device)
+        sums: dict[str, torch.Tensor] = {}
+        for batch in batches:
+            terms = self.terms(batch)
+            loss = terms.loss / units.clamp(min=1)
+            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum, and
+            # that of the experts' load a mean.
+            whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * terms.aux_loss
+            self.strategy.backward(whole, self.actor, None)
+            self.strategy.optimizer_step(None, self.actor, None)
+            total += loss.detach()
+            sums = {name: sums.get(name, 0.0) + value.detach() for name, value in terms.sums.items()}
+        values = torch.stack([total, *(value.to(total) / units.clamp(min=1) for value in sums.values())])
+        dist.all_reduce(values, group=data_parallel.get_group())
+        mean, *others = values.tolist()
+        self.means = dict(zip(sums, others, strict=True))
+        return mean, int(tokens.item())
+
+    def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss of experts.
+
+        The latter is 0 where it is not asked for.
+        """
+        device = torch.cuda.current_device()
+        balanced = self.config.model.aux_loss_coef > 0
+        returned = self.actor(
+            batch.sequences.to(device),
+            batch.loss_mask.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            return_output=balanced,
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=batch.media,
+        )
+        if not balanced:
+            return returned, 0.0
+        log_probs, output = returned
+        return log_probs, output.aux_loss
+
+    def _evaluate_first(self, *, steps: int) -> None:
+        """Evaluate the model that the run starts from; it is no step, and not saved."""
+        assert self.evaluation is not None, "the checks ask for --eval.dataset"
+        self._log_evaluation(0, self.evaluation.run(self.actor), steps=steps)
+
+    def _evaluate(self, step: int, *, steps: int) -> None:
+        """Evaluate where that is due, log it, and save the step where it is the best so far."""
+        per_epoch = len(self.rows) // self.config.train.batch_size
+        if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
+            return
+        metrics = self.evaluation.run(self.actor)
+        self._log_evaluation(step, metrics, steps=steps)
+        if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
+            self._save(step, best=True)
+
+    def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
+        if self.strategy.is_rank_0():
+            self.trackers.log_eval(step, metrics)
+            self.folder.metrics(step, metrics)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
+            self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
+
+    def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
+        if not self.strategy.is_rank_0():
+            return
+        values = {
+            "loss": loss,
+            **self.means,
+            "lr": self.engine.get_lr()[0],
+            "grad_norm": self.strategy.get_grad_norm(self.actor),
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds,
+            "overlong_rows": self.skipped,
+        }
+        self.folder.metrics(step, values)
+        if step % self.config.logger.logging_steps == 0 or step == steps:
+            self.trackers.log(step, values)
+            more = "".join(f"  {name} {values[name]:.3f}" for name in self.shown)
+            self.console.print(
+                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s"
+            )
+
+    def _save(self, step: int, *, best: bool = False) -> None:
+        """Save a checkpoint; the best one stays until another is better, whatever `--ckpt.max_num` says."""
+        ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
+        tag = f"best_global_step{step}" if best else f"global_step{step}"
+        # Before the checkpoint, so that one that is whole has a whole copy.
+        if ckpt.save_hf:
+            self.strategy.save_model(self.actor, self.processor, f"{folder}/{tag}_hf")
+        self.strategy.save_ckpt(
+            self.engine,
+            folder,
+            tag,
+            ckpt.max_num,
+            ckpt.max_mem,
+            {"global_step": step},
+            metric_value=self.best.best if best else None,
+            metric_key=self.best.key if best else None,
+        )
+        self.saved_step = step
+        self.schedule.note_saved()

@@ -1,0 +1,132 @@
+"""The rows of a supervised run: blended from datasets, taken in an order that a resumed run repeats, encoded ahead."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lmm_r1.config import SupervisedConfig
+from lmm_r1.data.training_rows import blend, parse_dataset_spec
+from lmm_r1.errors import UserError
+
+RowT = TypeVar("RowT")
+SampleT = TypeVar("SampleT")
+
+# Rows that each worker has encoded before they are asked for.
+_AHEAD = 16
+
+
+def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]) -> list[RowT]:
+    """Return the rows of `--data.dataset`; raises UserError where they are too few for an update.
+
+    Args:
+        load: gives the rows of one of the datasets that it names.
+    """
+    assert config.data.dataset is not None, "required by config.resolve"
+    paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
+    rows = blend([load(path) for path in paths], probabilities, seed=config.train.seed)[: config.data.max_samples]
+    if len(rows) < config.train.batch_size:
+        raise UserError(
+            f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
+            f"--train.batch_size {config.train.batch_size}; lower it or add rows"
+        )
+    return rows
+
+
+def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:
+    """Return the sample of the first row that is not too long; raises UserError where there is none."""
+    fitting = next((sample for sample in map(encode, rows) if sample is not None), None)
+    if fitting is None:
+        raise UserError(
+            f"every row of --data.dataset {config.data.dataset} is longer than --data.max_len {config.data.max_len}; "
+            "raise it"
+        )
+    return fitting
+
+
+def chat_template(config: SupervisedConfig) -> str | None:
+    """Return the template of `--data.tokenizer_chat_template`, which is one, or names a file with one.
+
+    Raises UserError where it is neither.
+    """
+    given = config.data.tokenizer_chat_template
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--data.tokenizer_chat_template {given} is no template, which has {{ in it, and no file that can be read "
+            f"({error})"
+        ) from error
+
+
+def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
+    """Return the row indices of update `step` (from 0), the last short batch of each epoch dropped.
+
+    Each epoch is a new permutation, or with `keep_order` the rows as they stand. A function of the step alone, so
+    that a resumed run sees the rows that it would have seen.
+    """
+    per_epoch = num_rows // batch_size
+    epoch, position = divmod(step, per_epoch)
+    if keep_order:
+        return list(range(position * batch_size, (position + 1) * batch_size))
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+class _EncodedRows(Dataset):
+    """What a row gives, as a worker process hands it on: what it raised would come back as a traceback."""
+
+    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], Any]) -> None:
+        self.rows = rows
+        self.encode = encode
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.encode(self.rows[index])
+        except UserError as error:
+            return error
+
+
+def read_ahead(
+    rows: Sequence[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[int], workers: int
+) -> Iterator[SampleT | None]:
+    """Yield the samples of rows in the order of `indices`, encoded ahead of it by worker processes.
+
+    Raises UserError when a row's turn comes that cannot be taken.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _EncodedRows(rows, encode),
+        batch_size=None,
+        sampler=indices,
+        num_workers=workers,
+        # Rows are not sent to a fork: sent, each would read its images out of their file.
+        multiprocessing_context="fork",
+        prefetch_factor=_AHEAD,
+        collate_fn=_as_it_is,
+        worker_init_fn=_begin_worker,
+        # Of its own, so that dropout is the same with any number of workers.
+        generator=torch.Generator().manual_seed(0),
+    )
+    for item in loader:
+        if isinstance(item, UserError):
+            raise item
+        yield item
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _begin_worker(number: int) -> None:
+    """Leave Ctrl-C, which reaches the whole group of processes, to the one that trains."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,0 +1,137 @@
+"""Pairs of responses, for every kit: the side that is encoded by the other one's media has the ids that it has by itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import clip, message, picture
+from helpers.tiny_models import make_actor
+from helpers.value_models import make_value_model
+
+from lmm_r1.data.messages import Message
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.rm_rows import RewardSample, collate_rewards
+from lmm_r1.trainer.sft_samples import collate, encode_sample
+
+pytestmark = pytest.mark.contract
+
+WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(2, 112, 84)
+PROMPTS: dict[str, tuple[str, list[Message]]] = {
+    "text": ("text", [message("system", "Think first."), message("user", "What is 12 + 34?")]),
+    "an image": ("images", [message("user", WIDE, "Which digit is this?")]),
+    "images of several turns": (
+        "images",
+        [message("user", "Which ", TALL, "?"), message("assistant", "<answer>4</answer>"), message("user", WIDE, "?")],
+    ),
+    "a video": ("videos", [message("user", SHORT, "Which digit?")]),
+    "a video and an image": ("videos", [message("user", SHORT, "or", TALL, "?")]),
+}
+SIDES = [("<think>easy</think><answer>46</answer>", "<think>easy</think><answer>47"), ("46", "Forty-six, I think.")]
+
+
+def takes(name: str, media: str) -> bool:
+    kit = get_kit(name)
+    return media == "text" or (kit.takes_images if media == "images" else kit.takes_videos)
+
+
+CASES = [(name, prompt) for name in KITS for prompt, (media, _) in PROMPTS.items() if takes(name, media)]
+
+
+def row(prompt: list[Message], chosen: str, rejected: str) -> PreferenceRow:
+    return PreferenceRow(
+        messages=tuple(prompt),
+        chosen=(message("assistant", chosen),),
+        rejected=(message("assistant", rejected),),
+        margin=None,
+        location="rows.jsonl line 1",
+    )
+
+
+@pytest.fixture(scope="module")
+def encode(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str, PreferenceRow], PairSample]:
+    """A function from a kit's name and a pair to its sample."""
+    processors = {}
+
+    def encoded(name: str, pair: PreferenceRow) -> PairSample:
+        kit = get_kit(name)
+        if name not in processors:
+            processors[name] = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+        sample = encode_pair(pair, kit=kit, processor=processors[name], max_len=8192)
+        for got, side in zip((sample.chosen, sample.rejected), pair.sides, strict=True):
+            alone = encode_sample(side, kit=kit, processor=processors[name], max_len=8192, every_turn=False)
+            assert (got.token_ids, got.loss_mask) == (alone.token_ids, alone.loss_mask)
+            assert (got.media is None) == (alone.media is None)
+            if got.media is not None:
+                assert got.media.keys() == alone.media.keys()
+                assert all(torch.equal(got.media[key], value) for key, value in alone.media.items())
+        return sample
+
+    return encoded
+
+
+@pytest.mark.parametrize("sides", SIDES, ids=["alike", "different"])
+@pytest.mark.parametrize(("name", "prompt"), CASES)
+def test_both_sides_have_the_ids_that_they_have_by_themselves_and_one_object_of_media(encode, name, prompt, sides):
+    messages = PROMPTS[prompt][1]
+    sample = encode(name, row(messages, *sides))
+    assert sample.rejected.media is sample.chosen.media
+    assert (sample.chosen.media is None) == (prompt == "text")
+
+
+@pytest.mark.parametrize("name", [name for name in KITS if get_kit(name).takes_images])
+def test_a_side_that_spells_a_media_token_is_refused_with_the_rows_place(encode, name, tiny_checkpoint):
+    kit = get_kit(name)
+    tokenizer = kit.tokenizer_of(kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False))
+    placeholder = kit.placeholder_ids(kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False))
+    typed = tokenizer.convert_ids_to_tokens(min(placeholder))
+    with pytest.raises(UserError, match="^rows.jsonl line 1: "):
+        encode(name, row(PROMPTS["an image"][1], "46", f"4 {typed} 6"))
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themselves(encode, name, tiny_checkpoint):
+    messages = PROMPTS["an image" if get_kit(name).takes_images else "text"][1]
+    sample = encode(name, row(messages, *SIDES[0]))
+    folder = tiny_checkpoint(name)
+    shared, stock = make_actor(folder, share_prefix=True), make_actor(folder)
+    batch = collate_pairs([sample], pad_token_id=0).tokens
+    with torch.no_grad():
+        together = shared(batch.sequences, batch.loss_mask, attention_mask=batch.attention_mask, media=batch.media)
+        sums = []
+        for side in (sample.chosen, sample.rejected):
+            one = collate([side], pad_token_id=0)
+            alone = stock(one.sequences, one.loss_mask, attention_mask=one.attention_mask, media=one.media)
+            sums.append(alone.sum())
+    torch.testing.assert_close(together.sum(-1), torch.stack(sums), atol=1e-4, rtol=1e-5)
+    if shared.packing_samples:
+        prompt = sample.chosen.loss_mask.index(True)
+        assert shared.computed_tokens <= len(sample.chosen.token_ids) + len(sample.rejected.token_ids) - prompt
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_pair_in_one_packed_sequence_has_the_rewards_of_its_sides_by_themselves(encode, name, tiny_checkpoint):
+    messages = PROMPTS["an image" if get_kit(name).takes_images else "text"][1]
+    sample = encode(name, row(messages, *SIDES[0]))
+    folder = tiny_checkpoint(name)
+    shared, stock = make_value_model(folder, share_prefix=True), make_value_model(folder)
+    rewards = RewardSample(pair=sample, margin=0.0, scores=(0.0, 0.0))
+    batch = collate_rewards([rewards, rewards.filler], pad_token_id=0)
+    tokens = batch.pairs.tokens
+    with torch.no_grad():
+        together = shared(
+            tokens.sequences,
+            attention_mask=tokens.attention_mask,
+            media=tokens.media,
+            prompt_lengths=batch.prompt_lengths,
+        )
+        alone = []
+        for side in (sample.chosen, sample.rejected):
+            one = collate([side], pad_token_id=0)
+            alone.append(stock(one.sequences, attention_mask=one.attention_mask, media=one.media)[0])
+    # A filler's sides are the same conversations, which nothing divides into prompt and response.
+    expected = torch.stack([alone[0], alone[0], alone[1], alone[1]])
+    torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,69 @@
+"""Updates of runs on pairs on two ranks are those of one process that runs each conversation padded, by itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, rewards_by_hand, start
+from helpers.value_models import save_reward_model
+
+pytestmark = pytest.mark.integration
+
+APART = {"train.shared_prefix_enable": False}
+CASES = {
+    "shared prefixes, ZeRO-2": {"ds.zero_stage": 2},
+    "shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
+    "adapters, ZeRO-2": {"ds.zero_stage": 2},
+    "adapters, ZeRO-3": {"ds.zero_stage": 3},
+    "packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, **APART},
+    "padded, ZeRO-3": {"ds.zero_stage": 3, **APART},
+    "two pairs in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2},
+    "two ranks share sequences, ZeRO-2": {"ds.zero_stage": 2, "ds.ulysses_size": 2},
+    "two ranks share sequences, adapters, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
+    "checkpointing, ZeRO-3": {"ds.zero_stage": 3, "model.gradient_checkpointing_enable": True},
+    "rewards, ZeRO-2": {"ds.zero_stage": 2},
+    "rewards, ZeRO-3": {"ds.zero_stage": 3},
+    "rewards, padded, ZeRO-2": {"ds.zero_stage": 2, **APART},
+    "rewards, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
+}
+# Sums of up to some thousand terms in fp32, in some ten layers after one another.
+SINGLE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def updates_of(
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Updates, Updates]]:
+    """A function from a case to its updates by hand and on two ranks, which make those of all cases that are asked for."""
+    folder = tmp_path_factory.mktemp("dpo") / "ranks"
+    scored = save_reward_model(tiny_checkpoint(KIT), folder.with_name("scored"))
+    asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
+    cases = {}
+    for name in asked:
+        rewards = name.startswith("rewards")
+        cases[name] = Case(
+            folder=scored if rewards else tiny_checkpoint(KIT),
+            flags=CASES[name],
+            lora="adapters" in name,
+            rewards=rewards,
+        )
+    ranks = start(list(cases.values()), folder)
+    alone = {lora: by_hand(Case(folder=tiny_checkpoint(KIT), lora=lora)) for lora in (False, True)}
+    rewarded = rewards_by_hand(Case(folder=scored, rewards=True))
+    together = dict(zip(cases, finish(ranks, folder), strict=True))
+    return lambda name: (rewarded if cases[name].rewards else alone[cases[name].lora], together[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_make_the_updates_of_a_padded_process(name, updates_of):
+    alone, together = updates_of(name)
+    assert len(together.losses) == STEPS
+    assert together.losses == pytest.approx(alone.losses, rel=SINGLE)
+    assert together.norms == pytest.approx(alone.norms, rel=SINGLE)
+    for ours, theirs in zip(together.means, alone.means, strict=True):
+        assert {key: ours[key] for key in theirs} == pytest.approx(theirs, rel=SINGLE, abs=SINGLE)
+    assert together.weights.keys() == alone.weights.keys()
+    off = max(float((together.weights[key] - weight).abs().max()) for key, weight in alone.weights.items())
+    assert off < SINGLE
+    # The second update starts from another policy than the reference.
+    assert abs(alone.means[1]["reward_margin"]) > 0.01

@@ -1,0 +1,92 @@
+"""A reward model's training as a command: pairs about images are ranked, and what is saved scores as it was trained."""
+
+import json
+from pathlib import Path
+
+import openrlhf.utils.deepspeed.deepspeed as upstream
+import pytest
+from helpers.commands import flags
+from PIL import Image
+
+from lmm_r1.cli import train_rm
+from lmm_r1.data.messages import Row
+from lmm_r1.data.preferences import load_preference_rows
+from lmm_r1.records.run_folder import read_stage
+from lmm_r1.scoring.reward_model import RewardModel
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
+
+
+def write_pairs(folder: Path) -> Path:
+    """Eight pairs with one question about eight pictures: what half of them prefer, the other half rejects."""
+    lines = []
+    for number in range(8):
+        shade = 30 * number
+        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
+        chosen, rejected = ANSWERS if number % 2 else ANSWERS[::-1]
+        prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
+        lines.append({"prompt": prompt, "images": [f"{number}.png"], "chosen": chosen, "rejected": rejected})
+    file = folder / "pairs.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(
+    tiny_checkpoint, tmp_path, own_environment, monkeypatch
+):
+    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+    # DeepSpeed keeps the groups of the first training in a process for good.
+    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
+    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    pairs = write_pairs(tmp_path)
+    run = tmp_path / "run"
+    values = {
+        "model.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
+        "data.dataset": pairs,
+        "data.max_len": 128,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 4,
+        "train.max_epochs": 30,
+        "adam.lr": 0.005,
+        "ds.param_dtype": "fp32",
+        "ds.value_head_prefix": "value_head",
+        "eval.dataset": pairs,
+        "eval.steps": 30,
+        "ckpt.output_dir": run,
+    }
+    train_rm.main([*flags(values), "--eval.before_training"])
+
+    lines = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    trained = {line["step"]: line for line in lines if "loss" in line}
+    evaluated = {line["step"]: line for line in lines if "eval_loss" in line}
+    assert list(evaluated) == [0, 30]
+    assert evaluated[0]["eval_loss"] == pytest.approx(trained[1]["loss"], rel=1e-4)
+    assert (trained[30]["pair_accuracy"], evaluated[30]["eval_pair_accuracy"]) == (1.0, 1.0)
+    assert trained[30]["loss"] < 0.1
+    assert evaluated[30]["eval_calibration_error"] < 0.1
+    assert (read_stage(run).kind, read_stage(run).steps) == ("rm", 30)
+
+    def served(normalize: bool) -> list[float]:
+        model = RewardModel(
+            str(run),
+            dtype="fp32",
+            max_len=128,
+            max_batch_tokens=None,
+            value_head_prefix="score",
+            normalize=normalize,
+            trust_remote_code=False,
+        )
+        samples = [
+            model.encode(Row(messages=row.messages, answer="", datasource="", location=row.location), text)
+            for row in load_preference_rows(str(pairs))
+            for text in (row.chosen[0].parts[0].text, row.rejected[0].parts[0].text)
+        ]
+        return model.score(samples)
+
+    rewards = served(normalize=False)
+    margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]
+    assert sum(margins) / 8 == pytest.approx(evaluated[30]["eval_reward_margin"], rel=1e-4)
+    assert sum(rewards) / 16 == pytest.approx(evaluated[30]["eval_reward_mean"], rel=1e-4)
+    assert sum(served(normalize=True)) / 16 == pytest.approx(0.0, abs=1e-4)

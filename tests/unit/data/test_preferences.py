@@ -1,0 +1,458 @@
+"""Rows with judged responses: what is refused, with file, line and a sentence, and what is laid over all rows of a run."""
+
+import copy
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lmm_r1.batch.selection import select
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import ImagePart, Message, TextPart
+from lmm_r1.data.preferences import (
+    PREFERENCE,
+    STEPS,
+    UNPAIRED,
+    PreferenceRow,
+    load_preference_rows,
+    load_step_rows,
+    load_unpaired_rows,
+    read_judged_file,
+)
+from lmm_r1.data.prompt_template import PromptTemplate
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.stored_bytes import StoredBytes
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+ASKED = {"role": "user", "content": "1 + 1?"}
+PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
+VERDICT = {"prompt": "1 + 1?", "completion": "2", "label": True}
+SOLVED = {"prompt": "1 + 1?", "completions": ["One more than 1.", "2"], "labels": [True, True]}
+TAGGED = {"input": "1 + 1? Step 1: It is 2. ки\nStep 2: Done. ки", "label": ["+", "+"]}
+
+
+def said(text, role="assistant"):
+    return {"role": role, "content": text}
+
+
+def with_image(text, role="user"):
+    return {"role": role, "content": [{"type": "image", "image": "red.png"}, {"type": "text", "text": text}]}
+
+
+def written(folder: Path, *records: object) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Image.new("RGB", (8, 4), "red").save(tmp_path / "red.png")
+    return tmp_path
+
+
+BAD = [
+    # Both the same, as text, with other blanks, and as turns.
+    (PREFERENCE, {**PAIR, "rejected": "2"}, "chosen and rejected are the same"),
+    (PREFERENCE, {**PAIR, "rejected": " 2\n"}, "chosen and rejected are the same"),
+    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("2")]}, "chosen and rejected are the same"),
+    (PREFERENCE, {"chosen": "It is 2.", "rejected": "It is 2."}, "chosen and rejected are the same"),
+    # An empty side.
+    (PREFERENCE, {**PAIR, "chosen": ""}, 'the field "chosen" is empty'),
+    (PREFERENCE, {**PAIR, "rejected": []}, 'the field "rejected" is empty'),
+    (PREFERENCE, {**PAIR, "rejected": None}, 'the field "rejected" is empty'),
+    (PREFERENCE, {**PAIR, "rejected": [said(" ")]}, '"rejected" (assistant) is empty'),
+    (PREFERENCE, {**PAIR, "rejected": [said([], "assistant")]}, '"rejected" (assistant) is empty'),
+    (PREFERENCE, {**PAIR, "prompt": [ASKED], "chosen": [ASKED]}, 'the field "chosen" is empty'),
+    # An image on one side only: of the prompt, and of the response.
+    (
+        PREFERENCE,
+        {"chosen": [with_image("Which?"), said("red")], "rejected": [said("Which?", "user"), said("blue")]},
+        "an image or a video stands on one side only",
+    ),
+    (
+        PREFERENCE,
+        {**PAIR, "chosen": [with_image("2", "assistant")], "rejected": "3"},
+        "the response chosen has 1 images and the other one none",
+    ),
+    (
+        PREFERENCE,
+        {
+            "images": ["red.png"],
+            "chosen": [said("<image>Which?", "user"), said("red")],
+            "rejected": [said("Which?", "user"), said("blue")],
+        },
+        "an image or a video stands on one side only",
+    ),
+    # Other prompts.
+    (
+        PREFERENCE,
+        {"chosen": [ASKED, said("2")], "rejected": [said("2 + 2?", "user"), said("3")]},
+        '"chosen" and "rejected" are answers to different prompts',
+    ),
+    (PREFERENCE, {**PAIR, "rejected": [said("2 + 2?", "user"), said("3")]}, '"rejected" begins with another prompt'),
+    (
+        PREFERENCE,
+        {"chosen": [ASKED, said("2"), said("And?", "user"), said("4")], "rejected": [ASKED, said("2"), said("So?", "user"), said("5")]},
+        "are answers to different prompts",
+    ),
+    # No prompt at all.
+    (PREFERENCE, {"chosen": "2", "rejected": "3"}, "no field prompt or question"),
+    (PREFERENCE, {"chosen": "2 or so", "rejected": [said("3")]}, "no field prompt or question"),
+    (PREFERENCE, {"chosen": [said("2")], "rejected": [said("3")]}, "no field prompt or question"),
+    (PREFERENCE, {**PAIR, "prompt": " "}, "the prompt (user) is empty"),
+    (PREFERENCE, {**PAIR, "prompt": [ASKED, said("It is")]}, "the prompt ends with a turn of the role assistant"),
+    (PREFERENCE, {**PAIR, "prompt": [said("You add.", "system")]}, "the prompt ends with a turn of the role system"),
+    # Turns.
+    (PREFERENCE, {**PAIR, "chosen": [said("2"), said("So?", "user")]}, "must begin and end with a turn of the assistant"),
+    (PREFERENCE, {**PAIR, "chosen": {"from": "human", "value": "2"}}, "not of the role user"),
+    (PREFERENCE, {**PAIR, "chosen": True}, '"chosen" must be a text or a list of messages, not bool'),
+    (PREFERENCE, {**PAIR, "tools": "[{}]"}, 'the field "tools" is not read'),
+    (PREFERENCE, {"instruction": "?", "history": ["x"], "chosen": "2", "rejected": "3"}, '"history" entry 1 must be a list of two'),
+    # Scores.
+    (PREFERENCE, {**PAIR, "margin": "much"}, "\"margin\" is 'much'; a finite number is needed"),
+    (PREFERENCE, {**PAIR, "margin": -1}, '"margin" is -1, so the rejected response would be the better'),
+    (PREFERENCE, {**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" less "rejected_reward" is -0.5'),
+    # Media.
+    (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["gone.png"]}, "no image file"),
+    (PREFERENCE, {**PAIR, "prompt": [ASKED], "images": ["red.png"]}, '1 images in the field "images" but 0 "<image>" places'),
+    (PREFERENCE, {**PAIR, "prompt": "<image><image>?", "image": "red.png"}, 'more "<image>" places'),
+    # RLHF-V and VLFeedback.
+    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": "{"}, 'the field "text" is not valid JSON'),
+    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": "[]"}, 'the field "text" must be an object'),
+    (
+        PREFERENCE,
+        {"ds_name": "d", "image": "red.png", "text": '{"question": "?", "chosen": "2", "rejected": " "}'},
+        '"rejected" in the field "text" must be a text that is not empty',
+    ),
+    (PREFERENCE, {"prompt": "?", "completions": [{"response": "2"}]}, "two or more objects"),
+    (PREFERENCE, {"prompt": "?", "completions": {"response": ["2", "3"], "annotations": []}}, "are not of one length"),
+    (
+        PREFERENCE,
+        {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "4"}}} for text in "ab"]},
+        "all 2 completions have the mean rating 4",
+    ),
+    (
+        PREFERENCE,
+        {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "N/A"}}} for text in "ab"]},
+        'completion 1 has no "Rating" that is a number',
+    ),
+    # One response.
+    (UNPAIRED, {**VERDICT, "label": "maybe"}, "the label \"label\" is 'maybe'; true (desirable) or false"),
+    (UNPAIRED, {**VERDICT, "label": 0.5}, 'the label "label" is 0.5'),
+    (UNPAIRED, {**VERDICT, "label": -1}, 'the label "label" is -1'),
+    (UNPAIRED, {**VERDICT, "label": None}, 'the label "label" is None'),
+    (UNPAIRED, {**VERDICT, "completion": " "}, '"completion" (assistant) is empty'),
+    (UNPAIRED, {"prompt": "1 + 1?", "completion": None, "label": True}, "no field completion or response or output"),
+    (UNPAIRED, {"conversations": [{"from": "human", "value": "?"}], "kto_tag": True}, "no field completion or response"),
+    (
+        UNPAIRED,
+        {"conversations": [{"from": "human", "value": "?"}] * 2, "kto_tag": True},
+        '"the last turn" must begin and end with a turn of the assistant',
+    ),
+    # Steps.
+    (STEPS, {**SOLVED, "labels": [True]}, '"labels" has 1 labels for 2 steps'),
+    (STEPS, {**SOLVED, "labels": [True, "good"]}, "the label of step 2 is 'good'; true or false, + or -"),
+    (STEPS, {**SOLVED, "labels": [True, 1.5]}, "the label of step 2 is 1.5"),
+    (STEPS, {**SOLVED, "labels": "++"}, '"labels" must be a list with a label for each step'),
+    (STEPS, {**SOLVED, "completions": ["a", " "]}, "step 2 of 2 is empty"),
+    (STEPS, {**SOLVED, "completions": [], "labels": []}, '"completions" must be a list with at least one step'),
+    (STEPS, {**TAGGED, "input": "1 + 1? Step 1: It is 2."}, 'no step ends with the tag "ки"'),
+    (STEPS, {**TAGGED, "input": f"{TAGGED['input']} Step 3: So."}, "the text ends with 'Step 3: So.', which no tag"),
+    (STEPS, {**TAGGED, "input": "It is 2. ки So. ки"}, "nothing tells where the question ends"),
+    (STEPS, {**TAGGED, "label": ["+"]}, '"label" has 1 labels for 2 steps'),
+    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Other. +"}, '"label" does not repeat step 2 of 2'),
+    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. ?"}, "the label of step 2 is '?'"),
+    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. +\nMore"}, "\"label\" goes on with 'More'"),
+    (STEPS, {**TAGGED, "input": [ASKED]}, "a conversation that ends with them as the text of the assistant"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "record", "sentence"), BAD)
+def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, sentence, folder):
+    good = {PREFERENCE.name: PAIR, UNPAIRED.name: VERDICT, STEPS.name: TAGGED if "input" in record else SOLVED}
+    file = written(folder, record)
+    with pytest.raises(UserError) as raised:
+        read_judged_file(file, kind)
+    assert str(raised.value).startswith(f"{file} line 1: ")
+    assert sentence in str(raised.value)
+    # Left out, it is told, and the others are there.
+    both = written(folder, good[kind.name], {**dict.fromkeys(good[kind.name]), **record})
+    read = read_judged_file(both, kind, skip_bad=True)
+    assert list(read.rows) == [0]
+    assert [(row.index, row.reason.startswith(f"{file} line 2: ")) for row in read.skipped] == [(1, True)]
+
+
+def test_a_file_without_a_good_row_is_an_error_with_the_first(folder):
+    file = written(folder, {**PAIR, "rejected": "2"}, {**PAIR, "chosen": ""})
+    with pytest.raises(UserError, match="none of its 2 rows can be used; the first: .* line 1: chosen and rejected"):
+        read_judged_file(file, PREFERENCE, skip_bad=True)
+    with pytest.raises(UserError, match="holds no rows"):
+        load_preference_rows(written(folder))
+
+
+def only(row: object) -> PreferenceRow:
+    (found,) = row
+    return found
+
+
+def words(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+    return [(one.role, "".join(part.text for part in one.parts if isinstance(part, TextPart))) for one in messages]
+
+
+def test_a_prompt_is_shared_with_its_images_and_both_sides_go_on_from_it(folder):
+    record = {
+        "prompt": [with_image("Which colour?")],
+        "chosen": [said("<look>"), {"role": "tool", "content": "red"}, said("It is red.")],
+        "rejected": [said("Blue.")],
+        "margin": 3,
+    }
+    row = only(load_preference_rows(written(folder, record)))
+    assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which colour?"))
+    assert words(row.chosen) == [("assistant", "<look>"), ("tool", "red"), ("assistant", "It is red.")]
+    assert words(row.rejected) == [("assistant", "Blue.")]
+    assert (row.margin, row.plain, row.location) == (3.0, False, f"{folder}/rows.jsonl line 1")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt", "rests"),
+    [
+        ("The sky is blue.", "The sky is green.", "The sky is", (" blue.", " green.")),
+        # No word is cut in two, and a line ends with its break.
+        ("It is black", "It is blue", "It is", (" black", " blue")),
+        ("Q: 1?\nA: 2", "Q: 1?\nB: 3", "Q: 1?\n", ("A: 2", "B: 3")),
+        ("a b c", "a b", "a", (" b c", " b")),
+    ],
+)
+def test_an_implicit_prompt_is_what_both_texts_begin_with(chosen, rejected, prompt, rests, folder):
+    row = only(load_preference_rows(written(folder, {"chosen": chosen, "rejected": rejected})))
+    assert words(row.messages) == [("user", prompt)]
+    assert (words(row.chosen), words(row.rejected)) == tuple([("assistant", rest)] for rest in rests)
+
+
+def test_an_implicit_prompt_of_turns_is_written_either_way(folder):
+    one = [said("1 + 1?", "user"), said("2"), said("Sure?", "user"), said("Yes.")]
+    other = [
+        said([{"type": "text", "text": "1 + 1?", "image": None}], "user"),
+        said("2"),
+        said("Sure?", "user"),
+        said("No."),
+    ]
+    row = only(load_preference_rows(written(folder, {"chosen": one, "rejected": other})))
+    assert words(row.messages) == [("user", "1 + 1?"), ("assistant", "2"), ("user", "Sure?")]
+    assert (words(row.chosen), words(row.rejected)) == ([("assistant", "Yes.")], [("assistant", "No.")])
+
+
+def test_a_tag_and_an_image_part_without_a_source_are_the_same_place(folder):
+    parts = [{"type": "image"}, {"type": "text", "text": "Which?", "image": None}]
+    record = {
+        "images": ["red.png"],
+        "prompt": "<image>Which?",
+        "chosen": [said(parts, "user"), said("red")],
+        "rejected": [said("<image>\nWhich?", "user"), said("blue")],
+    }
+    row = only(load_preference_rows(written(folder, record)))
+    assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which?"))
+    assert (words(row.chosen), words(row.rejected)) == ([("assistant", "red")], [("assistant", "blue")])
+
+
+def noise(seed: int) -> bytes:
+    """A PNG file of more bytes than are kept in memory."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(
+        buffer, format="PNG"
+    )
+    return buffer.getvalue()
+
+
+def turns_of(image: bytes, answer: str) -> list[dict]:
+    asked = [
+        {"type": "image", "text": None, "image": {"bytes": image}},
+        {"type": "text", "text": "Which?", "image": None},
+    ]
+    return [said(asked, "user"), said([{"type": "text", "text": answer, "image": None}])]
+
+
+def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_another_image_not(folder):
+    records = [{"chosen": turns_of(noise(1), "red"), "rejected": turns_of(noise(other), "blue")} for other in (1, 2)]
+    pq.write_table(pa.Table.from_pylist(records), folder / "rows.parquet")
+    read = read_judged_file(str(folder / "rows.parquet"), PREFERENCE, skip_bad=True)
+    (row,) = read.rows.values()
+    image = row.messages[0].parts[0]
+    assert isinstance(image.source, StoredBytes)
+    assert load_image(image, location="").size == (32, 32)
+    assert [skipped.reason for skipped in read.skipped] == [
+        f"{folder}/rows.parquet row 2: an image or a video stands on one side only, or not the same one on both; "
+        "both responses must answer one prompt"
+    ]
+
+
+def test_plain_text_stays_as_it_is_where_no_chat_template_writes_it(folder):
+    reading = RowReading(plain_template="Q: {}\nA:")
+    row = only(load_preference_rows(written(folder, PAIR), reading=reading))
+    assert (words(row.messages), row.plain) == ([("user", "Q: 1 + 1?\nA:")], True)
+    with pytest.raises(UserError, match="line 1: --data.system_prompt is for prompts that the chat template writes"):
+        load_preference_rows(written(folder, PAIR), reading=RowReading(plain_template="{}", system_prompt="Think."))
+
+
+def test_what_is_laid_over_a_run_lies_over_judged_rows(folder):
+    template = PromptTemplate("{{ content }} Answer {{ how }}.", flag="--data.prompt_template")
+    reading = RowReading(system_prompt="Think.", prompt_template=template, max_pixels=64)
+    record = {"prompt": "<image>Which?", "images": ["red.png"], "chosen": "red", "rejected": "blue", "how": "briefly"}
+    row = only(load_preference_rows(written(folder, record), reading=reading))
+    assert words(row.messages) == [("system", "Think."), ("user", "Which? Answer briefly.")]
+    assert row.messages[1].parts[0] == ImagePart(str(folder / "red.png"), max_pixels=64)
+
+
+def test_images_within_responses_are_bounded_and_known_to_be_there(folder):
+    record = {
+        "prompt": "Look.",
+        "chosen": [said("<look>"), with_image("Part."), said("Red.")],
+        "rejected": [said("<look>"), with_image("Part."), said("Blue.")],
+    }
+    row = only(load_preference_rows(written(folder, record), reading=RowReading(max_pixels=64)))
+    image = ImagePart(str(folder / "red.png"), max_pixels=64)
+    assert [side[1].parts[0] for side in (row.chosen, row.rejected)] == [image, image]
+    (folder / "red.png").unlink()
+    with pytest.raises(UserError, match="rows.jsonl line 1: no image file"):
+        load_preference_rows(written(folder, record))
+
+
+def test_columns_that_the_user_named_go_before_others(folder):
+    record = {"q": "1 + 1?", "good": "2", "bad": "3", "chosen": "x", "rejected": "y", "prompt": "z"}
+    names = ColumnNames(prompt="q", chosen="good", rejected="bad")
+    row = only(load_preference_rows(written(folder, record), reading=RowReading(names=names)))
+    assert [words(part) for part in (row.messages, row.chosen, row.rejected)] == [
+        [("user", "1 + 1?")],
+        [("assistant", "2")],
+        [("assistant", "3")],
+    ]
+
+
+def test_a_step_tag_of_ones_own_is_named(folder):
+    record = {"input": [ASKED, said("It is 2.<step>Done.<step>")], "values": [1, 0]}
+    row = only(load_step_rows(written(folder, record), reading=RowReading(names=ColumnNames(step_tag="<step>"))))
+    assert (row.steps, row.labels) == (("It is 2.", "Done."), (1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("label", "desirable"), [(True, True), (0, False), ("True", True), ("false", False), ("1", True)]
+)
+def test_verdicts_are_read_as_tables_write_them(label, desirable, folder):
+    (row,) = load_unpaired_rows(written(folder, {**VERDICT, "label": label}))
+    assert row.desirable is desirable
+
+
+def test_other_formats_of_the_run_are_refused_by_name(folder):
+    with pytest.raises(
+        UserError, match="--data.format pairs is of rows of another kind; .* preference, rlhf_v, vlfeedback"
+    ):
+        load_preference_rows(written(folder, PAIR), reading=RowReading(format="pairs"))
+
+
+@pytest.mark.parametrize("record", [VERDICT, {"conversations": [ASKED, said("2")], "kto_tag": False}])
+def test_sft_does_not_learn_responses_that_may_be_undesirable(record, folder):
+    with pytest.raises(UserError, match="whose responses are not all to be learned; train on them with train_kto"):
+        read_row_file(written(folder, record))
+
+
+def test_a_label_that_is_the_answer_tells_no_verdict(folder):
+    file = written(folder, {"prompt": "1 + 1?", "completion": "It is 2.", "label": 2})
+    assert read_row_file(file, reading=RowReading(names=ColumnNames(answer="label"))).rows[0].answer == "2"
+
+
+def scored(*pairs):
+    responses = [{"text": text, "tokens": 3, "finish_reason": "stop", "reward": reward} for text, reward in pairs]
+    return {"index": 0, "prompt": [ASKED], "answer": "2", "datasource": "sums", "responses": responses}
+
+
+def test_pairs_of_batch_inference_load_as_they_are(folder):
+    records = [
+        scored(("2", 1.0), ("", 0.0), ("3", 0.25), ("2 ", 0.5)),
+        # Nothing but an empty response, or the same one, is worse.
+        scored(("2", 1.0), (" ", 0.0)),
+        scored(("2", 1.0), ("2\n", 0.0)),
+    ]
+    (pair,) = select(records, kind="dpo_pairs", min_reward=1.0, max_per_prompt=1, min_margin=0.0)
+    row = only(load_preference_rows(written(folder, pair)))
+    assert (words(row.messages), words(row.chosen), words(row.rejected)) == (
+        [("user", "1 + 1?")],
+        [("assistant", "2")],
+        [("assistant", "3")],
+    )
+    assert (row.margin, row.chosen_score, row.rejected_score, row.datasource) == (0.75, 1.0, 0.25, "sums")
+
+
+WHOLE = [
+    (PREFERENCE, PAIR),
+    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")], "margin": 1}),
+    (PREFERENCE, {"conversations": [{"from": "human", "value": "?"}], "chosen": {"from": "gpt", "value": "2"}, "rejected": "3"}),
+    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": {"question": "?", "chosen": "2", "rejected": "3"}}),
+    (
+        PREFERENCE,
+        {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": text}}} for text in "12"]},
+    ),
+    (UNPAIRED, VERDICT),
+    (UNPAIRED, {"instruction": "?", "input": "1", "output": "2", "kto_tag": True, "history": [["a", "b"]], "system": "s"}),
+    (UNPAIRED, {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "2"}], "kto_tag": True}),
+    (STEPS, SOLVED),
+    (STEPS, TAGGED),
+    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. -"}),
+    (STEPS, {"input": [ASKED, said("It is 2. ки Done. ки")], "value": [1, 0.5]}),
+]  # fmt: skip
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", " ", "<image>", "<video>", "\ud800", "ки", "Step 1:", "{", '[{"role": "user"}]', "+", "user", "text", "red.png"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "image"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """Every place in a record, as the keys that lead there."""
+    found = [path] if path else []
+    if isinstance(value, dict):
+        found += [place for key, inner in value.items() for place in places(inner, (*path, key))]
+    if isinstance(value, list):
+        found += [place for key, inner in enumerate(value) for place in places(inner, (*path, key))]
+    return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_every_damaged_row_is_an_error_with_its_line_or_a_row(data, tmp_path_factory):
+    kind, record = data.draw(st.sampled_from(WHOLE))
+    record = copy.deepcopy(record)
+    place = data.draw(st.sampled_from(places(record)))
+    holder = record
+    for key in place[:-1]:
+        holder = holder[key]
+    if data.draw(st.booleans()):
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = data.draw(values)
+    folder = tmp_path_factory.getbasetemp()
+    Image.new("RGB", (8, 4), "red").save(folder / "red.png")
+    file = written(folder, record)
+    told = f"{file} line 1: "
+    try:
+        (row,) = read_judged_file(file, kind, reading=AS_THEY_ARE).rows.values()
+        assert row.location == f"{file} line 1"
+    except UserError as error:
+        told = str(error)
+    assert told.startswith(f"{file} line 1: ")
+    assert "\n" not in told

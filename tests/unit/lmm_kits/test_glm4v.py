@@ -1,0 +1,315 @@
+"""The kit of GLM-4.1V: prompts and ends of turns, tokens of images within videos, the released layouts, ZeRO-3, other shapes."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import clip, message, picture
+from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.tiny_models import encode, make_actor
+from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from lmm_r1.data.messages import Message
+from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import PromptCodec
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, TEXT, VIDEO
+from lmm_r1.lmm_kits.turns import encode_turn, without_end
+
+KIT = get_kit("glm4v")
+TURNS = [message("user", "1 + 2?"), message("assistant", "3"), message("user", "2 + 2?"), message("assistant", "4")]
+# As its config.json has them.
+TEXT_CONFIG = {
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338, 151348],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
+    "rope_theta": 10000.0,
+    "use_cache": True,
+    "vocab_size": 151552,
+}
+TOP_CONFIG = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "model_type": "glm4v",
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "attention_bias": False,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 13696,
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+# The first release has the language model's settings at the top, later ones in a section of their own.
+LAYOUTS = {
+    "at the top": TOP_CONFIG | TEXT_CONFIG,
+    "in a section": TOP_CONFIG | {"text_config": {"model_type": "glm4v_text", **TEXT_CONFIG}},
+}
+RELEASED_NAMES = {
+    "lm_head.weight",
+    "model.language_model.embed_tokens.weight",
+    "model.language_model.norm.weight",
+    *(
+        f"model.language_model.layers.0.{name}.weight"
+        for name in (
+            *("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+            *("mlp.gate_up_proj", "mlp.down_proj", "self_attn.o_proj"),
+        )
+    ),
+    *(f"model.language_model.layers.0.self_attn.{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias")),
+    *(f"model.visual.patch_embed.proj.{kind}" for kind in ("weight", "bias")),
+    "model.visual.embeddings.position_embedding.weight",
+    "model.visual.post_conv_layernorm.weight",
+    *(
+        f"model.visual.blocks.0.{name}.weight"
+        for name in ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    ),
+    "model.visual.post_layernorm.weight",
+    *(f"model.visual.downsample.{kind}" for kind in ("weight", "bias")),
+    *(f"model.visual.merger.{name}.weight" for name in ("proj", "gate_proj", "up_proj", "down_proj")),
+    *(f"model.visual.merger.post_projection_norm.{kind}" for kind in ("weight", "bias")),
+}
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("glm4v")
+
+
+@pytest.fixture
+def processor(folder: Path) -> Any:
+    return KIT.load_processor(str(folder), trust_remote_code=False)
+
+
+def written(processor: Any, *messages: Message, add_generation_prompt: bool) -> str:
+    return processor.tokenizer.decode(KIT.render(processor, messages, add_generation_prompt=add_generation_prompt))
+
+
+def test_a_prompt_in_full(processor):
+    messages = [
+        message("system", "Think first."),
+        message("user", picture(56, 56), "Which digit?", clip(2, 56, 56)),
+        message("assistant", "<answer>4</answer>"),
+        message("user", "Sure?"),
+    ]
+    assert written(processor, *messages, add_generation_prompt=True) == (
+        "[gMASK]<sop><|system|>\nThink first.<|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?"
+        "<|begin_of_video|><|video|><|end_of_video|><|assistant|>\n<answer>4</answer><|user|>\nSure?<|assistant|>\n"
+    )
+
+
+def test_each_step_of_a_video_is_an_image_with_its_second_behind_it(processor):
+    # Two merged patches a frame, two frames a step; at half a frame a second a step lasts four.
+    encoded = encode(KIT, processor, [message("user", clip(5, 112, 56, fps=0.5))])
+    text = processor.tokenizer.decode(encoded.token_ids)
+    image = f"<|begin_of_image|>{'<|image|>' * 8}<|end_of_image|>"
+    assert f"<|begin_of_video|>{image}0{image}4{image}8<|end_of_video|>" in text
+    assert encoded.media["video_grid_thw"].tolist() == [[3, 4, 8]]
+
+
+def test_an_answer_ends_with_the_token_that_opens_the_users_turn_whether_more_follows_or_not(processor):
+    first = "[gMASK]<sop><|user|>\n1 + 2?<|assistant|>\n3<|user|>"
+    assert written(processor, *TURNS[:2], add_generation_prompt=False) == first
+    assert written(processor, *TURNS, add_generation_prompt=False) == (f"{first}\n2 + 2?<|assistant|>\n4<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("own", "template", "end"),
+    [
+        ("<|endoftext|>", None, "<|user|>"),
+        ("<|endoftext|>", "{{ '<|user|>' }}{{ messages[0].content }}<|endoftext|>", "<|endoftext|>"),
+        ("<|endoftext|>", "{{ messages[0].content }}", "<|endoftext|>"),
+    ],
+    ids=["as released", "a template that ends turns with it", "a template without turns"],
+)
+def test_the_end_token_is_what_stands_behind_an_answer(processor, folder, tmp_path, own, template, end):
+    released = copy.deepcopy(processor)
+    released.tokenizer.eos_token = own
+    if template is not None:
+        released.chat_template = released.tokenizer.chat_template = template
+    released.save_pretrained(tmp_path)
+    assert KIT.load_processor(str(tmp_path), trust_remote_code=False).tokenizer.eos_token == end
+
+
+def test_an_answer_that_ends_with_its_tag_keeps_it(processor):
+    """The release's generation config ends responses at the tag's token, and verifiers look for the tag."""
+    own = copy.deepcopy(processor)
+    own.tokenizer.add_tokens(["<answer>", "</answer>"])
+    codec = PromptCodec(kit=KIT, processor=own, banned_token_ids=())
+    ids = own.tokenizer("<answer>4</answer>")["input_ids"]
+    assert codec.text(ids, ended=True) == codec.text(ids, ended=False) == "<answer>4</answer>"
+    assert codec.text([*ids, own.tokenizer.eos_token_id], ended=True) == "<answer>4</answer>"
+    assert codec.text([], ended=True) == ""
+    # Where it is several tokens, none of them ends a response.
+    assert KIT.spoken_end_ids(processor.tokenizer) == frozenset()
+    # The user's turn opens behind it all the same.
+    turn = encode_turn(KIT, own, message("user", "Sure?"), images=[])
+    assert without_end(turn, ids) == turn
+
+
+def test_a_message_that_the_template_passes_over_is_refused(processor):
+    shown = message("tool", "The answer is 4.")
+    with pytest.raises(UserError, match="does not write a message of the role tool; give it the role user"):
+        KIT.render(processor, [*TURNS[:2], shown], add_generation_prompt=True)
+    with pytest.raises(UserError, match="of the role tool"):
+        encode_turn(KIT, processor, shown, images=[])
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_several_texts_of_a_turn_are_written_as_one(processor, role):
+    messages = [message(role, "Add ", "them."), message("user", "1 + 2?")]
+    assert f"<|{role}|>\nAdd them.<|user|>" in written(processor, *messages, add_generation_prompt=True)
+
+
+def test_an_image_outside_of_the_users_turns_is_refused(processor):
+    messages = [message("system", picture(56, 56), "See."), message("user", "Which digit?")]
+    with pytest.raises(UserError, match="writes 0 placeholders for the 1 images"):
+        KIT.render(processor, messages, add_generation_prompt=True)
+
+
+def test_a_tokenizer_that_begins_texts_itself_begins_a_prompt_once(processor):
+    from tokenizers.processors import TemplateProcessing
+
+    own = copy.deepcopy(processor)
+    names = ("[gMASK]", "<sop>")
+    special = [(name, own.tokenizer.convert_tokens_to_ids(name)) for name in names]
+    own.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[gMASK] <sop> $A", special_tokens=special
+    )
+    assert own.tokenizer("1")["input_ids"][:2] == [number for _, number in special]
+    for messages in ([message("user", "1 + 2?")], [message("user", picture(56, 56), "Which?")]):
+        encoded = encode(KIT, own, messages)
+        assert encoded.token_ids == encode(KIT, processor, messages).token_ids
+
+
+def test_an_image_may_have_half_the_pixels_that_the_settings_speak_of(processor):
+    settings = {"shortest_edge": 12544, "longest_edge": 9633792}  # as released
+    processor.image_processor.size = settings
+    assert KIT.pixel_limits(processor) == (6272, 4816896)
+    # 84 x 84 is the smallest square of whole patches with 6272 pixels; twice 56 x 56 would have been enough for 12544 / 4.
+    assert encode(KIT, processor, [message("user", picture(28, 28))]).media["image_grid_thw"].tolist() == [[1, 6, 6]]
+    processor.image_processor.size = {"shortest_edge": 12545, "longest_edge": 12547}
+    assert KIT.pixel_limits(processor) == (6273, 6273)
+
+
+def test_placeholders_between_the_markers_of_a_video_are_the_videos():
+    config = Glm4vConfig(
+        image_token_id=1, video_start_token_id=3, video_end_token_id=4, image_start_token_id=5, image_end_token_id=6
+    )
+    tokens = torch.tensor(
+        [[5, 1, 1, 6, 3, 5, 1, 6, 9, 5, 1, 6, 9, 4, 5, 1, 6], [0, 0, 9, 3, 5, 1, 6, 9, 4, 9, 9, 9, 5, 1, 6, 0, 0]]
+    )
+    assert KIT.token_types(config, tokens).tolist() == [
+        [TEXT, IMAGE, IMAGE, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, TEXT, IMAGE, TEXT],
+        [TEXT, TEXT, TEXT, TEXT, TEXT, VIDEO, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, IMAGE, TEXT, TEXT, TEXT],
+    ]
+
+
+def test_a_video_is_as_many_images_for_the_tower_as_it_has_steps():
+    grids = torch.tensor([[2, 4, 6], [1, 2, 2]])
+    assert KIT.grids_as_images(grids).tolist() == [[1, 4, 6], [1, 4, 6], [1, 2, 2]]
+    assert grids.tolist() == [[2, 4, 6], [1, 2, 2]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_releases_settings_are_read_in_either_layout(layout, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LAYOUTS[layout]))
+    config = KIT.load_config(str(tmp_path), trust_remote_code=False)
+    text = config.text_config
+    assert (text.num_key_value_heads, text.intermediate_size, text.vocab_size) == (2, 13696, 151552)
+    with torch.device("meta"):
+        rotary = Glm4vForConditionalGeneration._from_config(_of_one_layer(config)).model.language_model.rotary_emb
+    # Half of a head's 128 dimensions turns: 32 rotations, 8 for time and 12 each for rows and columns.
+    assert rotary.inv_freq.shape == (32,)
+    assert rotary.mrope_section == [8, 12, 12]
+    # The ids of images are those of the class.
+    assert KIT.image_ends(config) == (151339, 151340)
+    assert (config.image_token_id, config.video_start_token_id, config.video_end_token_id) == (151343, 151341, 151342)
+    ids, media = KIT.filler_media(config)
+    assert ids == [151339, 151343, 151340]
+    # Two frames of 14 x 14 pixels in three colours.
+    assert media["pixel_values"].shape == (4, 1176)
+
+
+def _of_one_layer(config: Glm4vConfig) -> Glm4vConfig:
+    config = copy.deepcopy(config)
+    config.text_config.num_hidden_layers = config.vision_config.depth = 1
+    return config
+
+
+def test_weights_have_the_released_names_which_nothing_converts(tmp_path):
+    config = _of_one_layer(Glm4vConfig(**TOP_CONFIG | {"text_config": TEXT_CONFIG}))
+    with torch.device("meta"):
+        model = Glm4vForConditionalGeneration(config)
+    assert {name for name, _ in model.named_parameters()} == RELEASED_NAMES
+    assert get_model_conversion_mapping(model, add_legacy=False) == []
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert shapes["model.visual.patch_embed.proj.weight"] == (1536, 3, 2, 14, 14)
+    assert shapes["model.visual.embeddings.position_embedding.weight"] == (576, 1536)
+    assert shapes["model.visual.blocks.0.mlp.up_proj.weight"] == (4096, 1536)
+    assert shapes["model.visual.downsample.weight"] == (4096, 1536, 2, 2)
+    assert shapes["model.visual.merger.up_proj.weight"] == (13696, 4096)
+    assert shapes["model.language_model.layers.0.mlp.gate_up_proj.weight"] == (27392, 4096)
+    assert shapes["model.language_model.layers.0.self_attn.k_proj.weight"] == (256, 4096)
+
+
+def test_the_position_embedding_is_gathered_with_the_module_that_reads_it(folder):
+    """ZeRO-3 gathers the weights of what is run; this one's `weight` is read by the module around it."""
+    from deepspeed.utils import z3_leaf_module
+
+    model = make_actor(folder).model
+    assert z3_leaf_module(model.model.visual.embeddings)
+
+
+@pytest.mark.full
+def test_the_engine_agrees_with_other_shapes_than_the_tiny_models(folder, processor, tmp_path):
+    """Three heads to one of keys, a tower that is narrower than the language model, patches and position grid of their own."""
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    text, vision = config.text_config, config.vision_config
+    text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size = 192, 3, 1, 160
+    text.rope_parameters = {
+        "rope_type": "default",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 6, 6],
+    }
+    vision.hidden_size, vision.num_heads, vision.depth, vision.out_hidden_size = 96, 3, 3, 192
+    vision.intermediate_size, vision.image_size, vision.rms_norm_eps = 224, 70, 1e-05
+    torch.manual_seed(0)
+    Glm4vForConditionalGeneration(config).save_pretrained(tmp_path / "first")
+    KIT.save_processor(processor, tmp_path / "first")
+    actor = make_actor(tmp_path / "first", ban_media_tokens=True)
+    disturb(actor, seed=0)
+    actor.model.save_pretrained(tmp_path / "model")
+    KIT.save_processor(processor, tmp_path / "model")
+    prompts = [
+        encode(KIT, processor, [message("user", picture(140, 84), "or", picture(56, 112), "?")]),
+        encode(KIT, processor, [message("user", clip(3, 84, 56), "and", picture(56, 56), "and", clip(2, 56, 56))]),
+    ]
+    with running_engine(KIT, tmp_path / "model", max_images=2, max_videos=2) as llm:
+        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
+    assert largest_difference(actor, prompts, samples) <= 1e-4

@@ -1,0 +1,177 @@
+"""The kit of InternVL: tiles and prompts, the released layouts, what it refuses, vLLM's prompts, other shapes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.tiny_models import encode, make_actor
+from safetensors.torch import load_file, save_file
+from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+
+KIT = get_kit("internvl")
+PER_TILE = 4
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("internvl")
+
+
+@pytest.fixture
+def processor(folder: Path) -> Any:
+    return KIT.load_processor(str(folder), trust_remote_code=False)
+
+
+def test_a_prompt_in_full(processor):
+    messages = [
+        message("system", "Think first."),
+        message("user", picture(56, 56), "Which digit?"),
+        message("assistant", "<answer>4</answer>"),
+        message("user", "And this?", picture(112, 56)),
+    ]
+    encoded = encode(KIT, processor, messages)
+    one, three = ("<IMG_CONTEXT>" * PER_TILE * tiles for tiles in (1, 3))
+    assert processor.tokenizer.decode(encoded.token_ids) == (
+        "<|im_start|>system\nThink first.<|im_end|>\n"
+        f"<|im_start|>user\n<img>{one}</img>\nWhich digit?<|im_end|>\n"
+        "<|im_start|>assistant\n<answer>4</answer><|im_end|>\n"
+        f"<|im_start|>user\nAnd this?<img>{three}</img>\n<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert encoded.media["pixel_values"].shape == (4, 3, 56, 56)
+
+
+@pytest.mark.parametrize(
+    ("size", "tiles"),
+    [
+        # One tile needs no picture of the whole behind it.
+        ((56, 56), 1),
+        ((20, 20), 1),
+        # A square that is larger than half of four tiles is cut into four.
+        ((90, 90), 5),
+        ((112, 56), 3),
+        ((56, 112), 3),
+        # The shapes of 1 x 1 and 2 x 2 tiles are equally near to 4 : 3, of which an image takes that of about its size.
+        ((112, 84), 5),
+        ((40, 30), 1),
+        # As long as it may be: four in a row.
+        ((3000, 10), 5),
+        ((10, 3000), 5),
+    ],
+)
+def test_an_images_shape_says_how_many_tiles_it_has(processor, size, tiles):
+    encoded = encode(KIT, processor, [message("user", picture(*size), "?")])
+    assert encoded.media["pixel_values"].shape[0] == tiles
+    assert encoded.token_ids.count(processor.image_token_id) == tiles * PER_TILE
+
+
+def test_tiles_lie_in_reading_order_with_the_whole_behind_them(processor):
+    halves = picture(112, 56)
+    halves.paste("red", (0, 0, 56, 56))
+    halves.paste("blue", (56, 0, 112, 56))
+    left, right, whole = encode(KIT, processor, [message("user", halves)]).media["pixel_values"]  # (3, 56, 56) each
+    for tile, channel in ((left, 0), (right, 2), (whole[:, :, :20], 0), (whole[:, :, 36:], 2)):
+        assert (tile[channel] > 2).all()
+        assert (tile[2 - channel] < -1).all()
+
+
+def test_images_side_by_side_stay_apart_for_the_engine(processor):
+    encoded = encode(KIT, processor, [message("user", picture(56, 56), picture(112, 56))])
+    text = processor.tokenizer.decode(encoded.engine_token_ids)
+    assert text.count("<img><IMG_CONTEXT></img>\n") == 2
+
+
+def released(folder: Path, tmp_path: Path, **changes: Any) -> Path:
+    """A copy of the tiny checkpoint under the names that the releases have, with changes to its config."""
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        place, _, name = key.rpartition("__")
+        (config[place] if place else config)[name] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"vision_feature_layer": -2}, "vision_feature_layer -2 .* are not supported"),
+        ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy full are not supported"),
+        (
+            {"text_config__model_type": "gpt_oss"},
+            "the language model gpt_oss is not supported; .*: llama, qwen2, qwen3",
+        ),
+    ],
+)
+def test_what_was_not_tried_is_refused(folder, tmp_path, changes, reason):
+    with pytest.raises(UserError, match=reason):
+        KIT.load_config(str(released(folder, tmp_path, **changes)), trust_remote_code=False)
+
+
+def test_weights_of_the_releases_are_read_and_written_under_their_names(folder, tmp_path):
+    old = {
+        "lm_head.": "language_model.lm_head.",
+        "model.language_model.": "language_model.model.",
+        "model.vision_tower.": "vision_tower.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    }
+    weights = load_file(folder / "model.safetensors")
+    renamed = {}
+    for name, weight in weights.items():
+        (prefix,) = (prefix for prefix in (*old, *old.values()) if name.startswith(prefix))
+        renamed[old.get(prefix, prefix) + name.removeprefix(prefix)] = weight
+    released(folder, tmp_path)
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs, mine = (
+        KIT.load_model(str(path), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
+        for path in (tmp_path, folder)
+    )
+    for name, weight in mine.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], weight), name
+    theirs.save_pretrained(tmp_path / "again")
+    assert load_file(tmp_path / "again" / "model.safetensors").keys() == renamed.keys()
+
+
+def test_the_releases_filler_is_a_tile_of_256_placeholders():
+    ids, media = KIT.filler_media(InternVLConfig(image_token_id=7))
+    # 448 pixels in patches of 14: 32 x 32, of which each 2 x 2 become one.
+    assert ids == [7] * 256
+    assert media["pixel_values"].shape == (1, 3, 448, 448)
+
+
+def shaped(folder: Path, tmp_path: Path, language_model: str) -> Path:
+    """A model of other shapes than the tiny one's: three heads to one of keys, another tower and another tile."""
+    config = json.loads((folder / "config.json").read_text())
+    text = {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160}
+    config["text_config"] |= {"model_type": language_model, "head_dim": 64, **text}
+    config["text_config"].pop("layer_types", None)
+    # As InternVL's largest towers have them.
+    config["vision_config"] |= {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 64}
+    config["vision_config"] |= {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False}
+    torch.manual_seed(0)
+    InternVLForConditionalGeneration(InternVLConfig(**config)).save_pretrained(tmp_path / "first")
+    KIT.save_processor(KIT.load_processor(str(folder), trust_remote_code=False), tmp_path / "first")
+    return tmp_path / "first"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("language_model", ["llama", "qwen2", "qwen3"])
+def test_the_engine_agrees_with_every_language_model_and_other_shapes(folder, processor, tmp_path, language_model):
+    actor = make_actor(shaped(folder, tmp_path, language_model), ban_media_tokens=True)
+    disturb(actor, seed=0)
+    actor.model.save_pretrained(tmp_path / "model")
+    KIT.save_processor(processor, tmp_path / "model")
+    prompts = [
+        encode(KIT, processor, [message("user", picture(140, 84), "or", picture(56, 112), "?")]),
+        encode(KIT, processor, [message("user", "1 + 2?")]),
+    ]
+    with running_engine(KIT, tmp_path / "model", max_images=2) as llm:
+        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
+    assert largest_difference(actor, prompts, samples) <= 1e-4

@@ -1,0 +1,239 @@
+"""A preference run: its update is the mean over pairs, its evaluation too, and its reference what the flags say."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.character_kit import CharacterKit
+from helpers.conversations import message
+from torch.distributed.device_mesh import init_device_mesh
+
+from lmm_r1 import dotted
+from lmm_r1.config import DPOConfig, to_openrlhf_args
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.trainer import dpo
+from lmm_r1.trainer.dpo import DPORun
+from lmm_r1.trainer.dpo_rows import PairEncoder
+from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample
+
+pytestmark = pytest.mark.unit
+
+POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]
+
+
+class AccumulatingStrategy:
+    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+
+    ring_attn_group = None
+
+    def __init__(self, *, micro_batches: int = 1) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        self.micro_batches = micro_batches
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
+        (loss / self.micro_batches).backward()
+
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+        pass
+
+
+class TableActor:
+    """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
+
+    def __init__(self, table: list[float]) -> None:
+        self.table = torch.tensor(table, requires_grad=True)
+        self.modes: list[str] = []
+
+    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
+        return self.table[sequences[:, 1:]] * action_mask
+
+    def eval(self) -> None:
+        self.modes.append("eval")
+
+    def train(self) -> None:
+        self.modes.append("train")
+
+
+class TableReference:
+    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
+        return torch.tensor(REFERENCE)[batch.sequences[:, 1:]] * batch.loss_mask
+
+
+def config(**flags: object) -> DPOConfig:
+    return dotted.replace(DPOConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+
+
+def sample(chosen: list[int], rejected: list[int]) -> PairSample:
+    """Responses behind a prompt of the token 0."""
+    sides = (
+        SFTSample(token_ids=[0, *ids], loss_mask=[False, *[True] * len(ids)], media=None) for ids in (chosen, rejected)
+    )
+    return PairSample(chosen=next(sides), rejected=next(sides))
+
+
+def batch(*samples: PairSample) -> PairBatch:
+    return collate_pairs(samples, pad_token_id=0)
+
+
+def dpo_run(*, micro_batches: int = 1, **flags: object) -> DPORun:
+    settings = config(**flags)
+    kit = CharacterKit()
+    return DPORun(
+        settings,
+        AccumulatingStrategy(micro_batches=micro_batches),
+        TableActor(POLICY),
+        reference=None if settings.model.simpo_enable else TableReference(),
+        kit=kit,
+        processor=None,
+        rows=[],
+        folder=None,
+        encode=PairEncoder(kit=kit, processor=None, max_len=16),
+        filler=sample([1], [2]).filler,
+    )
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_into_micro_batches():
+    # Log-ratios of the tokens 1, 2 and 3: 0.5, 0 and -1.
+    first, second, third = sample([1, 1], [2]), sample([2], [3, 2]), sample([3], [1])
+    run = dpo_run(micro_batches=2, model__beta=0.5)
+    run.means = {"stale": 1.0}
+    loss, tokens = run._update([batch(first, second), batch(third, run.filler)])
+    differences = [1.0, 1.0, -1.5]
+    assert loss == pytest.approx(sum(-math.log(sigmoid(0.5 * d)) for d in differences) / 3)
+    assert tokens == 3 + 3 + 2
+    assert run.means == {
+        "pair_accuracy": pytest.approx(2 / 3),
+        "reward_margin": pytest.approx(0.5 * (1 + 1 - 1.5) / 3),
+        "chosen_reward": pytest.approx(0.5 * (1 + 0 - 1) / 3),
+        "rejected_reward": pytest.approx(0.5 * (0 - 1 + 0.5) / 3),
+        "chosen_log_prob": pytest.approx((-2 - 2 - 4) / 3),
+        "rejected_log_prob": pytest.approx((-2 - 6 - 1) / 3),
+        "nll_loss": pytest.approx((1 + 2 + 4) / 3),
+    }
+    # Of each pair -b sigmoid(-b d) / 3, times how often a token stands on the chosen side more than on the other.
+    slopes = [-0.5 * sigmoid(-0.5 * d) / 3 for d in differences]
+    expected = [0.0, 2 * slopes[0] - slopes[2], -slopes[0], -slopes[1] + slopes[2]]
+    assert run.actor.table.grad.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_chosen_responses_loss_is_added_where_it_is_asked_for():
+    run = dpo_run(model__beta=0.5, model__nll_loss_coef=0.25)
+    loss, _ = run._update([batch(sample([1, 2], [3]))])
+    # Log-ratios 0.5 and -1; the chosen response's tokens lose 1 and 2.
+    assert loss == pytest.approx(-math.log(sigmoid(0.75)) + 0.25 * 1.5)
+    assert run.means["nll_loss"] == 1.5
+
+
+@pytest.mark.usefixtures("one_process")
+def test_held_out_pairs_are_measured_without_those_that_are_too_long():
+    def row(chosen: str, rejected: str, source: str) -> PreferenceRow:
+        sides = {"chosen": chosen, "rejected": rejected}
+        turns = {name: (message("assistant", text),) for name, text in sides.items()}
+        return PreferenceRow(
+            messages=(message("user", "q"),), margin=None, location="rows.jsonl line 1", datasource=source, **turns
+        )
+
+    rows = [row("a", "b", "x"), row("bb", "b", "y"), row("c" * 20, "b", "y")]
+    run = dpo_run(model__beta=0.5, eval__dataset="held.jsonl", train__micro_batch_size=2)
+    # Of letters from a: a has a log-ratio of 0, b of 2; an end token, 1, has 0.5.
+    table = torch.zeros(128)
+    run.actor.table = table
+    reference = table.clone()
+    reference[ord("b")], reference[1] = -2.0, -0.5
+    run.reference = SimpleNamespace(log_probs=lambda batch: reference[batch.sequences[:, 1:]] * batch.loss_mask)
+    run.evaluate_on(rows)
+    metrics = run.evaluation.run(run.actor)
+    # d = 0.5 - 2.5 = -2 in source x, and 4.5 - 2.5 = 2 in source y.
+    losses = [-math.log(sigmoid(-1.0)), -math.log(sigmoid(1.0))]
+    assert metrics == {
+        "eval_loss": pytest.approx(sum(losses) / 2),
+        "eval_pair_accuracy": 0.5,
+        "eval_reward_margin": pytest.approx(0.0, abs=1e-6),
+        "eval_chosen_reward": pytest.approx(0.5 * (0.5 + 4.5) / 2),
+        "eval_rejected_reward": pytest.approx(0.5 * 2.5),
+        "eval_overlong_rows": 1,
+        "eval_x_loss": pytest.approx(losses[0]),
+        "eval_x_pair_accuracy": 0.0,
+        "eval_y_loss": pytest.approx(losses[1]),
+        "eval_y_pair_accuracy": 1.0,
+    }
+    assert run.actor.modes == ["eval", "train"]
+
+
+class Model(torch.nn.Module):
+    """Keeps what it is built with."""
+
+    def __init__(self, path: str, **settings: Any) -> None:
+        super().__init__()
+        self.path, self.settings = path, settings
+
+
+class Strategy(SimpleNamespace):
+    ring_attn_group = None
+
+    def get_ds_train_config(self) -> str:
+        return "to train"
+
+    def get_ds_eval_config(self, *, offload: bool) -> str:
+        return f"offloaded: {offload}"
+
+    def prepare(self, given: Any) -> Any:
+        return (given[0], None, None) if isinstance(given, tuple) else given
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dpo, "KitActor", Model)
+    monkeypatch.setattr(dpo, "check_packing", lambda *model, **settings: None)
+    monkeypatch.setattr("lmm_r1.trainer.supervised_start.check_packing", lambda *model, **settings: None)
+
+
+def settled(**flags: object) -> DPOConfig:
+    return config(model__model_name_or_path="m", ref__model_name_or_path="m", **flags)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_policy_and_reference_compute_what_a_pair_has_in_common_once_where_the_flag_says_so():
+    for shared in (True, False):
+        settings = settled(train__shared_prefix_enable=shared)
+        policy = dpo.prepare_policy(settings, to_openrlhf_args(settings), Strategy(), steps=1)
+        reference = dpo.prepare_reference(settings, Strategy(), policy=policy)
+        assert policy.settings["share_prefix"] is reference.actor.settings["share_prefix"] is shared
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_reference_is_a_model_of_its_own_that_is_not_trained():
+    settings = settled(ds__zero_stage=3, ref__offload=True, ds__param_dtype="fp32", data__max_len=77)
+    settings = dotted.replace(settings, {"ref.model_name_or_path": "base"})
+    reference = dpo.prepare_reference(settings, Strategy(), policy=Model("m"))
+    assert (reference.actor.path, reference.without_adapters) == ("base", False)
+    assert {
+        "ds_config": "offloaded: True",
+        "param_dtype": "fp32",
+        "max_len": 77,
+    }.items() <= reference.actor.settings.items()
+    assert reference.actor._offload
+    assert not reference.actor.training
+    assert "lora_rank" not in reference.actor.settings
+
+
+@pytest.mark.usefixtures("loaded")
+def test_with_lora_the_policy_without_its_adapter_is_the_reference_unless_another_is_named():
+    policy = Model("m")
+    own = dpo.prepare_reference(settled(ds__lora__rank=4), Strategy(), policy=policy)
+    assert (own.actor, own.without_adapters) == (policy, True)
+    other = dotted.replace(settled(ds__lora__rank=4), {"ref.model_name_or_path": "base"})
+    assert dpo.prepare_reference(other, Strategy(), policy=policy).actor.path == "base"
+    assert dpo.prepare_reference(settled(model__simpo_enable=True), Strategy(), policy=policy) is None

@@ -1,0 +1,102 @@
+"""Pairs of responses as samples: ids and loss masks worked out by hand, and what the two sides have in common."""
+
+import pytest
+from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
+from helpers.conversations import message
+
+from lmm_r1.data.messages import Message
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.dpo_rows import PairEncoder
+from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.supervised_rows import read_ahead
+
+pytestmark = pytest.mark.unit
+
+
+def pair(*prompt: Message, chosen: str | Message, rejected: str | Message, plain: bool = False) -> PreferenceRow:
+    sides = [message("assistant", side) if isinstance(side, str) else side for side in (chosen, rejected)]
+    return PreferenceRow(
+        messages=prompt,
+        chosen=(sides[0],),
+        rejected=(sides[1],),
+        margin=None,
+        location="rows.jsonl line 1",
+        plain=plain,
+    )
+
+
+def encoded(row: PreferenceRow, *, kit: CharacterKit | None = None, max_len: int = 64) -> PairSample | None:
+    return encode_pair(row, kit=kit or CharacterKit(), processor=None, max_len=max_len)
+
+
+def test_the_loss_takes_the_responses_and_their_ends_alone():
+    sample = encoded(pair(message("user", "q"), chosen="ab", rejected="c"))
+    prompt = [ord("u"), ord("q"), END, NEWLINE, ord("a")]
+    assert sample.chosen.token_ids == [*prompt, *b"ab", END, NEWLINE]
+    assert sample.chosen.loss_mask == [False] * 5 + [True] * 3 + [False]
+    assert sample.rejected.token_ids == [*prompt, *b"c", END, NEWLINE]
+    assert sample.rejected.loss_mask == [False] * 5 + [True] * 2 + [False]
+
+
+def test_an_assistant_turn_of_the_prompt_is_no_loss_token():
+    turns = (message("user", "q"), message("assistant", "r"), message("user", "s"))
+    sample = encoded(pair(*turns, chosen="ab", rejected="c"))
+    assert sum(sample.chosen.loss_mask) == 3
+    assert sum(sample.rejected.loss_mask) == 2
+
+
+def test_the_images_of_the_prompt_are_encoded_once_and_are_the_same_object_on_both_sides():
+    kit = CharacterKit()
+    sample = encoded(pair(message("user", "x", IMAGE, "?"), chosen="ab", rejected="ac"), kit=kit)
+    prompt = [*b"ux", *[PLACEHOLDER] * 3, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
+    assert sample.chosen.token_ids == [*prompt, *b"ab", END, NEWLINE]
+    assert sample.rejected.token_ids == [*prompt, *b"ac", END, NEWLINE]
+    assert sample.rejected.loss_mask == [False] * len(prompt) + [True] * 3 + [False]
+    assert sample.rejected.media is sample.chosen.media
+    assert kit.encoded == 1
+
+
+def test_a_response_with_an_image_has_media_of_its_own():
+    shown = message("assistant", "b", IMAGE)
+    sample = encoded(pair(message("user", IMAGE, "?"), chosen="a", rejected=shown))
+    assert sample.rejected.token_ids.count(PLACEHOLDER) == 6
+    # Of "b", <image x 3>, </image> and END, the loss leaves the image's placeholders out.
+    assert sum(sample.rejected.loss_mask) == 3
+    assert (sample.chosen.media, sample.rejected.media) == ({"pixels": 1}, {"pixels": 2})
+
+
+def test_a_pair_with_a_side_that_is_too_long_is_left_out():
+    row = pair(message("user", "q"), chosen="a", rejected="b" * 20)
+    assert encoded(row, max_len=27) is not None
+    assert encoded(row, max_len=26) is None
+
+
+def test_plain_text_goes_in_as_it_stands():
+    sample = encoded(pair(message("user", "q:"), chosen="ab", rejected="c", plain=True))
+    assert sample.chosen.token_ids == [*b"q:ab", END]
+    assert sample.rejected.loss_mask == [False, False, True, True]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_a_side_without_a_turn_of_the_assistant_is_refused(role):
+    with pytest.raises(UserError, match="^rows.jsonl line 1: a response of the assistant must follow a prompt"):
+        encoded(pair(message("user", "q"), chosen="a", rejected=message(role, "b")))
+
+
+def test_a_batch_holds_the_chosen_sides_first_and_a_filler_counts_for_nothing():
+    sample = encoded(pair(message("user", "q"), chosen="ab", rejected="c"))
+    batch = collate_pairs([sample, sample.filler], pad_token_id=0)
+    assert batch.tokens.sequences.shape == (4, 9)
+    assert batch.tokens.sequences[0].tolist() == batch.tokens.sequences[1].tolist()
+    assert batch.tokens.loss_mask.sum(-1).tolist() == [3, 0, 2, 0]
+    assert batch.weights.tolist() == [1.0, 0.0]
+
+
+def test_pairs_that_workers_encode_ahead_have_one_object_for_the_media_of_both_sides():
+    # --data.dataloader_num_workers: samples come from other processes.
+    rows = [pair(message("user", IMAGE, text), chosen="ab", rejected="ac") for text in "xy"]
+    encode = PairEncoder(kit=CharacterKit(), processor=None, max_len=64)
+    for sample in read_ahead(rows, encode, indices=[1, 0], workers=1):
+        assert sample.chosen.media == {"pixels": 1}
+        assert sample.rejected.media is sample.chosen.media

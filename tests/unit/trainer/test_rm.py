@@ -1,0 +1,203 @@
+"""A reward model's training: losses over pairs, its evaluation with calibration, and where a response is scored."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.character_kit import END, CharacterKit
+from helpers.conversations import message
+from torch.distributed.device_mesh import init_device_mesh
+
+from lmm_r1 import dotted
+from lmm_r1.config import RMConfig, resolve
+from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.rm import RMRun
+from lmm_r1.trainer.rm_rows import RewardEncoder, RewardSample, collate_rewards, reward_rows
+
+pytestmark = pytest.mark.unit
+
+
+class Engine:
+    """A model whose reward is a hundredth of how far the first letter of a response is behind a, times a weight."""
+
+    def __init__(self) -> None:
+        self.weight = torch.tensor(1.0, requires_grad=True)
+        self.module = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()))
+        self.asked: list[torch.Tensor | None] = []
+
+    def __call__(
+        self, sequences: torch.Tensor, *, prompt_lengths: torch.Tensor | None, **given: object
+    ) -> torch.Tensor:
+        self.asked.append(prompt_lengths)
+        return self.weight * (sequences[:, 5] - ord("a"))
+
+    def eval(self) -> None:
+        pass
+
+    def train(self) -> None:
+        pass
+
+
+class Strategy:
+    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+
+    ring_attn_group = None
+
+    def __init__(self, *, micro_batches: int) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        self.micro_batches = micro_batches
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
+        (loss / self.micro_batches).backward()
+
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+        pass
+
+
+def pair(chosen: str, rejected: str, **judged: object) -> PreferenceRow:
+    sides = {name: (message("assistant", text),) for name, text in (("chosen", chosen), ("rejected", rejected))}
+    given = {"margin": None, "location": "rows.jsonl line 1"} | judged
+    return PreferenceRow(messages=(message("user", "q"),), **sides, **given)
+
+
+def encoder() -> RewardEncoder:
+    return RewardEncoder(kit=CharacterKit(), processor=None, max_len=16)
+
+
+def rm_run(*, micro_batches: int = 1, **flags: object) -> RMRun:
+    config = dotted.replace(RMConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    sample = encoder()(pair("a", "b"))
+    return RMRun(
+        config,
+        Strategy(micro_batches=micro_batches),
+        Engine(),
+        kit=CharacterKit(),
+        processor=None,
+        rows=[],
+        folder=None,
+        encode=encoder(),
+        filler=sample.filler,
+    )
+
+
+def samples(*rows: PreferenceRow) -> list[RewardSample]:
+    return [encoder()(row) for row in rows]
+
+
+def loss(difference: float) -> float:
+    return math.log1p(math.exp(-difference))
+
+
+def test_a_response_ends_with_its_end_token_where_it_is_scored():
+    sample = encoder()(pair("ab", "c")).pair
+    # Without the line break that the chat template writes behind it.
+    assert sample.chosen.token_ids[-3:] == [*b"ab", END]
+    assert sample.rejected.token_ids[-2:] == [*b"c", END]
+    assert sample.chosen.loss_mask == [False] * 5 + [True] * 3
+
+
+def test_a_batch_knows_margins_scores_and_what_stands_before_a_response():
+    first, second = samples(pair("ab", "c", margin=0.5), pair("b", "cd", chosen_score=2.0, rejected_score=-1.0))
+    batch = collate_rewards([first, second, second.filler], pad_token_id=0)
+    assert batch.margins.tolist() == [0.5, 0.0, 0.0]
+    assert batch.scores.tolist() == [[0.0, 2.0, 2.0], [0.0, -1.0, -1.0]]
+    # u q END newline a; of a filler's sides, all of them.
+    assert batch.prompt_lengths.tolist() == [5, 5, 7, 5, 5, 8]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_loss_is_the_mean_over_the_pairs_of_the_update_however_they_fall_into_micro_batches():
+    run = rm_run(micro_batches=2)
+    batches = [collate_rewards(samples(pair("c", "a"), pair("b", "c")), pad_token_id=0)]
+    batches.append(collate_rewards([*samples(pair("d", "d")), run.filler], pad_token_id=0))
+    value, tokens = run._update(batches)
+    assert value == pytest.approx((loss(2) + loss(-1) + loss(0)) / 3)
+    assert tokens == 3 * 4
+    assert run.means == {
+        "pair_accuracy": pytest.approx(1 / 3),
+        "reward_margin": pytest.approx(1 / 3),
+        "chosen_reward": pytest.approx((2 + 1 + 3) / 3),
+        "rejected_reward": pytest.approx((0 + 2 + 3) / 3),
+    }
+    slope = sum(-difference / (1 + math.exp(difference)) for difference in (2, -1, 0)) / 3
+    assert run.actor.weight.grad.item() == pytest.approx(slope)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_margins_and_scores_count_where_the_flags_say_so():
+    batch = collate_rewards(samples(pair("c", "a", margin=0.5, chosen_score=1.0, rejected_score=0.5)), pad_token_id=0)
+    assert rm_run(model__margin_loss_enable=True)._update([batch])[0] == pytest.approx(loss(1.5))
+    # (2 - 1)^2 and (0 - 0.5)^2
+    assert rm_run(model__loss_type="regression")._update([batch])[0] == pytest.approx((1 + 0.25) / 2)
+    run = rm_run(train__shared_prefix_enable=False)
+    run._update([batch])
+    assert run.actor.asked == [None]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_held_out_pairs_say_how_well_rankings_are_right_and_how_sure_the_model_may_be():
+    run = rm_run(eval__dataset="held.jsonl", train__micro_batch_size=2)
+    # Margins 2, 2 and -1: confidences 0.880797 twice, and 0.731059 in a bin of its own, which is wrong.
+    run.evaluate_on([pair("c", "a"), pair("d", "b"), pair("a", "b")])
+    metrics = run.evaluation.run(run.actor)
+    high, low = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-1))
+    rewards = [2, 0, 3, 1, 0, 1]
+    mean = sum(rewards) / 6
+    deviation = (sum((reward - mean) ** 2 for reward in rewards) / 6) ** 0.5
+    assert metrics == {
+        "eval_loss": pytest.approx((loss(2) + loss(2) + loss(-1)) / 3),
+        "eval_pair_accuracy": pytest.approx(2 / 3),
+        "eval_reward_margin": pytest.approx(1.0),
+        "eval_reward_mean": pytest.approx(mean),
+        "eval_reward_std": pytest.approx(deviation),
+        "eval_calibration_error": pytest.approx((2 * (1 - high) + low) / 3),
+        "eval_overlong_rows": 0,
+    }
+    run.finish()
+    config = run.actor.module.model.config
+    assert (config.mean, config.std) == (pytest.approx(mean), pytest.approx(deviation))
+
+
+def write(path: Path, *records: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def test_rows_without_what_the_loss_needs_are_refused(tmp_path):
+    row = {"prompt": "1?", "chosen": "2", "rejected": "3"}
+    path = write(tmp_path / "rows.jsonl", row | {"chosen_score": 1.0, "rejected_score": 0.0}, row)
+    base = {"data.dataset": path, "train.batch_size": 1}
+
+    def read(**flags: object) -> int:
+        given = base | {name.replace("__", "."): value for name, value in flags.items()}
+        return len(reward_rows(dotted.replace(RMConfig(), given))[0])
+
+    assert read() == read(model__margin_loss_enable=True) == 2
+    with pytest.raises(UserError, match="rows.jsonl line 2: --model.loss_type regression needs the scores of both"):
+        read(model__loss_type="regression")
+    base["data.dataset"] = write(tmp_path / "plain.jsonl", row)
+    with pytest.raises(UserError, match="--model.margin_loss_enable: no row of .* has a margin"):
+        read(model__margin_loss_enable=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"model.loss_type": "logexp"}, "--model.loss_type logexp: known are sigmoid and regression"),
+        ({"model.loss_type": "regression", "model.margin_loss_enable": True}, "has no part in --model.loss_type"),
+        ({"model.aux_loss_coef": 0.1}, "--model.aux_loss_coef 0.1 is not available for reward models"),
+        ({"model.compute_fp32_loss_enable": True}, "always in single precision"),
+        ({"ds.tensor_parallel_size": 2}, "would split the value head"),
+    ],
+)
+def test_what_has_no_effect_is_refused(flags, said):
+    given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags
+    with pytest.raises(UserError, match=said):
+        resolve(dotted.replace(RMConfig(), given))
