@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ class LlavaOnevisionKit(LmmKit):
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
+        """Return ids with one placeholder per image; of images that were expanded side by side, one is left.
+
+        A run that is shorter than any image is one of placeholders, each of an image, that were not expanded.
+        """
+        ids: list[int] = []
+        for token, run in groupby(token_ids):
+            length = len(list(run))
+            is_image = token == processor.image_token_id and length >= processor.num_image_tokens
+            ids += [token] * (1 if is_image else length)
+        return ids
 
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
         return 1, _most_pixels(processor)

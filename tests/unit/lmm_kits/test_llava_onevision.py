@@ -147,3 +147,12 @@ def test_the_engine_agrees_on_a_model_of_other_shapes(folder, tmp_path):
     with running_engine(KIT, tmp_path, max_images=2) as llm:
         samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
     assert largest_difference(actor, prompts, samples) <= 1e-4
+
+
+def test_placeholders_side_by_side_are_not_taken_for_one_image(processor):
+    image = processor.image_token_id
+    assert KIT.collapsed(processor, [5, image, image, 6]) == [5, image, image, 6]
+    # The whole image has 16 tokens, and no image has fewer.
+    assert KIT.collapsed(processor, [5, *[image] * 16, 6, *[image] * 36]) == [5, image, 6, image]
+    # Nobody can tell where the first ends.
+    assert KIT.collapsed(processor, [*[image] * 72]) == [image]
