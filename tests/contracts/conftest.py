@@ -29,6 +29,10 @@ SHORT_RUN = {
     "test_kit_turn_options.py": frozenset({"qwen2_5_vl"}),
     "test_kit_trees.py": SOME,
     "test_kit_values.py": SOME,
+    # Of its other tests none takes long.
+    "test_kit_videos.py::test_the_engines_log_probs_are_those_of_the_training_forward": frozenset(
+        {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+    ),
     "test_kit_windows.py": SOME,
     "test_trajectories.py": SOME,
     "test_trajectory_engines.py": frozenset({"qwen2_5_vl"}),
@@ -38,8 +42,10 @@ SHORT_RUN = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        kits = SHORT_RUN.get(item.path.name) if item.path.parent == Path(__file__).parent else None
-        if kits is not None and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
+            continue
+        kits = SHORT_RUN.get(item.path.name, SHORT_RUN.get(f"{item.path.name}::{item.originalname}"))
+        if kits is not None and hasattr(item, "callspec"):
             if item.callspec.params.get("name", "qwen2_5_vl") not in kits:
                 item.add_marker(pytest.mark.full)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from transformers import InternVLProcessor
 from vllm.model_executor.models import interns1
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItems
@@ -35,6 +36,13 @@ class ImageProcessor(interns1.InternS1MultiModalProcessor):
 
 class ImagesInfo(interns1.InternS1ProcessingInfo):
     """Images only: a video is refused."""
+
+    def get_hf_processor(self, **kwargs: object) -> InternVLProcessor:
+        processor = super().get_hf_processor(**kwargs)
+        # It cuts every image into tiles, whatever the setting of the image processor in it (the releases say false), by
+        # which vLLM works out how many tokens an image has at most.
+        processor.image_processor.crop_to_patches = True
+        return processor
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"image": None}

@@ -85,9 +85,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     save_model(model, tokenizer, folder)
     size = {"height": TILE_SIDE, "width": TILE_SIDE}
     processor = InternVLProcessor(
-        image_processor=GotOcr2ImageProcessor(
-            size=size, max_patches=MAX_TILES, crop_to_patches=True, image_mean=MEAN, image_std=STD
-        ),
+        image_processor=GotOcr2ImageProcessor(size=size, max_patches=MAX_TILES, image_mean=MEAN, image_std=STD),
         tokenizer=tokenizer,
         video_processor=InternVLVideoProcessor(size=size, image_mean=MEAN, image_std=STD),
         image_seq_length=TILE_TOKENS,

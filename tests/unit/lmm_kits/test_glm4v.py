@@ -216,6 +216,21 @@ def test_an_image_may_have_half_the_pixels_that_the_settings_speak_of(processor)
     assert KIT.pixel_limits(processor) == (6273, 6273)
 
 
+def test_a_processor_in_the_files_of_the_release_is_read(processor, tmp_path):
+    processor.tokenizer.eos_token = "<|endoftext|>"
+    for part in (processor.image_processor, processor.video_processor, processor.tokenizer):
+        part.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(processor.chat_template)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        settings = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps({**settings, "processor_class": "Glm4vProcessor"}))
+    theirs = KIT.load_processor(str(tmp_path), trust_remote_code=False)
+    messages = [message("user", picture(112, 84), "Which digit?", clip(2, 56, 84))]
+    one, other = (encode(KIT, each, messages) for each in (theirs, processor))
+    assert one.token_ids == other.token_ids
+    assert all(torch.equal(value, other.media[name]) for name, value in one.media.items())
+
+
 def test_placeholders_between_the_markers_of_a_video_are_the_videos():
     config = Glm4vConfig(
         image_token_id=1, video_start_token_id=3, video_end_token_id=4, image_start_token_id=5, image_end_token_id=6

@@ -146,6 +146,43 @@ def test_the_releases_filler_is_a_tile_of_256_placeholders():
     assert media["pixel_values"].shape == (1, 3, 448, 448)
 
 
+@pytest.mark.full
+def test_the_engine_keeps_room_for_an_image_of_as_many_tiles_as_there_may_be(folder):
+    """The image processor's own setting says that it cuts no image; its processor does so all the same."""
+    from vllm.config import ModelConfig
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    from lmm_r1.lmm_kits import engine_plugin
+
+    engine_plugin.register()
+    assert not json.loads((folder / "processor_config.json").read_text())["image_processor"]["crop_to_patches"]
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    settings = KIT.engine_arguments(config, max_images=1, max_videos=0)
+    info = MULTIMODAL_REGISTRY.create_processor(ModelConfig(str(folder), max_model_len=256, **settings)).info
+    # Four tiles and the whole.
+    assert info.get_max_image_tokens() == 5 * PER_TILE
+
+
+def files_of_a_release(processor: Any, folder: Path) -> None:
+    """Write a processor as the releases have it: each part in a file of its own."""
+    processor.image_processor.save_pretrained(folder)
+    processor.video_processor.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    parts = {"processor_class": "InternVLProcessor", "image_seq_length": PER_TILE}
+    (folder / "processor_config.json").write_text(json.dumps(parts))
+    (folder / "chat_template.jinja").write_text(processor.chat_template)
+
+
+def test_a_processor_in_the_files_of_a_release_is_read(folder, processor, tmp_path):
+    files_of_a_release(processor, tmp_path)
+    assert (tmp_path / "preprocessor_config.json").is_file()
+    theirs = KIT.load_processor(str(tmp_path), trust_remote_code=False)
+    messages = [message("user", picture(112, 84), "Which digit?")]
+    one, other = (encode(KIT, each, messages) for each in (theirs, processor))
+    assert one.token_ids == other.token_ids
+    assert torch.equal(one.media["pixel_values"], other.media["pixel_values"])
+
+
 def shaped(folder: Path, tmp_path: Path, language_model: str) -> Path:
     """A model of other shapes than the tiny one's: three heads to one of keys, another tower and another tile."""
     config = json.loads((folder / "config.json").read_text())
