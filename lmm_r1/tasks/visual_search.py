@@ -11,7 +11,6 @@ each square of cells has a background of its own, so that what is around a tile 
 
 from __future__ import annotations
 
-import colorsys
 import itertools
 import json
 import random
@@ -60,7 +59,7 @@ CROP_CELLS = 2
 _MOST_SQUARES = 4
 """On a side: more of them would have backgrounds that are hard to tell apart."""
 _TINT = 60
-"""Between the largest and the smallest channel of a square's background."""
+"""How much redder the squares of the last column are than those of the first, and how much bluer those of the last row."""
 DOTS = 9
 """The dots on a block's side: 5 x 7 of them hold a glyph."""
 
@@ -254,11 +253,11 @@ class VisualSearchTask:
         """The colour of each block without tiles, `(view_px, view_px, 3)`."""
         blocks = np.full((self.view_px, self.view_px, 3), BACKGROUND, dtype=np.int16)
         if self.style == "coarse":
-            side, count = CROP_CELLS * self.cell_blocks, self._squares
-            for number, (row, column) in enumerate(itertools.product(range(count), range(count))):
-                channels = colorsys.hsv_to_rgb(number / count**2, 1.0, 1.0)
-                colour = [round(BACKGROUND[0] + _TINT * (channel - 0.5)) for channel in channels]
-                blocks[row * side : (row + 1) * side, column * side : (column + 1) * side] = colour
+            # A column is told by red and a row by blue alone, each of which a linear layer reads.
+            places = np.arange(self.view_px) // (CROP_CELLS * self.cell_blocks)
+            tints = np.round(_TINT * (places / max(self._squares - 1, 1) - 0.5)).astype(np.int16)
+            blocks[..., 0] += tints[None, :]
+            blocks[..., 2] += tints[:, None]
         return blocks
 
 

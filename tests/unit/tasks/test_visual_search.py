@@ -291,8 +291,8 @@ def test_each_square_of_a_coarse_picture_has_a_colour_of_its_own():
     squares = pixels.reshape(2, 252, 2, 252, 3)
     colours = squares[:, 0, :, 0]
     assert (squares == colours[:, None, :, None]).all()
-    # A quarter of the way around the circle of colours each: red, half to green, cyan, half to blue.
-    assert colours.tolist() == [[[158, 98, 98], [128, 158, 98]], [[98, 158, 158], [128, 98, 158]]]
+    # Red from column to column, and blue from row to row.
+    assert colours.tolist() == [[[98, 128, 98], [158, 128, 98]], [[98, 128, 158], [158, 128, 158]]]
 
 
 def test_a_worked_crop_of_a_coarse_picture_is_the_square_of_the_tile():
