@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -92,7 +92,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         self.encode = encode
         self.filler = filler
         # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
-        self.ahead: Iterator[SampleT | None] | None = None
+        self.ahead: Generator[SampleT | None, None, None] | None = None
         self.evaluation: HeldOut[RowT, SampleT] | None = None
         self.best = BestMetric(config)
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
@@ -141,11 +141,16 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
             self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
         if start == 0 and self.config.eval.before_training:
             self._evaluate_first(steps=steps)
-        for step in range(start, steps):
-            with self.stops.held():
-                stop = self._make_step(step, steps=steps)
-            if stop:
-                raise KeyboardInterrupt
+        try:
+            for step in range(start, steps):
+                with self.stops.held():
+                    stop = self._make_step(step, steps=steps)
+                if stop:
+                    raise KeyboardInterrupt
+        finally:
+            # Its workers would live as long as whatever still refers to this run.
+            if self.ahead is not None:
+                self.ahead.close()
         if self.skipped:
             self.console.print(
                 f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped"

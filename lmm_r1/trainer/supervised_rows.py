@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,8 +97,8 @@ class _EncodedRows(Dataset):
 
 def read_ahead(
     rows: Sequence[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[int], workers: int
-) -> Iterator[SampleT | None]:
-    """Yield the samples of rows in the order of `indices`, encoded ahead of it by worker processes.
+) -> Generator[SampleT | None, None, None]:
+    """Yield the samples of rows in the order of `indices`, encoded ahead of it by worker processes, which `close` ends.
 
     Raises UserError when a row's turn comes that cannot be taken.
     """

@@ -1,6 +1,7 @@
 """A supervised run that evaluates: loss and answers in its records, and the best checkpoint kept through a restart."""
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -64,15 +65,18 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
         return encode(*row, **given)
 
     monkeypatch.setattr(sft_rows, "encode_sample", breaking)
+    children = set(multiprocessing.active_children())
     with pytest.raises(SystemExit):
         train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
     assert "step 4/6; step 3 is saved" in capfd.readouterr().err
+    assert set(multiprocessing.active_children()) <= children, "and where it breaks off"
     checkpoints = tmp_path / "run" / "checkpoints"
     assert tags(checkpoints) == ["best_global_step2", "global_step3"]
     metric = json.loads((checkpoints / "best_global_step2" / "metric.json").read_text())
     assert metric["metric_key"] == "eval_loss"
     monkeypatch.setattr(sft_rows, "encode_sample", encode)
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
+    assert set(multiprocessing.active_children()) <= children, "workers that encode rows end with the training"
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluated = {line["step"]: line for line in lines if "eval_loss" in line}
