@@ -34,7 +34,7 @@ from reward_server import ROOT, Command, cpu_seconds_of_others
 
 from remote_rm.client import RewardClient, RewardUnavailable
 
-ASKED = {"p99_s": 1.0, "health_s": 0.5, "lost": 0, "wrong": 0, "memory_growth_mib": 48}
+ASKED = {"p99_s": 1.0, "health_s": 0.5, "lost": 0, "wrong": 0, "timed_out": 0, "memory_growth_mib": 48}
 UPLOAD_SECONDS = 2.0
 SETTLING_SECONDS = 15.0
 HUGE_ITEMS = 400_000
@@ -231,7 +231,7 @@ async def ask(requests: RewardClient, sample: Sample, met: Traffic) -> None:
         return
     met.latencies.append(time.perf_counter() - started)
     met.timed_out += score.timed_out
-    met.wrong += score.score != float(sample.is_right)
+    met.wrong += not score.timed_out and score.score != float(sample.is_right)
 
 
 # Abuse
