@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Thinking with images in small, on a laptop's CPU: a tiny Qwen2.5-VL from scratch learns to crop what it cannot read at first
-# view. A cold start that learns to read from worked episodes and then from some of which most crop the wrong square, then the
-# stage train_visual_search.sh. The settings are being looked for: 300 steps of the first part read half of the digits of
+# Thinking with images in small, on a laptop's CPU: a tiny Qwen2.5-VL from scratch is to learn to crop what it cannot read at
+# first view. A cold start that learns to read from worked episodes and then from some of which most crop the wrong square, then
+# the stage train_visual_search.sh. The settings are being looked for: 300 steps of the first part read half of the digits of
 # held-out crops, with other backgrounds; RL was not run.
 #   bash examples/scripts/visual_search.sh                    into runs/visual_search_demo
 #   SEED=2 bash examples/scripts/visual_search.sh runs/two    another seed, into runs/two

@@ -5,7 +5,7 @@ asked, a digit or a letter, fills no more than one block, and its ink and the pl
 together the colour of the tile: the pixel that is left of it says nothing. Noise of whole blocks covers what a filter that is
 wider than a block carries over to the pixels beside it. A crop that is shown at the picture's own resolution has all of it.
 
-The style `coarse` is for tiny models, which learn to find and to read in minutes: a tile is covered with copies of its symbol, and
+The style `coarse` is easier, for tiny models: a tile is covered with copies of its symbol, and
 each square of cells has a background of its own, so that what is around a tile tells its place.
 """
 
@@ -118,6 +118,10 @@ class VisualSearchTask:
             raise ValueError(f"block_px {self.block_px}: a multiple of {DOTS} is needed")
         if not 0 <= self.crop_errors <= 1:
             raise ValueError(f"crop_errors {self.crop_errors}: a share from 0 to 1 is needed")
+        if self.crop_errors and self._squares == 1:
+            raise ValueError(
+                f"crop_errors {self.crop_errors}: a view of {self.view_px} px has one square, and no other to crop"
+            )
         if not 0 <= self.distractors < self._cells**2:
             raise ValueError(
                 f"{self.distractors} distractors: a view of {self.view_px} px has {self._cells**2} places, one of them for the "
@@ -254,7 +258,8 @@ class VisualSearchTask:
         blocks = np.full((self.view_px, self.view_px, 3), BACKGROUND, dtype=np.int16)
         if self.style == "coarse":
             # A column is told by red and a row by blue alone, each of which a linear layer reads.
-            places = np.arange(self.view_px) // (CROP_CELLS * self.cell_blocks)
+            # What is left over beside the last square has its colour.
+            places = np.minimum(np.arange(self.view_px) // (CROP_CELLS * self.cell_blocks), self._squares - 1)
             tints = np.round(_TINT * (places / max(self._squares - 1, 1) - 0.5)).astype(np.int16)
             blocks[..., 0] += tints[None, :]
             blocks[..., 2] += tints[:, None]

@@ -182,6 +182,7 @@ def test_noise_is_even_and_grey():
         ({"style": "coarse"}, "view_px 112: style coarse has at most 4 backgrounds on a side, so 56 pixels with"),
         ({"crop_errors": 1.5}, "crop_errors 1.5: a share from 0 to 1"),
         ({"crop_errors": -0.1}, "crop_errors -0.1: a share from 0 to 1"),
+        ({"crop_errors": 0.5, "view_px": 14, "distractors": 3}, "crop_errors 0.5: a view of 14 px has one square"),
         ({"asked": "shape"}, "asked shape: it must be one of digit, letter"),
     ],
 )
@@ -293,6 +294,9 @@ def test_each_square_of_a_coarse_picture_has_a_colour_of_its_own():
     assert (squares == colours[:, None, :, None]).all()
     # Red from column to column, and blue from row to row.
     assert colours.tolist() == [[[98, 128, 98], [158, 128, 98]], [[98, 128, 158], [158, 128, 158]]]
+    # Two pixels of the view are left over beside the last square.
+    wider = replace(COARSE, view_px=58).draw([], noise=np.zeros((58, 58, 1), dtype=np.int16))
+    assert wider.getpixel((521, 521)) == (158, 128, 158)
 
 
 def test_a_worked_crop_of_a_coarse_picture_is_the_square_of_the_tile():
