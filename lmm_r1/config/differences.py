@@ -24,6 +24,22 @@ _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; 
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
 
+
+def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
+    """Those of a command that learns from pairs of responses."""
+    theirs: dict[str, tuple[object, str]] = {
+        "ckpt.path": (checkpoints, _OWN_CHECKPOINTS),
+        "ckpt.load_enable": (False, _RESUMES),
+        "data.max_len": (512, "one image has hundreds of tokens; as in SFT and RL"),
+        "ds.attn_implementation": ("flash_attention_2", _ATTENTION),
+        "ds.grad_accum_dtype": (None, _ACCUMULATION),
+        "ds.param_dtype": ("bf16", _PARAM_DTYPE),
+    }
+    return tuple(
+        Difference(command=command, flag=flag, theirs=value, reason=reason) for flag, (value, reason) in theirs.items()
+    )
+
+
 DIFFERENCES = (
     Difference(
         command="train_ppo_ray",
@@ -54,28 +70,8 @@ DIFFERENCES = (
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(command="train_dpo", flag="ckpt.path", theirs="./ckpt/checkpoints_dpo", reason=_OWN_CHECKPOINTS),
-    Difference(command="train_dpo", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
-    Difference(
-        command="train_dpo",
-        flag="data.max_len",
-        theirs=512,
-        reason="one image has hundreds of tokens; as in SFT and RL",
-    ),
-    Difference(command="train_dpo", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
-    Difference(command="train_dpo", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
-    Difference(command="train_dpo", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(command="train_rm", flag="ckpt.path", theirs="./ckpt/checkpoints_rm", reason=_OWN_CHECKPOINTS),
-    Difference(command="train_rm", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
-    Difference(
-        command="train_rm",
-        flag="data.max_len",
-        theirs=512,
-        reason="one image has hundreds of tokens; as in SFT and RL",
-    ),
-    Difference(command="train_rm", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
-    Difference(command="train_rm", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
-    Difference(command="train_rm", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    *_of_pairs("train_dpo", checkpoints="./ckpt/checkpoints_dpo"),
+    *_of_pairs("train_rm", checkpoints="./ckpt/checkpoints_rm"),
 )
 
 
