@@ -46,8 +46,14 @@ def replace(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def nearest(name: str, *, known: Iterable[str]) -> str | None:
-    """Return the known name most like `name`, by the whole of it or else by its last dotted part; None if none is."""
+    """Return the known name meant by `name`, None if none is near.
+
+    The only one that begins with it comes first, then the most like it by the whole, then by its last dotted part.
+    """
     names = list(known)
+    begun = [known_name for known_name in names if name and known_name.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
     if whole := difflib.get_close_matches(name, names, n=1):
         return whole[0]
     by_last_part = {known_name.rpartition(".")[2]: known_name for known_name in reversed(names)}
