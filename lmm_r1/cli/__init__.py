@@ -14,6 +14,7 @@ COMMANDS = {
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
+    "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
     "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
     "serve_rm": "rewards over HTTP by a trained reward model, for text and images",

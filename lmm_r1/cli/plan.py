@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import Config, DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve
-from lmm_r1.config.plan import PlanDPOConfig, PlanMachineConfig, PlanPPOConfig, PlanRMConfig, PlanSFTConfig
+from lmm_r1.config import Config, DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config.plan import (
+    PlanDPOConfig,
+    PlanKDConfig,
+    PlanMachineConfig,
+    PlanPPOConfig,
+    PlanRMConfig,
+    PlanSFTConfig,
+)
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage
@@ -20,11 +27,11 @@ if TYPE_CHECKING:
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
     "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
-    "`lmm-r1 plan train_dpo ...` and `... train_rm` theirs, `lmm-r1 plan ...` those of train_ppo_ray."
+    "`lmm-r1 plan train_kd ...`, `... train_dpo` and `... train_rm` theirs, `lmm-r1 plan ...` those of train_ppo_ray."
 )
 # Nothing is read of rows, and nobody is asked for rewards.
 NOT_READ = "not-read"
-COMMANDS = ("train_ppo_ray", "train_sft", "train_dpo", "train_rm")
+COMMANDS = ("train_ppo_ray", "train_sft", "train_kd", "train_dpo", "train_rm")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         supervised = parse(PlanSFTConfig, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
             _plan_sft(supervised)
+    elif command == "train_kd":
+        distilled = parse(PlanKDConfig, arguments, prog=prog, description=DESCRIPTION)
+        with user_errors(PROG):
+            _plan_kd(distilled)
     elif command == "train_dpo":
         pairs = parse(PlanDPOConfig, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
@@ -74,6 +85,18 @@ def _plan_sft(given: PlanSFTConfig) -> None:
         from lmm_r1.planning.sft_plan import plan_sft
 
         return plan_sft(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+
+    _print(config, given, path=config.model.model_name_or_path, make=make)
+
+
+def _plan_kd(given: PlanKDConfig) -> None:
+    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
+    config = resolve(dotted.replace(_without_machine(given, KDConfig), unread))
+
+    def make(changed: KDConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.kd_plan import plan_kd
+
+        return plan_kd(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
 
     _print(config, given, path=config.model.model_name_or_path, make=make)
 

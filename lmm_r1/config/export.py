@@ -54,6 +54,7 @@ _FREE = (
     "rollout.max_tokens_per_gpu",
     "rollout.micro_batch_size",
     "rollout.vllm_generate_batch_size",
+    "teacher.",
     "train.colocate_actor_ref",
     "train.colocate_all",
     "train.colocate_critic_reward",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from lmm_r1.config.dpo import DPOConfig
+from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
@@ -32,6 +33,11 @@ class PlanPPOConfig(PlanMachineConfig, PPOConfig):
 @dataclass(frozen=True, kw_only=True)
 class PlanSFTConfig(PlanSupervisedConfig, SFTConfig):
     """What a supervised stage is planned by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanKDConfig(PlanSupervisedConfig, KDConfig):
+    """What a distillation is planned by."""
 
 
 @dataclass(frozen=True, kw_only=True)

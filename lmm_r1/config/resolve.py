@@ -8,18 +8,19 @@ from urllib.parse import urlsplit
 from lmm_r1 import dotted
 from lmm_r1.config.checks import check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
+from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.supervised import SupervisedConfig
-from lmm_r1.config.supervised_checks import check_dpo, check_rm, check_sft
+from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Supervised = TypeVar("Supervised", SFTConfig, DPOConfig, RMConfig)
+Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig)
 
 # Mean distances per token. Rounding to bfloat16 makes 0.01 to 0.05 with released models and vLLM's kernels, experts
 # included, and single precision below 1e-3, with TF32 too. A wrong model is off by 0.1 and more.
@@ -74,6 +75,13 @@ def resolve_dpo(config: DPOConfig) -> DPOConfig:
         return resolved
     reference = resolved.ref.model_name_or_path or resolved.model.model_name_or_path
     return dotted.replace(resolved, {"ref.model_name_or_path": reference})
+
+
+def resolve_kd(config: KDConfig) -> KDConfig:
+    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
+    resolved = _resolved(config)
+    check_kd(resolved)
+    return resolved
 
 
 def resolve_rm(config: RMConfig) -> RMConfig:

@@ -9,8 +9,10 @@ from lmm_r1.config.checks import (
     check_optimizer,
     check_ulysses,
     check_vision_lr,
+    require,
 )
 from lmm_r1.config.dpo import DPOConfig, DPOModelConfig
+from lmm_r1.config.kd import KDConfig, KDModelConfig
 from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.supervised import SupervisedConfig
@@ -35,6 +37,20 @@ def check_dpo(config: DPOConfig) -> None:
     _check_pair_texts(config)
     _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
     check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+
+
+def check_kd(config: KDConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    require(config, "teacher.model_name_or_path", example="path/or/hub-name")
+    check_sft(config)
+    _check_distillation(config.model)
+    if config.teacher.offload:
+        check_offloaded("teacher", config.ds)
+    if config.ds.tensor_parallel_size > 1:
+        raise UserError(
+            f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the output layers whose distributions "
+            "are compared; take --ds.zero_stage 3"
+        )
 
 
 def check_rm(config: RMConfig) -> None:
@@ -104,6 +120,22 @@ def _check_plain_text(config: SFTConfig) -> None:
         )
     if pretrains and not data.multiturn:
         raise UserError("--data.no_multiturn: with --model.pretrain_mode_enable every token counts; leave one out")
+
+
+def _check_distillation(model: KDModelConfig) -> None:
+    if not 0 < model.kd_coef <= 1:
+        raise UserError(
+            f"--model.kd_coef {model.kd_coef:g} must be above 0, where nothing would be learned of the teacher, and at most 1"
+        )
+    if not model.kd_temperature > 0:
+        raise UserError(f"--model.kd_temperature {model.kd_temperature:g} must be above 0")
+    if model.kd_loss == "jsd" and not 0 < model.kd_beta < 1:
+        raise UserError(
+            f"--model.kd_beta {model.kd_beta:g} must be above 0 and below 1; at those ends take --model.kd_loss forward_kl "
+            "and reverse_kl"
+        )
+    if model.kd_loss != "jsd" and model.kd_beta != KDModelConfig.kd_beta:
+        raise UserError(f"--model.kd_beta {model.kd_beta:g} needs --model.kd_loss jsd")
 
 
 def _check_preference_loss(model: DPOModelConfig) -> None:

@@ -10,16 +10,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from openrlhf.models import Actor
-from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.models.distillation import (
+    Distillation,
+    DistilledOutcomes,
+    KeptInputs,
+    TeacherTokens,
+    WantedTokens,
+)
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
+from lmm_r1.models.output_layer import LayerOutcomes, Sampler, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import bare, running
+
+MakeOutcomes = Callable[[torch.Tensor, Callable[[], WantedTokens]], LayerOutcomes]
+"""Makes what the output layer computes of the tokens that it sees, from their targets and from which of them are wanted."""
 
 
 class KitActor(KitModule, Actor):
@@ -76,36 +85,79 @@ class KitActor(KitModule, Actor):
         packed_seq_lens: list[int] | None = None,
         return_entropy: bool = False,
         media: Sequence[SampleMedia] = (),
+        distillation: Distillation | None = None,
     ) -> Any:
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
         `media` holds one entry per row of `sequences` (B, T). Where samples are packed, the prompt's media of one group's
         rows have one key. The ranks of `ring_attn_group` get the same batch and share its tokens: the log-probs are all
-        of them on every rank. The output has logits only where no log-probs are asked for.
+        of them on every rank. The output has logits only where no log-probs are asked for. With a distillation its `divergence`
+        (B, T - 1) is how far the response tokens' distributions are from the teacher's, 0 elsewhere.
         """
         assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
         routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
             return self._run(sequences, attention_mask, media, routers=routers)
         targets = wanted_targets(attention_mask, action_mask)
-        if self.packing_samples:
-            log_probs, output = self._run_packed(
-                sequences,
-                attention_mask,
-                media,
-                targets=targets,
-                return_entropy=return_entropy,
-                group=ring_attn_group,
-                routers=routers,
-            )
-        else:
-            self._check_padded(ring_attn_group)
-            log_probs, output = self._run_padded(
-                sequences, attention_mask, media, return_entropy=return_entropy, routers=routers
-            )
+
+        def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
+            if distillation is not None:
+                return DistilledOutcomes(targets=target_ids, wanted=wanted(), distillation=distillation)
+            sampler = self._sampler(target_ids.device)
+            return TokenOutcomes(targets=target_ids, sampler=sampler, entropy=return_entropy)
+
+        log_probs, second, output = self._run_for(
+            targets, sequences, attention_mask, media, make=make, group=ring_attn_group, routers=routers
+        )
+        if return_entropy:
+            output.entropy = second
+        if distillation is not None:
+            output.divergence = second
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
+
+    @torch.no_grad()
+    def teacher_tokens(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor,
+        ring_attn_group: dist.ProcessGroup | None,
+        media: Sequence[SampleMedia],
+    ) -> TeacherTokens:
+        """Return what makes its logits at the targets of `action_mask` (B, T - 1); the arguments are those of `forward`."""
+        kept: list[KeptInputs] = []
+
+        def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
+            kept.append(KeptInputs(targets=target_ids, wanted=wanted(), group=ring_attn_group))
+            return kept[0]
+
+        targets = wanted_targets(attention_mask, action_mask)
+        self._run_for(targets, sequences, attention_mask, media, make=make, group=ring_attn_group, routers=None)
+        tokens = kept[0].tokens
+        assert tokens is not None, "kept by the pass"
+        return tokens
+
+    def _run_for(
+        self,
+        targets: Targets,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[SampleMedia],
+        *,
+        make: MakeOutcomes,
+        group: dist.ProcessGroup | None,
+        routers: Routers | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Return both numbers of the targets, (B, T - 1), the second where it is asked for, and the output."""
+        if self.packing_samples:
+            return self._run_packed(
+                sequences, attention_mask, media, targets=targets, make=make, group=group, routers=routers
+            )
+        self._check_padded(group)
+        return self._run_padded(sequences, attention_mask, media, targets=targets, make=make, routers=routers)
 
     def _run(
         self,
@@ -130,22 +182,21 @@ class KitActor(KitModule, Actor):
         attention_mask: torch.Tensor,
         media: Sequence[SampleMedia],
         *,
-        return_entropy: bool,
+        targets: Targets,
+        make: MakeOutcomes,
         routers: Routers | None,
-    ) -> tuple[torch.Tensor, Any]:
-        """Return the log-probs of all next tokens (B, T - 1) and the output, with their entropy where asked for."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Run on the batch as it is; tokens that are no targets have numbers, too."""
         rows, width = sequences.shape
         inputs = self._padded_inputs(sequences, attention_mask, media)
         target_ids = torch.zeros_like(inputs["input_ids"])
         target_ids[:rows, : width - 1] = sequences[:, 1:]
         counted = inputs["attention_mask"].clone()
         counted[rows:] = 0
-        log_probs, entropy, output = self._predictions(
-            inputs, target_ids, entropy=return_entropy, balanced=partial(self._balanced, routers, counted)
-        )
-        if return_entropy:
-            output.entropy = entropy[:rows, : width - 1]
-        return log_probs[:rows, : width - 1], output
+        outcomes = make(target_ids, partial(WantedTokens.in_batch, targets, width=target_ids.shape[1]))
+        balanced = partial(self._balanced, routers, counted)
+        first, second, output = self._predictions(inputs, outcomes, balanced=balanced)
+        return first[:rows, : width - 1], second[:rows, : width - 1] if outcomes.has_second else None, output
 
     def _run_packed(
         self,
@@ -154,37 +205,35 @@ class KitActor(KitModule, Actor):
         media: Sequence[SampleMedia],
         *,
         targets: Targets,
-        return_entropy: bool,
+        make: MakeOutcomes,
         group: dist.ProcessGroup | None,
         routers: Routers | None,
-    ) -> tuple[torch.Tensor, Any]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As `_run_padded`, over a packed sequence: only for the targets, all others get 0."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         counted = torch.ones_like(share.sequence.token_ids[0])
         counted[len(counted) - share.sequence.filler :] = 0
         arguments = {**inputs, "logits_to_keep": share.sources}
+        outcomes = make(share.target_ids[None], partial(WantedTokens.in_share, targets, share))
         balanced = partial(self._balanced, routers, counted[share.tokens])
         with running(share, model=self.model, kit=self.kit):
-            log_probs, entropy, output = self._predictions(
-                arguments, share.target_ids[None], entropy=return_entropy, balanced=balanced
-            )
-        if return_entropy:
-            output.entropy = share.sequence.scatter(share.gather(entropy[0]), like=targets.wanted)
-        return share.sequence.scatter(share.gather(log_probs[0]), like=targets.wanted), output
+            first, second, output = self._predictions(arguments, outcomes, balanced=balanced)
+
+        def scattered(values: torch.Tensor) -> torch.Tensor:
+            return share.sequence.scatter(share.gather(values[0]), like=targets.wanted)
+
+        return scattered(first), scattered(second) if outcomes.has_second else None, output
 
     def _predictions(
-        self, arguments: Mapping[str, Any], target_ids: torch.Tensor, *, entropy: bool, balanced: Callable[[], Any]
+        self, arguments: Mapping[str, Any], outcomes: LayerOutcomes, *, balanced: Callable[[], Any]
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Run the model; return log-probs of target tokens, the distributions' entropies (0 without `entropy`), the output.
+        """Run the model; return both numbers of the tokens for which it computes logits, (B, K) each, and the output.
 
         Args:
-            target_ids: (B, K), of the tokens for which the model computes logits.
             balanced: makes the context of a run, see `_balanced`.
         """
-        sampler = self._sampler(target_ids.device)
         layer = bare(self.model).get_output_embeddings()
         if type(layer) is torch.nn.Linear and not self.changes_logits:
-            outcomes = TokenOutcomes(targets=target_ids, sampler=sampler, entropy=entropy)
             with token_outcomes(layer, outcomes), balanced() as add_loss:
                 output = add_loss(self.model(**arguments, use_cache=False))
             found = outcomes.of(output["logits"])
@@ -193,9 +242,7 @@ class KitActor(KitModule, Actor):
             self.changes_logits = True
         with balanced() as add_loss:
             output = add_loss(self.model(**arguments, use_cache=False))
-        logits = sampler(output["logits"])
-        log_probs = log_probs_from_logits(logits, target_ids)
-        return log_probs, compute_entropy(logits) if entropy else torch.zeros_like(log_probs), output
+        return *outcomes.of_logits(output["logits"]), output
 
     @contextmanager
     def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:

@@ -7,13 +7,15 @@ size alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
@@ -79,10 +81,7 @@ class _TokenOutcomes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, lse, outcomes = ctx.saved_tensors
-        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        # Summed over chunks in single precision at least, as one product over all tokens sums them.
-        for_weight = torch.zeros_like(weight, dtype=lse.dtype) if ctx.needs_input_grad[1] else None
-        for_bias = torch.zeros_like(bias, dtype=lse.dtype) if ctx.needs_input_grad[2] else None
+        gradients = LayerGradients(hidden, weight, bias, needed=ctx.needs_input_grad)
         for start in range(0, len(hidden), ctx.chunk):
             tokens = slice(start, start + ctx.chunk)
             log_probs = ctx.sampler(linear(hidden[tokens], weight, bias)) - lse[tokens, None]  # (c, V)
@@ -94,44 +93,71 @@ class _TokenOutcomes(torch.autograd.Function):
             else:
                 scale = of_log_prob
             of_logits = probs.mul_(scale).neg_().scatter_add_(1, targets[tokens, None], of_log_prob)
-            of_logits = (of_logits / ctx.sampler.temperature).to(weight.dtype)
-            if for_hidden is not None:
-                for_hidden[tokens] = of_logits @ weight
-            if for_weight is not None:
-                for_weight += of_logits.t() @ hidden[tokens]
-            if for_bias is not None:
-                for_bias += of_logits.sum(0)
-        return (
-            for_hidden,
-            None if for_weight is None else for_weight.to(weight.dtype),
-            None if for_bias is None else for_bias.to(bias.dtype),
-            *(None,) * 4,
-        )
+            gradients.add(tokens, of_logits / ctx.sampler.temperature)
+        return (*gradients.summed, *(None,) * 4)
+
+
+class LayerGradients:
+    """Gradients of an output layer's input (k, H), weight and bias, from those of its logits chunk by chunk."""
+
+    def __init__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, needed: Sequence[bool]
+    ) -> None:
+        """Args: needed: whether gradients are asked for, of each of the three."""
+        self.hidden, self.weight = hidden, weight
+        # Summed over chunks in single precision at least, as one product over all tokens sums them.
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.of_hidden = torch.empty_like(hidden) if needed[0] else None
+        self.of_weight = torch.zeros_like(weight, dtype=dtype) if needed[1] else None
+        self.of_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
+
+    def add(self, tokens: slice, of_logits: torch.Tensor) -> None:
+        """Add what the logits (c, V) of some tokens make of them."""
+        of_logits = of_logits.to(self.weight.dtype)
+        if self.of_hidden is not None:
+            self.of_hidden[tokens] = of_logits @ self.weight
+        if self.of_weight is not None:
+            self.of_weight += of_logits.t() @ self.hidden[tokens]
+        if self.of_bias is not None:
+            self.of_bias += of_logits.sum(0)
+
+    @property
+    def summed(self) -> tuple[torch.Tensor | None, ...]:
+        """All three, in the weight's precision; None for what is not needed."""
+        found = (self.of_hidden, self.of_weight, self.of_bias)
+        return tuple(None if gradient is None else gradient.to(self.weight.dtype) for gradient in found)
 
 
 @dataclass(kw_only=True)
-class TokenOutcomes:
-    """What a forward pass within `token_outcomes` gave for each token that its output layer saw."""
+class LayerOutcomes(ABC):
+    """What a forward pass within `token_outcomes` gave for each token that its output layer saw: two numbers."""
 
     targets: torch.Tensor
     """The token that each of them predicts, of the shape of the output layer's input without its last dimension."""
-    sampler: Sampler
-    entropy: bool
     _given: torch.Tensor | None = field(default=None, init=False)
     _version: int = field(default=0, init=False)
 
+    @property
+    @abstractmethod
+    def has_second(self) -> bool:
+        """Whether the second number was asked for; else it is 0."""
+
+    @abstractmethod
+    def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        """Return both numbers of each token, (k, 2), from what the output layer gets, (k, H)."""
+
+    @abstractmethod
+    def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both numbers, each of the targets' shape, from the logits of a model that scales or caps them."""
+
     def compute(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Return log-probs and entropies in the place of the logits, (..., 2)."""
-        chunk = max(1, CHUNK_BYTES // (4 * len(layer.weight)))
-        outcomes = _TokenOutcomes.apply(
-            hidden.flatten(0, -2), layer.weight, layer.bias, self.targets.flatten(), self.sampler, self.entropy, chunk
-        )
-        self._given = outcomes.view(*hidden.shape[:-1], 2)
+        """Return both numbers in the place of the logits, (..., 2)."""
+        self._given = self.of_hidden(layer, hidden.flatten(0, -2)).view(*hidden.shape[:-1], 2)
         self._version = self._given._version
         return self._given
 
     def of(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return log-probs and entropies of a model's output; None where it makes something else of its logits."""
+        """Return both numbers from a model's output; None where it makes something else of its logits."""
         given = self._given
         assert given is not None, "a causal model calls its output layer"
         # Hooks of ZeRO-3 hand on the same memory as another tensor.
@@ -142,9 +168,35 @@ class TokenOutcomes:
         return logits[..., 0], logits[..., 1]
 
 
+@dataclass(kw_only=True)
+class TokenOutcomes(LayerOutcomes):
+    """The log-prob of each target, and the entropy of the distribution that it is drawn from."""
+
+    sampler: Sampler
+    entropy: bool
+
+    @property
+    def has_second(self) -> bool:
+        """Whether entropies were asked for."""
+        return self.entropy
+
+    def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        """Return log-probs and entropies, (k, 2)."""
+        chunk = max(1, CHUNK_BYTES // (4 * len(layer.weight)))
+        return _TokenOutcomes.apply(
+            hidden, layer.weight, layer.bias, self.targets.flatten(), self.sampler, self.entropy, chunk
+        )
+
+    def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies."""
+        logits = self.sampler(logits)
+        log_probs = log_probs_from_logits(logits, self.targets)
+        return log_probs, compute_entropy(logits) if self.entropy else torch.zeros_like(log_probs)
+
+
 @contextmanager
-def token_outcomes(layer: torch.nn.Linear, outcomes: TokenOutcomes) -> Iterator[None]:
-    """Let an output layer compute log-probs and entropies of given tokens in the place of logits.
+def token_outcomes(layer: torch.nn.Linear, outcomes: LayerOutcomes) -> Iterator[None]:
+    """Let an output layer compute two numbers of each token in the place of logits.
 
     Its module is still called, so that ZeRO-3 gathers its weight and gives it back, in the backward pass as well.
     """

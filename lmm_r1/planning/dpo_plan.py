@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from lmm_r1.config import DPOConfig, RMConfig
-from lmm_r1.planning.estimates import PlanImage, estimate
+from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.machine import Machine
-from lmm_r1.planning.placement import PlannedModel
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.sft_plan import model_settings, supervised_plan, trained_model
-from lmm_r1.planning.zero_memory import gathered_bytes
+from lmm_r1.planning.sft_plan import frozen_model, supervised_plan, trained_model
 
 SIDES = 2
 
@@ -32,7 +30,19 @@ def plan_dpo(
     )
     models = [policy]
     if config.needs_reference_model:
-        models.append(_reference(config, machine, processes=processes, per_machine=per_machine, image=image))
+        reference = frozen_model(
+            config,
+            machine,
+            processes=processes,
+            per_machine=per_machine,
+            image=image,
+            share_prefix=config.train.shared_prefix_enable,
+            pass_tokens=tokens,
+            role="reference",
+            path=config.ref.model_name_or_path,
+            offload=config.ref.offload,
+        )
+        models.append(reference)
     return supervised_plan(config, machine, models, per_machine=per_machine, samples_per_row=SIDES)
 
 
@@ -51,34 +61,3 @@ def plan_rm(
         role="critic",
     )
     return supervised_plan(config, machine, [model], per_machine=per_machine, samples_per_row=SIDES)
-
-
-def _reference(
-    config: DPOConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None
-) -> PlannedModel:
-    on_gpu, sharded = machine.gpu_bytes is not None, config.ds.zero_stage == 3
-    settings = model_settings(
-        config,
-        share_prefix=config.train.shared_prefix_enable,
-        role="reference",
-        on_gpu=on_gpu,
-        path=config.ref.model_name_or_path,
-    )
-    estimated = estimate(settings, image)
-    size = estimated.size
-    shard = -(-size.weight_bytes // processes) if sharded else size.weight_bytes
-    offloaded = sharded and on_gpu and config.ref.offload
-    return PlannedModel(
-        role="reference",
-        estimate=estimated,
-        states=None,
-        resident=0 if offloaded else shard,
-        gathered=gathered_bytes(size) if sharded else 0,
-        sleeps=False,
-        # It is in the policy's process.
-        context=0,
-        pass_tokens=SIDES * config.data.max_len,
-        host=shard if offloaded else 0,
-        ranks=per_machine,
-        gpus=processes,
-    )

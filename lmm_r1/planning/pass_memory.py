@@ -19,7 +19,7 @@ from lmm_r1.planning.live_memory import LiveMemory, Unpredictable, take_memory
 # Parameters of models whose kernels are run, with zeros for weights: nothing is quicker without them.
 SMALL = 10_000_000
 
-Role = Literal["policy", "critic", "reference", "reward"]
+Role = Literal["policy", "critic", "reference", "teacher", "reward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def empty_model(
         checkpointing: whether activations are computed again in the backward pass.
     """
     actor: KitActor | KitValueModel
-    if role in ("policy", "reference"):
+    if role in ("policy", "reference", "teacher"):
         actor = KitActor(path, empty=True, **settings)
     else:
         kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"

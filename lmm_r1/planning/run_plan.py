@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
@@ -19,6 +19,7 @@ from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
 from lmm_r1.planning.dpo_plan import plan_dpo, plan_rm
 from lmm_r1.planning.estimates import PlanImage
+from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.live_memory import Unpredictable
 from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
 from lmm_r1.planning.plan import Plan
@@ -64,6 +65,8 @@ def check_sft_plan(
             return plan_dpo(changed, machine, processes=processes, per_machine=per_machine, image=image)
         if isinstance(changed, RMConfig):
             return plan_rm(changed, machine, processes=processes, per_machine=per_machine, image=image)
+        if isinstance(changed, KDConfig):
+            return plan_kd(changed, machine, processes=processes, per_machine=per_machine, image=image)
         return plan_sft(changed, machine, processes=processes, per_machine=per_machine, image=image)
 
     try:

@@ -77,6 +77,47 @@ def trained_model(
     )
 
 
+def frozen_model(
+    config: SupervisedConfig,
+    machine: Machine,
+    *,
+    processes: int,
+    per_machine: int,
+    image: PlanImage | None,
+    share_prefix: bool,
+    pass_tokens: int,
+    role: Role,
+    path: str | None,
+    offload: bool,
+) -> PlannedModel:
+    """Return a model beside the trained one that stays as it is; the arguments are those of `trained_model`.
+
+    Args:
+        path: of its checkpoint.
+        offload: whether its weights wait in the host's memory where they can.
+    """
+    on_gpu, sharded = machine.gpu_bytes is not None, config.ds.zero_stage == 3
+    settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu, path=path)
+    estimated = estimate(settings, image)
+    size = estimated.size
+    shard = -(-size.weight_bytes // processes) if sharded else size.weight_bytes
+    offloaded = sharded and on_gpu and offload
+    return PlannedModel(
+        role=role,
+        estimate=estimated,
+        states=None,
+        resident=0 if offloaded else shard,
+        gathered=gathered_bytes(size) if sharded else 0,
+        sleeps=False,
+        # It is in the policy's process.
+        context=0,
+        pass_tokens=pass_tokens,
+        host=shard if offloaded else 0,
+        ranks=per_machine,
+        gpus=processes,
+    )
+
+
 def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int) -> ZeroSettings:
     """Return what decides how the states of a supervised run's models are kept."""
     assert config.ds.param_dtype is not None, "resolve_sft fills it in"
@@ -95,8 +136,8 @@ def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int)
 def model_settings(
     config: SupervisedConfig, *, share_prefix: bool, role: Role, on_gpu: bool, path: str | None = None
 ) -> ModelSettings:
-    """Return how a supervised run builds the model that it trains, or the reference model at `path`."""
-    trained = role != "reference"
+    """Return how a supervised run builds the model that it trains, or one that stays as it is at `path`."""
+    trained = role in ("policy", "critic")
     path = path or config.model.model_name_or_path
     assert path is not None, "resolve_sft requires it"
     assert config.ds.param_dtype is not None, "resolve_sft fills it in"

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
-from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.data.image_sources import ImageSource, describe
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
@@ -109,6 +109,8 @@ def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) 
     groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
     if isinstance(config, DPOConfig):
         groups = ("model", "ref")
+    if isinstance(config, KDConfig):
+        groups = ("model", "teacher")
     output = Path(config.ckpt.output_dir).resolve()
     for name in groups:
         path = getattr(config, name).model_name_or_path

@@ -7,8 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import Checkpoint
@@ -20,8 +18,11 @@ from lmm_r1.trainer.sft_rows import RowEncoder, evaluation_rows, training_rows
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.stopping import StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
+from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms, TokenLosses
 from lmm_r1.trainer.supervised_rows import first_fitting
+from lmm_r1.trainer.supervised_start import (
+    Session,
+)
 from lmm_r1.trainer.supervised_start import _check_processes as _check_processes
 from lmm_r1.trainer.supervised_start import check_rows, model_path, opened, prepare_trained, session, trained_settings
 
@@ -34,29 +35,20 @@ def train(config: SFTConfig) -> None:
     fitting = first_fitting(config, rows, RowEncoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor))
     models: dict[str, str | None] = {"model.model_name_or_path": checkpoint.path}
     with session(config, checkpoint, kind="sft", models=models, rows=rows, shown=rows) as begun:
-        run = _SFTRun(
-            config,
-            begun.strategy,
-            _prepare_actor(config, begun.args, begun.strategy, steps=begun.steps),
-            kit=checkpoint.kit,
-            processor=checkpoint.processor,
-            rows=rows,
-            folder=begun.folder,
-            fitting=fitting,
-            stops=begun.stops,
-            trackers=begun.trackers,
-        )
+        actor = prepare_actor(config, begun.args, begun.strategy, steps=begun.steps)
+        run = SFTRun.of(begun, config, actor, rows=rows, fitting=fitting)
         if eval_rows:
             run.evaluate_on(eval_rows, checkpoint=checkpoint)
         begun.train(run)
 
 
-def _prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
+def prepare_actor(config: SFTConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
+    """Return the model that is trained, under DeepSpeed."""
     actor = KitActor(model_path(config), **trained_settings(config, strategy))
     return prepare_trained(actor, config, args, strategy, steps=steps)
 
 
-class _SFTRun(SupervisedRun[Row, SFTSample, SFTBatch]):
+class SFTRun(SupervisedRun[Row, SFTSample, SFTBatch]):
     """The loss is the mean over all loss tokens."""
 
     config: SFTConfig
@@ -91,6 +83,29 @@ class _SFTRun(SupervisedRun[Row, SFTSample, SFTBatch]):
             trackers=trackers,
         )
 
+    @classmethod
+    def of(
+        cls, begun: Session, config: SFTConfig, actor: KitActor, *, rows: list[Row], fitting: SFTSample, **more: Any
+    ) -> SFTRun:
+        """Return the run of a session.
+
+        Args:
+            more: what a subclass takes beside.
+        """
+        return cls(
+            config,
+            begun.strategy,
+            actor,
+            kit=begun.checkpoint.kit,
+            processor=begun.checkpoint.processor,
+            rows=rows,
+            folder=begun.folder,
+            fitting=fitting,
+            stops=begun.stops,
+            trackers=begun.trackers,
+            **more,
+        )
+
     def evaluate_on(self, rows: list[Row], *, checkpoint: Checkpoint) -> None:
         """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
         asked, model = self.config.eval.verifier is not None, self.actor.model
@@ -100,7 +115,7 @@ class _SFTRun(SupervisedRun[Row, SFTSample, SFTBatch]):
             rows=rows,
             encode=self.encode,
             filler=self.filler,
-            log_probs=self._evaluated,
+            losses=self.token_losses,
             answers=Answers(self.config, model, checkpoint=checkpoint, rows=rows) if asked else None,
         )
         self.best.resume()
@@ -115,9 +130,12 @@ class _SFTRun(SupervisedRun[Row, SFTSample, SFTBatch]):
         return Counts(units=tokens, tokens=tokens)
 
     def terms(self, batch: SFTBatch) -> Terms:
-        """Return the negative log-likelihood of the batch's loss tokens."""
-        log_probs, aux_loss = self.policy_log_probs(batch)
-        return Terms(loss=-log_probs.sum(), aux_loss=aux_loss)
+        """Return the loss of the batch's loss tokens."""
+        found = self.token_losses(batch)
+        sums = {name: values.detach().sum() for name, values in found.parts.items()}
+        return Terms(loss=found.loss.sum(), aux_loss=found.aux_loss, sums=sums)
 
-    def _evaluated(self, batch: SFTBatch) -> torch.Tensor:
-        return self.policy_log_probs(batch)[0]
+    def token_losses(self, batch: SFTBatch) -> TokenLosses:
+        """Return the negative log-likelihood of each loss token."""
+        log_probs, aux_loss = self.policy_log_probs(batch)
+        return TokenLosses(loss=-log_probs, aux_loss=aux_loss)

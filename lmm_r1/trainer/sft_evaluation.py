@@ -19,12 +19,12 @@ from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, Judge
-from lmm_r1.trainer.held_out import LOSS
 from lmm_r1.trainer.held_out import BestMetric as BestMetric
 from lmm_r1.trainer.held_out import HeldOut
 from lmm_r1.trainer.sft_rows import RowEncoder
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.supervised import TokenLosses
 
 
 class Evaluation(HeldOut[Row, SFTSample]):
@@ -38,18 +38,20 @@ class Evaluation(HeldOut[Row, SFTSample]):
         rows: Sequence[Row],
         encode: RowEncoder,
         filler: SFTSample,
-        log_probs: Callable[[SFTBatch], torch.Tensor],
+        losses: Callable[[SFTBatch], TokenLosses],
         answers: Answers | None = None,
     ) -> None:
         """Args:
         filler: a sample without loss tokens.
-        log_probs: gives those of a batch's loss tokens, 0 elsewhere, (B, T - 1).
+        losses: gives those of a batch's tokens.
         """
         super().__init__(
             config, strategy, rows=rows, source_of=lambda row: row.datasource, encode=encode, filler=filler
         )
         self.pad_token_id = encode.kit.tokenizer_of(encode.processor).pad_token_id
-        self.log_probs = log_probs
+        self.losses = losses
+        # Of what is measured beside the loss; known after the first pass.
+        self.parts: tuple[str, ...] = ()
         self.answers = answers
 
     def _all_metrics(self) -> dict[str, float]:
@@ -60,12 +62,16 @@ class Evaluation(HeldOut[Row, SFTSample]):
 
     def _measured(self, samples: Sequence[SFTSample]) -> torch.Tensor:
         batch = collate(samples, pad_token_id=self.pad_token_id)
-        losses = -self.log_probs(batch).double().sum(-1)
-        return torch.stack([losses, batch.loss_mask.sum(-1).to(losses)], dim=-1)
+        found = self.losses(batch)
+        self.parts = tuple(found.parts)
+        sums = [values.double().sum(-1) for values in (found.loss, *found.parts.values())]
+        return torch.stack([*sums, batch.loss_mask.sum(-1).to(sums[0])], dim=-1)
 
     def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
-        total, tokens = sums.tolist()
-        return {LOSS if source is None else f"eval_{source}_loss": total / tokens} if tokens else {}
+        *totals, tokens = sums.tolist()
+        of_source = "eval_" if source is None else f"eval_{source}_"
+        names = (f"{of_source}{name}" for name in ("loss", *self.parts))
+        return {name: total / tokens for name, total in zip(names, totals, strict=True)} if tokens else {}
 
 
 class Answers:

@@ -52,6 +52,17 @@ class Terms:
     """What else is logged, by name, without gradients and summed over units: its mean over the update's is shown."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenLosses:
+    """What a pass gives for each token of a batch, (B, T - 1); 0 where it is no loss token."""
+
+    loss: torch.Tensor
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is logged of it, by name."""
+    aux_loss: torch.Tensor | float = 0.0
+    """The load-balancing loss of experts."""
+
+
 class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
     """The training loop and what it needs; a trainer says what a batch is and what its loss.
 

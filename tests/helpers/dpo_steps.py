@@ -38,6 +38,8 @@ class Case:
     lora: bool = False
     rewards: bool = False
     """Whether a reward model is trained, with margins, and no policy; `folder` then holds one with a head."""
+    teacher: Path | None = None
+    """Of a distillation; `kd_steps` makes its updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +180,10 @@ def policy_of(path: str, *, lora: bool, **settings: Any) -> KitActor:
     return actor
 
 
-def _flags(case: Case) -> dict[str, Any]:
-    own = {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL}
+def flags_of(case: Case) -> dict[str, Any]:
+    """Return the flags of a case, those of its loss apart."""
     return {
         "model.model_name_or_path": str(case.folder),
-        **({"model.margin_loss_enable": True} if case.rewards else own),
         "data.dataset": "rows.jsonl",
         "data.max_len": 4096,
         "train.batch_size": len(rows()),
@@ -206,7 +207,7 @@ def _reward_updates(case: Case) -> Updates:
     from lmm_r1.trainer import rm
     from lmm_r1.trainer.strategy import make_strategy
 
-    config = resolve(dotted.replace(RMConfig(), _flags(case)))
+    config = resolve(dotted.replace(RMConfig(), {"model.margin_loss_enable": True, **flags_of(case)}))
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
@@ -224,7 +225,7 @@ def _reward_updates(case: Case) -> Updates:
         encode=encode,
         filler=encode(rows()[0]).filler,
     )
-    return _made(run)
+    return updates_made(run)
 
 
 def _ranks_updates(case: Case) -> Updates:
@@ -235,7 +236,8 @@ def _ranks_updates(case: Case) -> Updates:
     from lmm_r1.trainer.dpo_rows import PairEncoder
     from lmm_r1.trainer.strategy import make_strategy
 
-    config = resolve(dotted.replace(DPOConfig(), _flags(case)))
+    own = {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL}
+    config = resolve(dotted.replace(DPOConfig(), {**own, **flags_of(case)}))
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
@@ -268,11 +270,11 @@ def _ranks_updates(case: Case) -> Updates:
         encode=encode,
         filler=encode(rows()[0]).filler,
     )
-    return _made(run)
+    return updates_made(run)
 
 
-def _made(run: Any) -> Updates:
-    """Make a run's updates."""
+def updates_made(run: Any) -> Updates:
+    """Return the updates that a run makes."""
     from lmm_r1.trainer.strategy import whole_state_dict
 
     run.actor.train()
@@ -292,7 +294,11 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cpu.prepare_process()
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
-        updates = _reward_updates(case) if case.rewards else _ranks_updates(case)
+        if case.teacher is not None:
+            # It imports this module.
+            updates = importlib.import_module("helpers.kd_steps").ranks_updates(case)
+        else:
+            updates = _reward_updates(case) if case.rewards else _ranks_updates(case)
         if dist.get_rank() == 0:
             torch.save(updates, folder / f"case{number}.pt")
     dist.destroy_process_group()

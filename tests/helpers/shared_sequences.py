@@ -280,7 +280,7 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
     from lmm_r1.lmm_kits import get_kit
-    from lmm_r1.trainer.sft import _prepare_actor, _SFTRun
+    from lmm_r1.trainer.sft import SFTRun, prepare_actor
     from lmm_r1.trainer.sft_rows import RowEncoder
     from lmm_r1.trainer.strategy import make_strategy, whole_state_dict
 
@@ -310,8 +310,8 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
-    actor = _prepare_actor(config, args, strategy, steps=2)
-    run = _SFTRun(config, strategy, actor, kit=own, processor=processor, rows=rows, folder=None, fitting=samples[0])
+    actor = prepare_actor(config, args, strategy, steps=2)
+    run = SFTRun(config, strategy, actor, kit=own, processor=processor, rows=rows, folder=None, fitting=samples[0])
     actor.train()
     found: dict[str, Any] = {"losses": [], "norms": [], "tokens": []}
     for step in range(2):

@@ -98,7 +98,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
         "reward": launcher.RewardModelActor,
     }
     if is_sft:
-        start = partial(sft._prepare_actor, config, own.args, own, steps=7)
+        start = partial(sft.prepare_actor, config, own.args, own, steps=7)
     else:
         method = classes[role].__ray_metadata__.modified_class.init_model_from_pretrained
         start = partial(method, worker, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ()))

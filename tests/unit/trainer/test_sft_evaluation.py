@@ -19,6 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.trainer.sft_evaluation import BestMetric, Evaluation, prompt_of
 from lmm_r1.trainer.sft_rows import RowEncoder
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample
+from lmm_r1.trainer.supervised import TokenLosses
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
@@ -72,7 +73,7 @@ def evaluation(rows: list[Row], *, rank: int = 0, ranks: int = 1, **flags: objec
         rows=rows,
         encode=RowEncoder.of(settings, kit=CharacterKit(), processor=None),
         filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
-        log_probs=log_probs,
+        losses=lambda batch: TokenLosses(loss=-log_probs(batch)),
     )
 
 

@@ -10,7 +10,7 @@ from helpers.character_kit import CharacterKit
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.sft import _SFTRun
+from lmm_r1.trainer.sft import SFTRun
 from lmm_r1.trainer.sft_samples import SFTSample
 from lmm_r1.trainer.stopping import SaveSchedule
 
@@ -36,16 +36,14 @@ class Strategy(SimpleNamespace):
         self.calls.append((Path(folder).name, tag, *limits, *metric.values()))
 
 
-def run(tmp_path: Path, **flags: object) -> tuple[_SFTRun, Strategy]:
+def run(tmp_path: Path, **flags: object) -> tuple[SFTRun, Strategy]:
     given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
     strategy = Strategy()
     fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
     actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
     config = dotted.replace(SFTConfig(), given)
     folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
-    made = _SFTRun(
-        config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting
-    )
+    made = SFTRun(config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting)
     return made, strategy
 
 

@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.sft import _check_processes, _SFTRun
+from lmm_r1.trainer.sft import SFTRun, _check_processes
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 
 pytestmark = pytest.mark.unit
@@ -54,10 +54,10 @@ def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
     return collate(samples, pad_token_id=0)
 
 
-def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> _SFTRun:
+def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> SFTRun:
     config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
     fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
-    return _SFTRun(
+    return SFTRun(
         config, strategy, actor, kit=CharacterKit(), processor=None, rows=list(rows), folder=None, fitting=fitting
     )
 

@@ -1,0 +1,52 @@
+"""Every flag of `lmm-r1 train_kd`: those of `train_sft`, the teacher's, and which distance to it is made small."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from lmm_r1.config.sft import ModelConfig, SFTConfig
+from lmm_r1.config.shared import LoggerConfig, WandbConfig
+
+DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KDModelConfig(ModelConfig):
+    kd_coef: float = 0.4
+    """Weight of the distance to the teacher in the loss; that of the rows' own tokens (cross-entropy) is what it leaves of 1."""
+    kd_loss: DivergenceName = "forward_kl"
+    """Distance: KL of the student from the teacher, the reverse, or the generalized Jensen-Shannon divergence."""
+    kd_beta: float = 0.5
+    """Of kd_loss jsd: the teacher's share of the mixture; towards 0 it is like forward_kl, towards 1 like reverse_kl."""
+    kd_temperature: float = 1.0
+    """What the logits of both models are divided by for the distance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    model_name_or_path: str | None = None
+    """The teacher, which stays as it is; its tokenizer is the student's, its size may be another."""
+    offload: bool = False
+    """Keep the teacher in CPU memory; needs --ds.zero_stage 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KDLoggerConfig(LoggerConfig):
+    stage_name: str = "kd"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(
+        default_factory=lambda: WandbConfig(project="openrlhf_train_kd", run_name=f"kd_{datetime.now():%m%dT%H:%M}")
+    )
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KDConfig(SFTConfig):
+    """Settings of one stage that learns a teacher's distributions over tokens."""
+
+    model: KDModelConfig = field(default_factory=KDModelConfig)
+    """The student and the loss."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """The teacher."""
+    logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
+    """Logs."""

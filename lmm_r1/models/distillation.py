@@ -1,0 +1,200 @@
+"""A student's distance to its teacher, token by token, without the logits of either at more than a few tokens at a time.
+
+The teacher's pass keeps what its output layer reads; within the student's output layer both make logits chunk by chunk,
+and again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from lmm_r1.models.divergences import Divergence
+from lmm_r1.models.output_layer import LayerGradients, LayerOutcomes
+from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.sequence_parallel import SequenceShare
+
+# Of one model's logits of a chunk in single precision; some ten tensors of the size are held at a time.
+CHUNK_BYTES = 2**26
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedTokens:
+    """Which of the tokens that an output layer sees predict a target, and the places of these among all targets."""
+
+    seen: torch.Tensor
+    """Of the layer's flattened input, (k,)."""
+    places: torch.Tensor
+    """Among the batch's N targets, row by row, (k,); ranks that share a sequence have a part of them each."""
+    count: int
+    """N."""
+
+    @classmethod
+    def in_batch(cls, targets: Targets, *, width: int) -> WantedTokens:
+        """Return those of a padded batch (B, `width`), which may have more rows and columns than the targets."""
+        rows, columns = targets.wanted.nonzero(as_tuple=True)
+        return cls(seen=rows * width + columns, places=torch.arange(len(rows), device=rows.device), count=len(rows))
+
+    @classmethod
+    def in_share(cls, targets: Targets, share: SequenceShare) -> WantedTokens:
+        """Return those of a share of a packed sequence, in which no target stands for several."""
+        assert share.sequence.copies is None, "samples by themselves have no targets in common"
+        rows, columns = share.sequence.places
+        wanted = targets.wanted.to(rows.device)
+        places = (wanted.flatten().cumsum(0) - 1)[rows * wanted.shape[1] + columns]
+        seen = torch.arange(len(share.places), device=rows.device)
+        return cls(seen=seen, places=places[share.places], count=len(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherTokens:
+    """What makes a teacher's logits at the N targets of a batch, row by row."""
+
+    inputs: torch.Tensor
+    """Of its output layer, (N, H); the logits themselves, (N, V), where it scales or caps what the layer gives."""
+    layer: torch.nn.Linear | None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Have the output layer's weight whole, of which ZeRO-3 leaves a part here; every rank must call it."""
+        with ExitStack() as stack:
+            for weight in () if self.layer is None else self.layer.parameters():
+                # One by one: of several that gloo gathers together DeepSpeed waits for the last alone.
+                stack.enter_context(deepspeed.zero.GatheredParameters(weight))
+            yield
+
+    def logits(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some targets, (c, V), within `whole`."""
+        inputs = self.inputs[places]
+        return inputs if self.layer is None else linear(inputs, self.layer.weight, self.layer.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """What a student is compared with at the targets of a batch, and how."""
+
+    teacher: TeacherTokens
+    divergence: Divergence
+
+
+@dataclass(kw_only=True)
+class KeptInputs(LayerOutcomes):
+    """In the teacher's pass: keeps what its output layer reads at the targets, and computes nothing."""
+
+    wanted: WantedTokens
+    group: dist.ProcessGroup | None
+    """The ranks that share the sequence."""
+    tokens: TeacherTokens | None = field(default=None, init=False)
+    """After the pass."""
+    has_second = False
+
+    def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        """Keep it; the numbers mean nothing."""
+        self.tokens = TeacherTokens(inputs=self._in_order(hidden), layer=layer)
+        return hidden.new_zeros(len(hidden), 2)
+
+    def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep the logits themselves; the numbers mean nothing."""
+        self.tokens = TeacherTokens(inputs=self._in_order(logits.flatten(0, -2)), layer=None)
+        nothing = torch.zeros_like(self.targets, dtype=logits.dtype)
+        return nothing, nothing
+
+    def _in_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what there is of the tokens (T, D) at all targets (N, D), on every rank that shares the sequence."""
+        found = values.new_zeros(self.wanted.count, values.shape[-1])
+        found[self.wanted.places] = values[self.wanted.seen]
+        if self.group is not None:
+            dist.all_reduce(found, group=self.group)
+        return found
+
+
+@dataclass(kw_only=True)
+class DistilledOutcomes(LayerOutcomes):
+    """In the student's pass: the log-prob of each target, and how far the student is from its teacher there."""
+
+    wanted: WantedTokens
+    distillation: Distillation
+    has_second = True
+
+    def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        """Return log-probs and distances, (k, 2), 0 where no target is wanted."""
+        return self._distilled(hidden, layer.weight, layer.bias)
+
+    def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and distances from logits."""
+        found = self._distilled(logits.flatten(0, -2), None, None)
+        return found[:, 0].view(self.targets.shape), found[:, 1].view(self.targets.shape)
+
+    def _distilled(self, inputs: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return both numbers of each token (T, 2), 0 where no target is wanted."""
+        seen = self.wanted.seen
+        targets = self.targets.flatten()[seen]
+        found = _Distilled.apply(inputs[seen], weight, bias, targets, self.wanted.places, self.distillation)
+        return found.new_zeros(len(inputs), 2).index_put((seen,), found)
+
+
+class _Distilled(torch.autograd.Function):
+    """Of each token (k,) the log-prob of its target and the divergence from the teacher, (k, 2)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        places: torch.Tensor,
+        distillation: Distillation,
+    ) -> torch.Tensor:
+        teacher = distillation.teacher
+        found = inputs.new_zeros(len(inputs), 2, dtype=torch.promote_types(inputs.dtype, torch.float32))
+        with teacher.whole():
+            for tokens in _chunks(inputs, weight):
+                logits = _logits(inputs[tokens], weight, bias)
+                found[tokens, 0] = logits.gather(-1, targets[tokens, None])[:, 0] - logits.logsumexp(-1)
+                found[tokens, 1] = distillation.divergence.values(logits, teacher.logits(places[tokens]))
+        ctx.save_for_backward(inputs, weight, bias, targets, places)
+        ctx.distillation = distillation
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight, bias, targets, places = ctx.saved_tensors
+        teacher, divergence = ctx.distillation.teacher, ctx.distillation.divergence
+        gradients = None if weight is None else LayerGradients(inputs, weight, bias, needed=ctx.needs_input_grad)
+        of_inputs = torch.empty_like(inputs) if weight is None else None
+        with teacher.whole():
+            for tokens in _chunks(inputs, weight):
+                logits = _logits(inputs[tokens], weight, bias)
+                of_log_prob, of_divergence = gradient[tokens, :1], gradient[tokens, 1:]
+                of_logits = logits.softmax(-1).mul_(-of_log_prob).scatter_add_(1, targets[tokens, None], of_log_prob)
+                of_logits += divergence.gradients(logits, teacher.logits(places[tokens])).mul_(of_divergence)
+                if gradients is not None:
+                    gradients.add(tokens, of_logits)
+                elif of_inputs is not None:
+                    of_inputs[tokens] = of_logits
+        summed = (of_inputs, None, None) if gradients is None else gradients.summed
+        return (*summed, None, None, None)
+
+
+def _chunks(inputs: torch.Tensor, weight: torch.Tensor | None) -> Iterator[slice]:
+    """Yield the tokens of which logits are made together."""
+    vocabulary = inputs.shape[-1] if weight is None else len(weight)
+    size = max(1, CHUNK_BYTES // (4 * vocabulary))
+    for start in range(0, len(inputs), size):
+        yield slice(start, start + size)
+
+
+def _logits(inputs: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return logits (c, V) in single precision at least."""
+    logits = inputs if weight is None else linear(inputs, weight, bias)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,57 @@
+"""Every kit learns from a larger teacher: packed sequences give the distances that all logits of padded rows give."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.conversations import message, picture, row
+from helpers.kd_steps import BETA, TEMPERATURE, build_teacher, losses_by_hand
+from helpers.tiny_models import make_actor
+
+from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.models.distillation import Distillation
+from lmm_r1.models.divergences import Divergence
+from lmm_r1.models.packed.attention import packing_refusal
+from lmm_r1.trainer.sft_samples import collate, encode_sample
+from lmm_r1.trainer.teacher import _check_same_media, _probes, check_same_tokens
+
+pytestmark = pytest.mark.contract
+
+DIVERGENCE = Divergence(name="jsd", beta=BETA, temperature=TEMPERATURE)
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_student_is_as_far_from_a_larger_teacher_as_its_logits_say(
+    name: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+):
+    kit, folder = get_kit(name), tiny_checkpoint(name)
+    build_teacher(kit, tmp_path)
+    student, teacher = Checkpoint(str(folder)), Checkpoint(str(tmp_path))
+    media = [picture(84, 56)] if kit.takes_images else []
+    rows = [
+        row(message("user", *media, "Which digit?"), message("assistant", "<think>easy</think><answer>4</answer>")),
+        row(message("user", "What is 12 + 34?"), message("assistant", "46")),
+    ]
+    check_same_tokens(student.tokenizer, teacher.tokenizer, teacher_flag="")
+    for probe in _probes(rows):
+        _check_same_media(probe, student, teacher, flag="")
+
+    samples = [encode_sample(one, kit=kit, processor=student.processor, max_len=8192, every_turn=True) for one in rows]
+    packs = packing_refusal(make_actor(folder).model) is None
+    ours, theirs = (make_actor(path, packing_samples=packs) for path in (folder, tmp_path))
+    batch = collate(samples, pad_token_id=0)
+    arguments = {"attention_mask": batch.attention_mask, "media": batch.media, "ring_attn_group": None}
+    with torch.no_grad():
+        # Padded, each by itself.
+        parts = (losses_by_hand(ours, theirs, sample) for sample in samples)
+        distances, losses = map(torch.cat, zip(*parts, strict=True))
+        tokens = theirs.teacher_tokens(batch.sequences, batch.loss_mask, **arguments)
+        compared = Distillation(teacher=tokens, divergence=DIVERGENCE)
+        log_probs, output = ours(
+            batch.sequences, batch.loss_mask, return_output=True, distillation=compared, **arguments
+        )
+    assert distances.mean() > 0.05
+    torch.testing.assert_close(output.divergence[batch.loss_mask], distances, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(-log_probs[batch.loss_mask], losses, atol=1e-4, rtol=1e-5)
+    assert output.divergence[~batch.loss_mask].abs().max() == 0

@@ -1,0 +1,198 @@
+"""A distillation: its update is the mean over loss tokens of a mixed loss, and its teacher reads what the student reads."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.character_kit import IMAGE, CharacterKit
+from helpers.conversations import message, row
+from torch.distributed.device_mesh import init_device_mesh
+
+from lmm_r1 import dotted
+from lmm_r1.config import KDConfig
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt
+from lmm_r1.models.divergences import Divergence
+from lmm_r1.trainer import teacher as teachers
+from lmm_r1.trainer.kd import KDRun
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
+from lmm_r1.trainer.teacher import Teacher, check_same_tokens
+
+pytestmark = pytest.mark.unit
+
+
+class AccumulatingStrategy:
+    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+
+    ring_attn_group = None
+
+    def __init__(self, *, micro_batches: int = 1) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        self.micro_batches = micro_batches
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
+        (loss / self.micro_batches).backward()
+
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+        pass
+
+
+class TableActor:
+    """A model whose log-prob of a token is its entry in a table, and its distance from a teacher half of its square."""
+
+    model = None
+
+    def __init__(self) -> None:
+        self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
+        self.asked: list[Any] = []
+
+    def __call__(self, sequences: torch.Tensor, mask: torch.Tensor, *, distillation: Any, **arguments: Any) -> Any:
+        self.asked.append(distillation)
+        log_probs = self.table[sequences[:, 1:]] * mask
+        return log_probs, SimpleNamespace(divergence=log_probs.square() / 2, aux_loss=self.table.sum())
+
+    def eval(self) -> None:
+        pass
+
+    def train(self) -> None:
+        pass
+
+
+def kd_run(*, micro_batches: int = 1, **flags: object) -> KDRun:
+    config = dotted.replace(KDConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    return KDRun(
+        config,
+        AccumulatingStrategy(micro_batches=micro_batches),
+        TableActor(),
+        kit=CharacterKit(),
+        processor=None,
+        rows=[],
+        folder=None,
+        fitting=SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None),
+        teacher=SimpleNamespace(tokens=lambda batch: ("tokens of", batch)),
+    )
+
+
+def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
+    samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]
+    return collate(samples, pad_token_id=0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_loss_is_the_mean_over_all_loss_tokens_of_what_the_coefficient_mixes():
+    batches = [batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])), batch(([3, 3, 3, 2], [0, 0, 0, 1]))]
+    run = kd_run(micro_batches=2, model__kd_coef=0.25)
+    loss, tokens = run._update(batches)
+    # Loss tokens 2, 3, 1 and 2: cross-entropies 2, 4, 1 and 2, distances 2, 8, 1/2 and 2.
+    assert tokens == 4
+    assert run.means == {"kd_loss": pytest.approx(12.5 / 4), "nll_loss": pytest.approx(9 / 4)}
+    assert loss == pytest.approx(0.25 * 12.5 / 4 + 0.75 * 9 / 4)
+    slopes = [0.25 * value - 0.75 for value in (-1.0, -2.0, -4.0)]
+    assert run.actor.table.grad.tolist() == pytest.approx([0, slopes[0] / 4, 2 * slopes[1] / 4, slopes[2] / 4])
+    assert [compared.teacher for compared in run.actor.asked] == [("tokens of", one) for one in batches]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_distance_is_the_one_that_the_flags_name():
+    run = kd_run(model__kd_loss="jsd", model__kd_beta=0.1, model__kd_temperature=2.0, model__aux_loss_coef=0.5)
+    losses = run.token_losses(batch(([1, 2], [0, 1])))
+    assert run.actor.asked[0].divergence == Divergence(name="jsd", beta=0.1, temperature=2.0)
+    assert losses.aux_loss == -7
+    assert kd_run().token_losses(batch(([1, 2], [0, 1]))).aux_loss == 0
+
+
+@pytest.mark.usefixtures("one_process")
+def test_held_out_rows_are_measured_by_the_loss_and_by_both_of_its_parts():
+    run = kd_run(model__kd_coef=0.5, eval__dataset="held.jsonl", train__micro_batch_size=2)
+    run.actor.table = -torch.arange(128.0)
+    run.evaluate_on([row(message("user", "q"), message("assistant", "\4"))], checkpoint=None)
+    metrics = run.evaluation.run(run.actor)
+    # The tokens 4 and 1, which ends the response.
+    assert metrics == {
+        "eval_loss": pytest.approx(0.5 * (8 + 0.5) / 2 + 0.5 * 5 / 2),
+        "eval_kd_loss": pytest.approx((8 + 0.5) / 2),
+        "eval_nll_loss": pytest.approx(5 / 2),
+        "eval_overlong_rows": 0,
+    }
+
+
+class Vocabulary:
+    def __init__(self, **ids: int) -> None:
+        self.ids = ids
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.ids
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "said"),
+    [
+        ({"a": 0, "b": 1, "c": 2}, {"a": 0, "c": 1, "b": 2}, "id 1 is 'b' of the student and 'c' of the teacher"),
+        ({"a": 0, "b": 1}, {"a": 0, "b": 1, "think": 5}, "id 5 is none of the student and 'think' of the teacher"),
+        ({"a": 0, "b": 1}, {"a": 0}, "id 1 is 'b' of the student and none of the teacher"),
+    ],
+)
+def test_another_tokenizer_is_refused_by_the_first_token_that_differs(student, teacher, said):
+    with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: it has another tokenizer .*{said}; take"):
+        check_same_tokens(Vocabulary(**student), Vocabulary(**teacher), teacher_flag="--teacher.model_name_or_path t")
+
+
+def test_tokens_in_another_order_of_the_same_ids_are_the_same():
+    check_same_tokens(Vocabulary(a=0, b=1), Vocabulary(b=1, a=0), teacher_flag="--teacher.model_name_or_path t")
+
+
+class PictureKit(CharacterKit):
+    """Its images are placeholders and a tensor with a scale."""
+
+    def __init__(self, *, patches: int = 3, scale: float = 1.0) -> None:
+        super().__init__()
+        self.patches, self.scale = patches, scale
+
+    def encode(self, processor: object, messages: Any, **settings: Any) -> EncodedPrompt:
+        pixels = torch.full((self.patches, 2), self.scale)
+        return EncodedPrompt(
+            token_ids=[7] * len(messages) + [2] * self.patches,
+            engine_token_ids=[2],
+            images=[],
+            media={"pixels": pixels},
+        )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [(PictureKit(patches=4), "other tokens of images"), (PictureKit(scale=0.5), "other tensors of images")],
+)
+def test_a_processor_that_makes_something_else_of_images_is_refused(teacher, said):
+    ours, theirs = (SimpleNamespace(kit=kit, processor=None, path="s") for kit in (PictureKit(), teacher))
+    teachers._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
+    with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: its processor makes {said} "):
+        teachers._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
+
+
+def test_images_are_looked_at_where_rows_have_any():
+    text, picture = row(message("user", "q")), row(message("user", IMAGE, "q"))
+    assert teachers._probes([text]) == []
+    assert [type(part) for part in teachers._probes([text, picture])] == [ImagePart]
+
+
+def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
+    class Model(torch.nn.Module):
+        def __init__(self, path: str, **settings: Any) -> None:
+            super().__init__()
+            self.path, self.settings = path, settings
+
+    monkeypatch.setattr(teachers, "KitActor", Model)
+    monkeypatch.setattr(teachers, "check_packing", lambda *model, **settings: None)
+    strategy = SimpleNamespace(
+        ring_attn_group=None, prepare=lambda model: model, get_ds_eval_config=lambda offload: f"offloaded: {offload}"
+    )
+    flags = {"teacher.model_name_or_path": "t", "teacher.offload": True, "data.max_len": 77, "ds.lora.rank": 4}
+    teacher = Teacher.prepared(dotted.replace(KDConfig(), flags), strategy)
+    assert (teacher.actor.path, teacher.actor._offload, teacher.actor.training) == ("t", True, False)
+    assert {"ds_config": "offloaded: True", "max_len": 77}.items() <= teacher.actor.settings.items()
+    assert "lora_rank" not in teacher.actor.settings
