@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from lmm_r1.config.sft import ModelConfig, SFTConfig
-from lmm_r1.config.shared import LoggerConfig, WandbConfig
+from lmm_r1.config.sft import ModelConfig, SFTConfig, SFTLoggerConfig
+from lmm_r1.config.shared import WandbConfig
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
 
@@ -31,7 +31,7 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KDLoggerConfig(LoggerConfig):
+class KDLoggerConfig(SFTLoggerConfig):
     stage_name: str = "kd"
     """Name of this stage in stage.json and in the report."""
     wandb: WandbConfig = field(

@@ -7,12 +7,14 @@ from rich.console import Console
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
-from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import run_plan
 from lmm_r1.planning.dpo_plan import plan_dpo
 from lmm_r1.planning.estimates import estimate
+from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
@@ -171,6 +173,30 @@ def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(t
         assert [model.role for model in alone.devices[0].models] == ["policy"]
 
 
+def test_a_distillation_is_planned_with_its_teacher_whose_output_layer_is_whole_within_the_students_pass(
+    tiny_checkpoint,
+):
+    path = str(tiny_checkpoint("llm"))
+    names = ("model.model_name_or_path", "teacher.model_name_or_path")
+    flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
+
+    def plan(**more: object) -> Plan:
+        config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
+        return plan_kd(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB), processes=4, per_machine=4)
+
+    student, teacher = plan().devices[0].models
+    weights = teacher.estimate.size.weight_bytes
+    assert [student.role, teacher.role] == ["policy", "teacher"]
+    assert (teacher.resident, teacher.context, teacher.states, teacher.pass_tokens) == (weights, 0, None, 2048)
+    sharded, shard = plan(ds__zero_stage=3).devices[0].models
+    assert shard.resident == -(-weights // 4)
+    text = Checkpoint(path).config.get_text_config()
+    assert sharded.context - student.context == 4 * text.vocab_size * text.hidden_size
+    offloaded = plan(ds__zero_stage=3, teacher__offload=True)
+    assert (offloaded.devices[0].models[1].resident, offloaded.devices[0].models[1].host) == (0, -(-weights // 4))
+    assert any(phase.name == "teacher, offloaded" for phase in offloaded.host)
+
+
 @pytest.mark.usefixtures("own_environment")
 def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint, capsys, monkeypatch):
     monkeypatch.setattr(cpu, "prepare_process", lambda: None)
@@ -191,5 +217,8 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     assert "the longest sample has 2,048" in capsys.readouterr().out
     main(["plan", "train_dpo", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
     assert "passes of the reference" in capsys.readouterr().out
+    teacher = ["--teacher.model_name_or_path", str(tiny_checkpoint("llm"))]
+    main(["plan", "train_kd", *sft, *teacher, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
+    assert "passes of the teacher" in capsys.readouterr().out
     main(["plan", "train_rm", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
     assert "update of the critic" in capsys.readouterr().out

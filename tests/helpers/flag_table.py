@@ -12,7 +12,7 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help
-from lmm_r1.config import NOT_YET, DPOConfig, PPOConfig, RMConfig, SFTConfig
+from lmm_r1.config import NOT_YET, DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "flags.md"
 COMMANDS: dict[str, type] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,
+    "train_kd": KDConfig,
     "train_dpo": DPOConfig,
     "train_rm": RMConfig,
 }
@@ -27,6 +28,7 @@ COMMANDS: dict[str, type] = {
 PARTS = {
     "train_ppo_ray": ("all",),
     "train_sft": ("all", "supervised"),
+    "train_kd": ("all", "supervised", "train_sft"),
     "train_dpo": ("all", "supervised", "pairs"),
     "train_rm": ("all", "supervised", "pairs"),
 }
