@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig
@@ -21,25 +21,6 @@ from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.teacher import Teacher, check_same_tokens
 
 pytestmark = pytest.mark.unit
-
-
-class AccumulatingStrategy:
-    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
-
-    ring_attn_group = None
-
-    def __init__(self, *, micro_batches: int = 1) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        self.micro_batches = micro_batches
-
-    def is_rank_0(self) -> bool:
-        return True
-
-    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        (loss / self.micro_batches).backward()
-
-    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
-        pass
 
 
 class TableActor:

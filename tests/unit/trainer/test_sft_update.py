@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
-from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
@@ -17,26 +17,6 @@ from lmm_r1.trainer.sft import SFTRun, _check_processes
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 
 pytestmark = pytest.mark.unit
-
-
-class AccumulatingStrategy:
-    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
-
-    ring_attn_group = None
-
-    def __init__(self, *, micro_batches: int) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        self.micro_batches = micro_batches
-        self.steps = 0
-
-    def is_rank_0(self) -> bool:
-        return True
-
-    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        (loss / self.micro_batches).backward()
-
-    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
-        self.steps += 1
 
 
 class TableActor:
