@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Distillation in small, on a laptop's CPU: a tiny Qwen2.5-VL that adds and sorts digits, in text and images, teaches a smaller
-# one, on the rows that it has seen and then on what the student writes itself (GKD in rounds). The same student also learns
+# one, on the rows that it has seen and then on responses that the student samples itself (GKD). The same student also learns
 # the same rows without a teacher, and a table compares all on held-out rows.
 #   bash examples/scripts/train_kd.sh                    into runs/kd_demo
-#   SEED=2 ROUNDS=0 bash examples/scripts/train_kd.sh runs/two    another seed, and no responses of the student's own
+#   SEED=2 bash examples/scripts/train_kd.sh runs/two    another seed, into runs/two
 #   bash examples/scripts/train_kd.sh runs/jsd --model.kd_loss jsd    flags behind the folder go to each distillation
-# ROWS and PROMPTS are how many they see. A finished stage is skipped and a stopped one continued.
+# ROWS is how many they see, OWN_STEPS how many updates follow on the student's own responses. A finished stage is skipped and
+# a stopped one continued.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 ROOT=${1:-runs/kd_demo}
-: "${SEED:=1}" "${PYTHON:=python}" "${ROWS:=12800}" "${PROMPTS:=1600}" "${ROUNDS:=2}"
+: "${SEED:=1}" "${PYTHON:=python}" "${ROWS:=12800}" "${OWN_STEPS:=100}"
 data=$ROOT/data
 configs=$here/lmm_r1/configs/demo
 
@@ -43,16 +44,8 @@ train train_sft teacher wide "$data/first,$data/later"
 train train_sft alone narrow "$data/first,$data/later"
 taught=(--teacher.model_name_or_path "$ROOT/teacher" "${@:2}")
 train train_kd taught narrow "$data/first,$data/later" "${taught[@]}"
-student=taught compared=(teacher="$ROOT/teacher" alone="$ROOT/alone" taught="$ROOT/taught")
-for ((round = 1; round <= ROUNDS; round++)); do
-  rows "prompts_$round" --modality mixed --split train --rows "$PROMPTS" --seed "$round$SEED"
-  own=$data/own_$round.jsonl
-  # Every response that ends, right or wrong.
-  [[ -f $own ]] || "$PYTHON" -m lmm_r1.cli.batch_inference --model "$ROOT/$student" --data "$data/prompts_$round" \
-    --output "$data/responses_$round.jsonl" --temperature 1 --max_new_tokens 80 --max_model_len 2048 --dtype float32 \
-    --verifier math --select rejection_sampling --min_reward 0 --selected "$own" --overwrite
-  train train_kd "own_$round" "$student" "$own" "${taught[@]}" --model.kd_coef 1 --adam.lr 5e-4
-  student=own_$round compared+=("own_$round=$ROOT/own_$round")
-done
-"$PYTHON" -m lmm_r1.cli.evaluate --config "$configs/evaluate.yaml" --checkpoints "${compared[@]}" --baseline alone \
-  --files text="$data/text" image="$data/image" --output "$ROOT/evaluation.json"
+train train_kd own taught "$data/later" "${taught[@]}" --model.kd_coef 1 --rollout.on_policy_share 1 \
+  --rollout.max_new_tokens 80 --train.max_steps "$OWN_STEPS" --adam.lr 5e-4
+"$PYTHON" -m lmm_r1.cli.evaluate --config "$configs/evaluate.yaml" --baseline alone --output "$ROOT/evaluation.json" \
+  --checkpoints teacher="$ROOT/teacher" alone="$ROOT/alone" taught="$ROOT/taught" own="$ROOT/own" \
+  --files text="$data/text" image="$data/image"

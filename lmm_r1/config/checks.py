@@ -72,12 +72,16 @@ def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) ->
         raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
 
 
-def check_sampling(*, temperature: float | None, top_p: float) -> None:
-    """Raise UserError for a temperature or a nucleus that nothing can be sampled with; None is left open."""
+def check_sampling(*, temperature: float | None, top_p: float, prefix: str = "") -> None:
+    """Raise UserError for a temperature or a nucleus that nothing can be sampled with; None is left open.
+
+    Args:
+        prefix: what stands in front of the flags' names.
+    """
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise UserError(f"--temperature {temperature}: must be 0 or more")
+        raise UserError(f"--{prefix}temperature {temperature}: must be 0 or more")
     if not 0 < top_p <= 1:
-        raise UserError(f"--top_p {top_p}: must be above 0 and at most 1")
+        raise UserError(f"--{prefix}top_p {top_p}: must be above 0 and at most 1")
 
 
 def check_eager(enforce_eager: bool, *, backend: str, uses_vllm: bool) -> None:

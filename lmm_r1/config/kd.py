@@ -31,6 +31,26 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudentRolloutConfig:
+    on_policy_share: float = 0.0
+    """Share of updates for which the student samples its own responses to the rows' prompts, GKD's lambda; 0 is none."""
+    max_new_tokens: int = 1024
+    """Longest of these responses in tokens, as far as the prompt leaves room for it in data.max_len."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Nucleus of the sampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentEngineConfig:
+    gpu_memory_utilization: float = 0.3
+    """Share of a GPU's memory for the student's engine, beside what trains on it."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KDLoggerConfig(SFTLoggerConfig):
     stage_name: str = "kd"
     """Name of this stage in stage.json and in the report."""
@@ -48,5 +68,9 @@ class KDConfig(SFTConfig):
     """The student and the loss."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
+    rollout: StudentRolloutConfig = field(default_factory=StudentRolloutConfig)
+    """Responses of the student's own."""
+    vllm: StudentEngineConfig = field(default_factory=StudentEngineConfig)
+    """The engine that samples them."""
     logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
     """Logs."""

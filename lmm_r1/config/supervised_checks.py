@@ -7,12 +7,13 @@ from lmm_r1.config.checks import (
     check_evaluation,
     check_offloaded,
     check_optimizer,
+    check_sampling,
     check_ulysses,
     check_vision_lr,
     require,
 )
 from lmm_r1.config.dpo import DPOConfig, DPOModelConfig
-from lmm_r1.config.kd import KDConfig, KDModelConfig
+from lmm_r1.config.kd import KDConfig, KDModelConfig, StudentEngineConfig, StudentRolloutConfig
 from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.supervised import SupervisedConfig
@@ -44,6 +45,7 @@ def check_kd(config: KDConfig) -> None:
     require(config, "teacher.model_name_or_path", example="path/or/hub-name")
     check_sft(config)
     _check_distillation(config.model)
+    _check_own_responses(config)
     if config.teacher.offload:
         check_offloaded("teacher", config.ds)
     if config.ds.tensor_parallel_size > 1:
@@ -136,6 +138,36 @@ def _check_distillation(model: KDModelConfig) -> None:
         )
     if model.kd_loss != "jsd" and model.kd_beta != KDModelConfig.kd_beta:
         raise UserError(f"--model.kd_beta {model.kd_beta:g} needs --model.kd_loss jsd")
+
+
+def _check_own_responses(config: KDConfig) -> None:
+    rollout, default = config.rollout, StudentRolloutConfig()
+    if not 0 <= rollout.on_policy_share <= 1:
+        raise UserError(f"--rollout.on_policy_share {rollout.on_policy_share:g} must be from 0 to 1")
+    given = [
+        name for name in ("max_new_tokens", "temperature", "top_p") if getattr(rollout, name) != getattr(default, name)
+    ]
+    if not rollout.on_policy_share:
+        if given:
+            raise UserError(
+                f"--rollout.{given[0]} {getattr(rollout, given[0])} needs --rollout.on_policy_share above 0"
+            )
+        if config.vllm != StudentEngineConfig():
+            raise UserError("--vllm.* is of the engine that samples; it needs --rollout.on_policy_share above 0")
+        return
+    share = f"--rollout.on_policy_share {rollout.on_policy_share:g}"
+    check_sampling(temperature=rollout.temperature, top_p=rollout.top_p, prefix="rollout.")
+    if rollout.max_new_tokens < 1:
+        raise UserError(f"--rollout.max_new_tokens {rollout.max_new_tokens} must be at least 1")
+    if config.ds.ulysses_size > 1:
+        raise UserError(
+            f"{share}: ranks that share sequences would each sample others; leave --ds.ulysses_size out, or sample in rounds "
+            "with lmm-r1 batch_inference"
+        )
+    if config.data.dataloader_num_workers:
+        raise UserError(f"{share} has no rows to encode ahead; leave --data.dataloader_num_workers out")
+    if config.model.pretrain_mode_enable:
+        raise UserError(f"{share} has no prompts with --model.pretrain_mode_enable; leave one of them out")
 
 
 def _check_preference_loss(model: DPOModelConfig) -> None:

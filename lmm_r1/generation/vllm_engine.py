@@ -25,6 +25,8 @@ from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.worker_extension import FileWeights
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 
 # Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
 RESPONSES_AT_ONCE = 256
@@ -37,8 +39,14 @@ LAST_TURNS = 10
 class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
-    def __init__(self, path: str, settings: EngineSettings) -> None:
-        self.codec = LimitedCodec(path, settings)
+    def __init__(
+        self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
+    ) -> None:
+        """Args:
+        checkpoint: where it is open already.
+        in_training: in each of a training's processes, whose model gives it new weights.
+        """
+        self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
         with merged_checkpoint(path, settings) as folder:
             arguments = engine_arguments(
                 folder,
@@ -55,6 +63,10 @@ class VllmEngine:
             )
             # Whoever asks for responses says how far they are.
             arguments |= {"seed": settings.seed, "use_tqdm_on_load": False}
+            if in_training:
+                # The launcher's rank and GPU, in its group of processes.
+                arguments["distributed_executor_backend"] = "external_launcher"
+                arguments["worker_extension_cls"] = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
         self._loop = asyncio.new_event_loop()
         # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
@@ -132,6 +144,35 @@ class VllmEngine:
             return await self._loop.run_in_executor(self._beside, partial(function, *arguments))
         return function(*arguments)
 
+    async def response(self, row: Row, sampling: SamplingSettings, *, seed: int) -> tuple[EncodedPrompt, list[int]]:
+        """Return a row's prompt and the tokens of one response, its end token included; asked for within `outcomes`.
+
+        Raises UserError for a row that cannot be taken, or whose response vLLM broke off.
+        """
+        encoded = self.codec.encode(row)
+        request = self._request_of(encoded, sampling, output_per="prompt")
+        request.parameters.seed = seed if sampling.temperature else None
+        async for _ in request.sent_to(self.engine):
+            pass
+        if request.broken:
+            raise UserError(f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})")
+        return encoded, request.responses[0].token_ids
+
+    def call_workers(self, method: str, *arguments: Any) -> None:
+        """Call a method of the worker, between two requests."""
+        self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
+
+    def forget(self) -> None:
+        """Forget everything computed with old weights, once new ones are loaded: prefixes, image features, processed images."""
+
+        async def reset() -> None:
+            if await self.engine.reset_prefix_cache() is False:
+                raise RuntimeError("the engine still had requests when its weights were replaced")
+            await self.engine.reset_encoder_cache()
+            await self.engine.reset_mm_cache()
+
+        self._loop.run_until_complete(reset())
+
     def close(self) -> None:
         """Stop the engine and free its memory."""
         self._end(asyncio.all_tasks(self._loop))
@@ -163,7 +204,11 @@ class VllmEngine:
         )
 
     def _request(self, row: Row, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]) -> Request:
-        encoded = self.codec.encode(row)
+        return self._request_of(self.codec.encode(row), sampling, output_per=output_per)
+
+    def _request_of(
+        self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]
+    ) -> Request:
         parameters = sampling_params(
             sampling,
             max_tokens=self.codec.room(encoded, max_new_tokens=sampling.max_new_tokens),

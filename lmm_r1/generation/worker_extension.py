@@ -71,6 +71,10 @@ class FileWeights:
         self._refresh_tied_heads()
         self._refresh_experts()
 
+    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights of these names by tensors of this process, on its own GPU."""
+        self.model_runner.model.load_weights(weights=list(weights.items()))
+
     def _refresh_tied_heads(self) -> None:
         """Pack the output layers again: a tied one has no weights of its own in the folder and keeps its old copy."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from lmm_r1.models.divergences import Divergence
 from lmm_r1.trainer.sft import SFTRun, prepare_actor
 from lmm_r1.trainer.sft_rows import RowEncoder, evaluation_rows, training_rows
 from lmm_r1.trainer.sft_samples import SFTBatch
-from lmm_r1.trainer.supervised import TokenLosses
+from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
+from lmm_r1.trainer.supervised import Terms, TokenLosses
 from lmm_r1.trainer.supervised_rows import first_fitting
 from lmm_r1.trainer.supervised_start import check_rows, opened, session
 from lmm_r1.trainer.teacher import Teacher, check_teacher, teacher_path
 
-DISTANCE, NLL = "kd_loss", "nll_loss"
+DISTANCE, NLL, ON_POLICY = "kd_loss", "nll_loss", "on_policy"
 
 
 def train(config: KDConfig) -> None:
@@ -26,12 +28,15 @@ def train(config: KDConfig) -> None:
     rows, eval_rows = training_rows(config), evaluation_rows(config)
     check_rows(config, checkpoint, rows + eval_rows)
     check_teacher(config, checkpoint, rows + eval_rows)
+    if config.rollout.on_policy_share:
+        check_sampled(config, checkpoint)
     fitting = first_fitting(config, rows, RowEncoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor))
     models = {"model.model_name_or_path": checkpoint.path, "teacher.model_name_or_path": teacher_path(config)}
     with session(config, checkpoint, kind="kd", models=models, rows=rows, shown=rows) as begun:
         student = prepare_actor(config, begun.args, begun.strategy, steps=begun.steps)
         teacher = Teacher.prepared(config, begun.strategy)
-        run = KDRun.of(begun, config, student, rows=rows, fitting=fitting, teacher=teacher)
+        engine = StudentEngine(config, checkpoint, rows) if config.rollout.on_policy_share else None
+        run = KDRun.of(begun, config, student, rows=rows, fitting=fitting, teacher=teacher, student_engine=engine)
         if eval_rows:
             run.evaluate_on(eval_rows, checkpoint=checkpoint)
         begun.train(run)
@@ -43,16 +48,45 @@ class KDRun(SFTRun):
     config: KDConfig
     shown = (DISTANCE,)
 
-    def __init__(self, *given: Any, teacher: Teacher, **named: Any) -> None:
-        """Args: given, named: those of `SFTRun`."""
+    def __init__(
+        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **named: Any
+    ) -> None:
+        """Args:
+        student_engine: samples the student's own responses.
+        given, named: those of `SFTRun`.
+        """
         super().__init__(*given, **named)
         self.teacher = teacher
+        self.student_engine = student_engine
+        # Whether the update's responses are the student's own.
+        self.on_policy = False
 
     @property
     def divergence(self) -> Divergence:
         """The distance that is made small."""
         model = self.config.model
         return Divergence(name=model.kd_loss, beta=model.kd_beta, temperature=model.kd_temperature)
+
+    def _micro_batches(self, step: int) -> list[SFTBatch]:
+        share = self.config.rollout.on_policy_share
+        # The same on every rank, and in a resumed run.
+        self.on_policy = random.Random(f"{self.config.train.seed} {step}").random() < share
+        if not self.on_policy:
+            return super()._micro_batches(step)
+        assert self.student_engine is not None, "made where there is a share"
+        self.student_engine.renew(self.actor)
+        numbers = self._own_indices(step)
+        rows = [self.rows[number] for number in numbers]
+        return self._in_passes(self.student_engine.samples(rows, step=step, numbers=numbers))
+
+    def terms(self, batch: SFTBatch) -> Terms:
+        """Return the mixed loss; of the student's own responses, which nobody wants it to repeat, the distance alone."""
+        if not self.on_policy:
+            return super().terms(batch)
+        found = self.token_losses(batch)
+        sums = {name: values.detach().sum() for name, values in found.parts.items()}
+        loss = self.config.model.kd_coef * found.parts[DISTANCE].sum()
+        return Terms(loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: batch.loss_mask.sum().to(loss)})
 
     def token_losses(self, batch: SFTBatch) -> TokenLosses:
         """Return the loss of each loss token, and the two parts that it is mixed of."""

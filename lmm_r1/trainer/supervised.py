@@ -230,6 +230,10 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
             samples = [self.encode(self.rows[index]) for index in indices]
         else:
             samples = list(itertools.islice(self.ahead, len(indices)))
+        return self._in_passes(samples)
+
+    def _in_passes(self, samples: Sequence[SampleT | None]) -> list[BatchT]:
+        """Return an update's samples as micro-batches; None, for a row that is left out, is counted."""
         self.skipped += samples.count(None)
         size = self.config.train.micro_batch_size
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]

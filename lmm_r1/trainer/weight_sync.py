@@ -31,17 +31,29 @@ Weights = dict[str, torch.nn.Parameter]
 
 def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
     """Let the engines load all weights from a folder in memory; every rank must call it."""
+    with written_weights(policy) as folder:
+        if dist.get_rank() == 0:
+            ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
+
+
+@contextmanager
+def written_weights(policy: KitActor) -> Iterator[str]:
+    """Write all weights into a folder in memory, which is there until every rank has left; every rank must call it."""
     engine = policy.model
     weights = whole_state_dict(engine)
-    if dist.get_rank() != 0:
-        return
-    memory = Path("/dev/shm")
-    folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+    folder = ""
     try:
-        engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
-        ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
+        if dist.get_rank() == 0:
+            memory = Path("/dev/shm")
+            folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+            engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
+        named = [folder]
+        dist.broadcast_object_list(named)
+        yield named[0]
+        dist.barrier()
     finally:
-        shutil.rmtree(folder)
+        if folder:
+            shutil.rmtree(folder)
 
 
 class Channel(Protocol):

@@ -1,5 +1,7 @@
 """A distillation: its update is the mean over loss tokens of a mixed loss, and its teacher reads what the student reads."""
 
+import asyncio
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,11 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.divergences import Divergence
+from lmm_r1.trainer import student_engine
 from lmm_r1.trainer import teacher as teachers
 from lmm_r1.trainer.kd import KDRun
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
+from lmm_r1.trainer.student_engine import StudentEngine
 from lmm_r1.trainer.teacher import Teacher, check_same_tokens
 
 pytestmark = pytest.mark.unit
@@ -177,3 +181,116 @@ def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
     assert (teacher.actor.path, teacher.actor._offload, teacher.actor.training) == ("t", True, False)
     assert {"ds_config": "offloaded: True", "max_len": 77}.items() <= teacher.actor.settings.items()
     assert "lora_rank" not in teacher.actor.settings
+
+
+class ScriptedEngine:
+    """Answers every row with a token of its own, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def renew(self, student: Any) -> None:
+        self.asked.append("renew")
+
+    def samples(self, rows: Any, *, step: int, numbers: Any) -> list[SFTSample | None]:
+        self.asked.append((step, list(numbers)))
+        sampled = SFTSample(token_ids=[0, 2], loss_mask=[False, True], media=None)
+        return [sampled, *[None] * (len(rows) - 1)]
+
+
+def sampling_run(**flags: object) -> KDRun:
+    given = {"train__batch_size": 2, "train__micro_batch_size": 1, "data__keep_order": True, "model__kd_coef": 0.5}
+    run = kd_run(micro_batches=2, **given, **flags)
+    run.rows = [row(message("user", "q"), message("assistant", letter)) for letter in "abcd"]
+    run.actor.table = torch.cat([run.actor.table.detach(), torch.full((124,), -3.0)]).requires_grad_()
+    run.student_engine = ScriptedEngine()
+    return run
+
+
+@pytest.mark.usefixtures("one_process")
+def test_of_its_own_responses_the_student_learns_the_distance_alone():
+    run = sampling_run(rollout__on_policy_share=1.0)
+    loss, tokens = run._update(run._micro_batches(1))
+    assert run.student_engine.asked == ["renew", (1, [2, 3])]
+    # Of one row there is no response: its place teaches nothing.
+    assert (tokens, run.skipped) == (1, 1)
+    assert run.means == {"kd_loss": 2.0, "nll_loss": 2.0, "on_policy": 1.0}
+    assert loss == pytest.approx(0.5 * 2.0)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_so_many_updates_are_on_policy_and_a_resumed_run_makes_the_same_ones():
+    def steps(share: float) -> list[bool]:
+        run = sampling_run(rollout__on_policy_share=share)
+        found = []
+        for step in range(100):
+            run._micro_batches(step)
+            found.append(run.on_policy)
+        return found
+
+    assert steps(0.0) == [False] * 100
+    some = steps(0.3)
+    assert 15 < sum(some) < 45
+    assert some == steps(0.3)
+    run = sampling_run(rollout__on_policy_share=0.3)
+    run._micro_batches(99)
+    assert run.on_policy == some[99]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_update_on_the_rows_responses_has_the_mixed_loss_again():
+    run = sampling_run(rollout__on_policy_share=1.0)
+    run._update(run._micro_batches(0))
+    run.config = dotted.replace(run.config, {"rollout.on_policy_share": 0.0})
+    loss, tokens = run._update(run._micro_batches(0))
+    # A letter and an end token in each of two rows: cross-entropies 3 and 1, distances 4.5 and 0.5.
+    assert tokens == 4
+    assert loss == pytest.approx(0.5 * 2.5 + 0.5 * 2)
+    assert "on_policy" not in run.means
+
+
+def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
+    made: list[Any] = []
+
+    class Engine:
+        def __init__(self, path: str, settings: Any, **more: Any) -> None:
+            self.sampled: list[Any] = []
+            made.extend([path, settings, more, self])
+
+        def outcomes(self, rows: Any, outcome_of: Any, *, responses_per_row: int) -> Any:
+            for number, one in rows:
+                yield asyncio.run(outcome_of(number, one))
+
+        async def response(self, one: Any, sampling: Any, *, seed: int) -> Any:
+            if one.messages[-1].parts[0].text == "long":
+                raise UserError("no room")
+            self.sampled.append((one, sampling, seed))
+            return EncodedPrompt.of_text([5, 6]), [7, 1]
+
+    monkeypatch.setitem(sys.modules, "lmm_r1.generation.vllm_engine", SimpleNamespace(VllmEngine=Engine))
+    monkeypatch.setattr(student_engine, "prepare_process", lambda: None)
+    monkeypatch.setattr(student_engine.cpu, "take_seeds", lambda: None)
+    flags = {
+        "ds.param_dtype": "fp32",
+        "data.max_len": 77,
+        "rollout.max_new_tokens": 9,
+        "rollout.temperature": 0.5,
+        "rollout.top_p": 0.9,
+        "vllm.gpu_memory_utilization": 0.2,
+        "vllm.enforce_eager": True,
+    }
+    rows = [row(message("user", text), message("assistant", "a")) for text in ("q", "long")]
+    engine = StudentEngine(dotted.replace(KDConfig(), flags), SimpleNamespace(path="s"), rows)
+    path, settings, more, inner = made
+    assert (path, more["in_training"]) == ("s", True)
+    assert (settings.max_model_len, settings.gpu_memory_utilization, settings.enforce_eager) == (77, 0.2, True)
+    first, nothing = engine.samples(rows, step=3, numbers=[4, 5])
+    assert nothing is None
+    assert (first.token_ids, first.loss_mask) == ([5, 6, 7, 1], [False, False, True, True])
+    [(asked, sampling, seed)] = inner.sampled
+    assert [one.role for one in asked.messages] == ["user"]
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
+    engine.samples(rows[:1], step=3, numbers=[4])
+    engine.samples(rows[:1], step=4, numbers=[4])
+    seeds = [seed for *_, seed in inner.sampled]
+    assert seeds[0] == seeds[1] != seeds[2], "a resumed run draws it again"
