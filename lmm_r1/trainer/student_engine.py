@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 
@@ -20,7 +21,11 @@ from lmm_r1.trainer.sft_evaluation import prompt_of
 from lmm_r1.trainer.sft_samples import SFTSample
 from lmm_r1.trainer.weight_sync import send_buckets, written_weights
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+}
 
 
 def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
