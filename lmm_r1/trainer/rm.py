@@ -43,19 +43,8 @@ def train(config: RMConfig) -> None:
     filler = first_fitting(config, rows, encode).filler
     models = {"model.model_name_or_path": checkpoint.path}
     with session(config, checkpoint, kind="rm", models=models, rows=rows, shown=shown) as begun:
-        run = RMRun(
-            config,
-            begun.strategy,
-            prepare_model(config, begun.args, begun.strategy, steps=begun.steps),
-            kit=checkpoint.kit,
-            processor=checkpoint.processor,
-            rows=rows,
-            folder=begun.folder,
-            encode=encode,
-            filler=filler,
-            stops=begun.stops,
-            trackers=begun.trackers,
-        )
+        model = prepare_model(config, begun.args, begun.strategy, steps=begun.steps)
+        run = begun.made(RMRun, model, rows=rows, encode=encode, filler=filler)
         if eval_rows:
             run.evaluate_on(eval_rows)
         begun.train(run)

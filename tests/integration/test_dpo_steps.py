@@ -1,10 +1,10 @@
-"""Updates of runs on pairs on two ranks are those of one process that runs each conversation padded, by itself."""
+"""Updates of runs on judged responses on two ranks are those of one process that runs each conversation padded, by itself."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, rewards_by_hand, start
+from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, start
 from helpers.value_models import save_reward_model
 
 pytestmark = pytest.mark.integration
@@ -25,6 +25,10 @@ CASES = {
     "rewards, ZeRO-3": {"ds.zero_stage": 3},
     "rewards, padded, ZeRO-2": {"ds.zero_stage": 2, **APART},
     "rewards, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
+    "unpaired, shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
+    "unpaired, padded, two rows in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2, **APART},
+    "steps, packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, "train.micro_batch_size": 2},
+    "steps, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2, "ds.packing_samples": True},
 }
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.
 SINGLE = 1e-5
@@ -40,18 +44,20 @@ def updates_of(
     asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
     cases = {}
     for name in asked:
-        rewards = name.startswith("rewards")
+        kind = next((kind for kind in ("rewards", "unpaired", "steps") if name.startswith(kind)), "pairs")
         cases[name] = Case(
-            folder=scored if rewards else tiny_checkpoint(KIT),
+            folder=scored if kind == "rewards" else tiny_checkpoint(KIT),
             flags=CASES[name],
             lora="adapters" in name,
-            rewards=rewards,
+            kind=kind,
         )
     ranks = start(list(cases.values()), folder)
-    alone = {lora: by_hand(Case(folder=tiny_checkpoint(KIT), lora=lora)) for lora in (False, True)}
-    rewarded = rewards_by_hand(Case(folder=scored, rewards=True))
+    alone = {
+        (case.kind, case.lora): by_hand(Case(folder=case.folder, kind=case.kind, lora=case.lora))
+        for case in {(case.kind, case.lora): case for case in cases.values()}.values()
+    }
     together = dict(zip(cases, finish(ranks, folder), strict=True))
-    return lambda name: (rewarded if cases[name].rewards else alone[cases[name].lora], together[name])
+    return lambda name: (alone[cases[name].kind, cases[name].lora], together[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,5 +71,7 @@ def test_two_ranks_make_the_updates_of_a_padded_process(name, updates_of):
     assert together.weights.keys() == alone.weights.keys()
     off = max(float((together.weights[key] - weight).abs().max()) for key, weight in alone.weights.items())
     assert off < SINGLE
-    # The second update starts from another policy than the reference.
-    assert abs(alone.means[1]["reward_margin"]) > 0.01
+    # The second update starts from another model than the first, and than the reference.
+    moved = "step_score" if name.startswith("steps") else "reward_margin"
+    first = alone.means[0][moved] if name.startswith("steps") else 0.0
+    assert abs(alone.means[1][moved] - first) > 0.01
