@@ -11,7 +11,7 @@ from helpers.killed_runs import KillableCommand, lines_in, python
 from PIL import Image
 from safetensors.torch import load_file
 
-from lmm_r1.cli import train_kto, train_prm
+from lmm_r1.cli import batch_inference, train_kto, train_prm
 from lmm_r1.records.run_folder import read_stage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -35,12 +35,12 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def settings(model: Path, folder: Path, *, module: str, run: str) -> dict[str, Any]:
+def command_line(model: Path, folder: Path, *, module: str, run: str) -> list[str]:
     own: dict[str, dict[str, Any]] = {
         "train_kto": {"model.beta": 0.5},
-        "train_prm": {"model.placeholder_token": "*", "ds.packing_samples": True},
+        "train_prm": {"model.placeholder_token": "*"},
     }
-    return {
+    values = {
         "model.model_name_or_path": model,
         "data.dataset": folder / f"{module}.jsonl",
         "data.max_len": 128,
@@ -57,6 +57,7 @@ def settings(model: Path, folder: Path, *, module: str, run: str) -> dict[str, A
         "ckpt.max_num": 1,
         **own[module],
     }
+    return [*flags(values), *(["--ds.packing_samples"] if module == "train_prm" else [])]
 
 
 @pytest.fixture
@@ -77,6 +78,31 @@ def lines_of(run: Path) -> list[dict[str, float]]:
     return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
 
 
+def check_best_of_two(model: Path, folder: Path) -> None:
+    """By the last step's score the trained model prefers one step or both, as the picture says."""
+    question = {"type": "text", "text": "Which digit does the picture show?"}
+    responses = [{"text": "I see 46"}, {"text": "I see 46\n\n 46 it is\n"}, {"text": " "}]
+    given = [
+        {"prompt": [{"role": "user", "content": [{"type": "image", "image": f"{number}.png"}, question]}]}
+        for number in range(8)
+    ]
+    (folder / "given.jsonl").write_text("".join(json.dumps(one | {"responses": responses}) + "\n" for one in given))
+    values = {"eval_task": "rm", "model": model, "data": folder / "given.jsonl", "output": folder / "scored.jsonl"}
+    values |= {"select": "best_of_n", "selected": folder / "best.jsonl", "step_scores": "last"}
+    batch_inference.main(flags(values))
+    best = list(map(json.loads, (folder / "best.jsonl").read_text().splitlines()))
+    chosen = [responses.index({"text": row["messages"][-1]["content"]}) for row in best]
+    assert chosen == [1, 0] * 4
+    scored = list(map(json.loads, (folder / "scored.jsonl").read_text().splitlines()))
+    one, both, none = scored[1]["responses"]
+    assert (one["scores"]["steps"], both["scores"]["steps"], none["scores"]["steps"]) == (1, 2, 0)
+    # The first step is the same in both, and right, and the second wrong.
+    assert one["reward"] == pytest.approx(one["scores"]["steps_min"], rel=1e-5)
+    assert one["reward"] > 0.9 > 0.1 > both["reward"] == both["scores"]["steps_last"] == both["scores"]["steps_min"]
+    assert both["scores"]["steps_product"] == pytest.approx(one["reward"] * both["reward"], rel=1e-4)
+    assert none["reward"] == 0.0
+
+
 @pytest.mark.parametrize("module", [train_kto, train_prm], ids=["train_kto", "train_prm"])
 def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_same_curve(
     module, tiny_checkpoint, tmp_path, in_process
@@ -84,7 +110,7 @@ def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_sam
     name = module.__name__.rpartition(".")[2]
     model = tiny_checkpoint("qwen2_5_vl")
     write_rows(tmp_path)
-    in_process(module, flags(settings(model, tmp_path, module=name, run="whole")))
+    in_process(module, command_line(model, tmp_path, module=name, run="whole"))
     whole = lines_of(tmp_path / "whole")
     trained = {line["step"]: line for line in whole if "loss" in line}
     (evaluated,) = (line for line in whole if "eval_loss" in line)
@@ -97,10 +123,11 @@ def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_sam
     else:
         # Of each picture's two steps one is right, so that the picture is what tells.
         assert trained[STEPS]["step_accuracy"] == evaluated["eval_step_accuracy"] == 1.0
+        check_best_of_two(tmp_path / "whole", tmp_path)
     assert trained[STEPS]["loss"] < 0.05
     assert evaluated["eval_loss"] < 0.05
 
-    argv = flags(settings(model, tmp_path, module=name, run="killed"))
+    argv = command_line(model, tmp_path, module=name, run="killed")
     command = KillableCommand(argv=python(f"lmm_r1.cli.{name}", *argv), cwd=tmp_path)
     ended = command.run(kill=lines_in(tmp_path / "killed" / "metrics.jsonl", 3), limit_s=240)
     assert ended.killed, ended.output
