@@ -12,7 +12,7 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help
-from lmm_r1.config import NOT_YET, DPOConfig, PPOConfig, RMConfig, SFTConfig
+from lmm_r1.config import NOT_YET, DPOConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
 from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,8 @@ COMMANDS: dict[str, type] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,
     "train_dpo": DPOConfig,
+    "train_kto": KTOConfig,
+    "train_prm": PRMConfig,
     "train_rm": RMConfig,
 }
 # The parts of flag_effects.yaml that are about a command, but for its own.
@@ -28,6 +30,8 @@ PARTS = {
     "train_ppo_ray": ("all",),
     "train_sft": ("all", "supervised"),
     "train_dpo": ("all", "supervised", "pairs"),
+    "train_kto": ("all", "supervised"),
+    "train_prm": ("all", "supervised"),
     "train_rm": ("all", "supervised", "pairs"),
 }
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"

@@ -52,12 +52,14 @@ def command_line(model: Path, folder: Path, *, module: str, run: str) -> list[st
         "eval.dataset": folder / f"{module}.jsonl",
         "eval.split": "train",
         "eval.steps": STEPS,
+        "data.dataloader_num_workers": 1,
         "ckpt.output_dir": folder / run,
         "ckpt.save_steps": 2,
         "ckpt.max_num": 1,
         **own[module],
     }
-    return [*flags(values), *(["--ds.packing_samples"] if module == "train_prm" else [])]
+    packs = ["--ds.packing_samples"] if module == "train_prm" else []
+    return [*flags(values), "--eval.before_training", *packs]
 
 
 @pytest.fixture
@@ -113,7 +115,9 @@ def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_sam
     in_process(module, command_line(model, tmp_path, module=name, run="whole"))
     whole = lines_of(tmp_path / "whole")
     trained = {line["step"]: line for line in whole if "loss" in line}
-    (evaluated,) = (line for line in whole if "eval_loss" in line)
+    first, evaluated = (line for line in whole if "eval_loss" in line)
+    assert (first["step"], evaluated["step"]) == (0, STEPS)
+    assert first["eval_loss"] == pytest.approx(trained[1]["loss"], rel=1e-4)
     assert (read_stage(tmp_path / "whole").kind, read_stage(tmp_path / "whole").steps) == (name[-3:], STEPS)
     if module is train_kto:
         assert trained[1]["loss"] == pytest.approx(0.5, abs=1e-4), "the policy starts as its reference"
