@@ -10,11 +10,16 @@ from helpers.value_models import save_reward_model
 pytestmark = pytest.mark.integration
 
 APART = {"train.shared_prefix_enable": False}
+DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+IN_4BIT = {"ds.load_in_4bit": True}
 CASES = {
     "shared prefixes, ZeRO-2": {"ds.zero_stage": 2},
     "shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
     "adapters, ZeRO-2": {"ds.zero_stage": 2},
     "adapters, ZeRO-3": {"ds.zero_stage": 3},
+    "DoRA adapters, ZeRO-2": {"ds.zero_stage": 2, **DORA},
+    "DoRA adapters, ZeRO-3": {"ds.zero_stage": 3, **DORA},
+    "adapters in 4 bits, ZeRO-2": {"ds.zero_stage": 2, **IN_4BIT},
     "packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, **APART},
     "padded, ZeRO-3": {"ds.zero_stage": 3, **APART},
     "two pairs in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2},
@@ -48,10 +53,20 @@ def updates_of(
             rewards=rewards,
         )
     ranks = start(list(cases.values()), folder)
-    alone = {lora: by_hand(Case(folder=tiny_checkpoint(KIT), lora=lora)) for lora in (False, True)}
+    kinds = {_kind(case): _alone(case) for case in cases.values() if not case.rewards}
+    alone = {kind: by_hand(case) for kind, case in kinds.items()}
     rewarded = rewards_by_hand(Case(folder=scored, rewards=True))
     together = dict(zip(cases, finish(ranks, folder), strict=True))
-    return lambda name: (rewarded if cases[name].rewards else alone[cases[name].lora], together[name])
+    return lambda name: (rewarded if cases[name].rewards else alone[_kind(cases[name])], together[name])
+
+
+def _alone(case: Case) -> Case:
+    """What one process does by hand, which is the same for many settings of ranks."""
+    return Case(folder=case.folder, lora=case.lora, flags={name: case.flags[name] for name in _kind(case)[1:]})
+
+
+def _kind(case: Case) -> tuple[object, ...]:
+    return (case.lora, *sorted(case.flags.keys() & {*DORA, *IN_4BIT}))
 
 
 @pytest.mark.parametrize("name", CASES)
