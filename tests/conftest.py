@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from helpers.garbage import keep_frozen, thaw
 
 # The training stack is an extra: without it, what imports it cannot be collected.
 if importlib.util.find_spec("openrlhf") is None:
@@ -86,8 +87,6 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-# A test process holds millions of objects that stay, its libraries' and the tests': a fifth of its time went into
-# looking at them for garbage.
 gc.set_threshold(50_000, 20, 100)
 
 
@@ -98,13 +97,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
+    keep_frozen()
 
 
 def pytest_sessionfinish() -> None:
-    # Libraries that count their objects at the end of the process would tell of those as lost.
-    gc.unfreeze()
+    thaw()
 
 
 @pytest.fixture

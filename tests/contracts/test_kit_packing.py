@@ -50,6 +50,9 @@ THREE_IMAGES = [
     message("assistant", "<answer>4</answer>"),
     message("user", "And these?", picture(84, 56), picture(56, 56)),
 ]
+# For an architecture whose smallest image has hundreds of tokens, which the cost grows with the square of.
+TWO_IMAGES_OF_TURNS = [*THREE_IMAGES[:2], message("user", "And this?", picture(84, 56))]
+LARGE_IMAGES = frozenset({"phi4_multimodal"})
 VIDEO = [message("user", clip(4, 84, 56), "Which digit?")]
 VIDEO_AND_IMAGE = [message("user", clip(2, 56, 84), "or", picture(84, 56), "?")]
 
@@ -96,7 +99,8 @@ def batch_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], 
         # A prompt comes again: texts become one group, images that were encoded twice do not.
         conversations, lengths = [TEXT, OTHER_TEXT, TEXT], [(5, 1, 9), (4, 7), (3, 0)]
         if name in IMAGE_KITS:
-            conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, THREE_IMAGES, TEXT, ONE_IMAGE]
+            of_turns = TWO_IMAGES_OF_TURNS if name in LARGE_IMAGES else THREE_IMAGES
+            conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, of_turns, TEXT, ONE_IMAGE]
             lengths = [(5, 1, 9), (4, 1, 7), (6,), (2, 3), (3, 0), (8,)]
         samples = groups(prompts_of(name, *conversations), lengths, gap=True)
         # The loss takes nothing of one that only fills up a batch.
@@ -348,8 +352,9 @@ def batch_of_turns(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[
 
     @cache
     def batch(name: str) -> Batch:
+        several = [message("user", picture(56, 56), "?")] if name in LARGE_IMAGES else TWO_IMAGES
         image, text, crop, two, alone = prompts_of(
-            name, ONE_IMAGE, TEXT, [message("user", picture(56, 84))], TWO_IMAGES, TEXT
+            name, ONE_IMAGE, TEXT, [message("user", picture(56, 84))], several, TEXT
         )
         seen = prompts_of(name, VIDEO)[0] if name in VIDEO_KITS else two
         return shuffled(

@@ -4,11 +4,13 @@ import copy
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.garbage import keep_frozen
 
 from lmm_r1 import cpu
 from lmm_r1.generation.worker_extension import FileWeights
@@ -34,6 +36,7 @@ def running_engine(
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    _keep_libraries_frozen()
     config = kit.load_config(str(folder), trust_remote_code=False)
     # Before the argument, and in GiB; no engine gives its cache back, and one process has dozens of them.
     with pytest.MonkeyPatch.context() as patch:
@@ -57,6 +60,12 @@ def running_engine(
         del llm
         cleanup_dist_env_and_memory()
         gc.collect()
+
+
+@cache
+def _keep_libraries_frozen() -> None:
+    """Once in a process, and with vLLM loaded."""
+    keep_frozen()
 
 
 def sampled(

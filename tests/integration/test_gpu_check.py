@@ -1,6 +1,5 @@
 """The check on a CPU, with what may go wrong on a GPU: kernels of other signatures, and no memory for a measurement."""
 
-import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -23,14 +22,6 @@ from gpu_stages.subject import Subject
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SMALL = ["--device", "cpu", "--scale", "0.01", "--repeats", "1"]
-
-
-@pytest.fixture(autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Keep the garbage collector, which the check calls for every result, from looking at all that is imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 PREFIX_WAYS = [f"{layout}/{logits}" for layout in ("padded", "packed", "shared") for logits in ("chunked", "whole")]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.commands import flags, write_rows
+from helpers.commands import error_of, flags, write_rows
 from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
 from helpers.whole_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
@@ -91,7 +91,7 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
     assert json.loads((run / "stage.json").read_text())["steps"] == STEPS
 
 
-def test_runs_do_not_touch_each_others_checkpoints(make_command):
+def test_runs_do_not_touch_each_others_checkpoints(make_command, refused):
     command, run = make_command()
     assert command.run(kill=lines_in(run / "metrics.jsonl", 4), limit_s=120).killed
     other, its_run = make_command()
@@ -99,25 +99,39 @@ def test_runs_do_not_touch_each_others_checkpoints(make_command):
     assert (ended.code, "resumed" in ended.output) == (0, False), ended.output
     assert [step for step, _ in losses(its_run)] == list(range(1, STEPS + 1))
     paths = ("--ckpt.output_dir", str(its_run.parent / "third"), "--ckpt.path", str(run / "checkpoints"))
-    assert_another_run_is_refused(other, *paths, "--max_norm", "0.5", run=run)
-    assert_another_run_is_refused(command, "--model.model_name_or_path", str(its_run), run=run)
+    assert ANOTHER_RUN in refused(other, *paths, "--max_norm", "0.5", run=run)
+    assert ANOTHER_RUN in refused(command, "--model.model_name_or_path", str(its_run), run=run)
 
     ended = command.run(limit_s=120)
     assert ended.code == 0, ended.output
     assert losses(run) == losses(its_run)
-    ended = command.run(limit_s=120)
-    assert (ended.code, "--ckpt.overwrite" in ended.output) == (1, True), "finished"
+    assert "--ckpt.overwrite" in refused(command, run=run), "finished"
     ended = KillableCommand(argv=[*command.argv, "--ckpt.overwrite"], cwd=command.cwd).run(limit_s=120)
     assert ended.code == 0, ended.output
     assert losses(run) == losses(its_run)
 
 
-def assert_another_run_is_refused(command: KillableCommand, *changes: str, run: Path) -> None:
-    """The command with other settings says that the run's checkpoints are not its own, and changes nothing of the run."""
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    ended = KillableCommand(argv=[*command.argv, *changes], cwd=command.cwd).run(limit_s=120)
-    assert (ended.code, "holds checkpoints of another run" in ended.output) == (1, True), ended.output
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_environment: None
+) -> Callable[..., str]:
+    """A function that gives a command to this process, with other settings; it returns why the command ends at once.
+
+    It changes no file of the run that it is about.
+    """
+
+    def refusal(command: KillableCommand, *changes: str, run: Path) -> str:
+        monkeypatch.chdir(command.cwd)
+        module, *argv = command.argv[2:]
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        said = error_of(module.rpartition(".")[2], [*argv, *changes], capfd=capfd)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        return said
+
+    return refusal
+
+
+ANOTHER_RUN = "holds checkpoints of another run"
 
 
 def rl_run(folder: Path, *, model: Path, prompts: int) -> tuple[list[str], dict[str, object]]:
@@ -147,7 +161,7 @@ def rl_run(folder: Path, *, model: Path, prompts: int) -> tuple[list[str], dict[
     }
 
 
-def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path):
+def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_step(tiny_checkpoint, tmp_path, refused):
     prompts = 2
     questions, values = rl_run(tmp_path, model=tiny_checkpoint("llm"), prompts=prompts)
     values |= {"critic.num_gpus_per_node": 1, "algo.advantage.estimator": "gae"}
@@ -162,7 +176,7 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
         common.append(newest_common_step(folders))
     assert common[0] in (1, 2)
     assert common[1] == 4, "the step before was only deleted as both had this one"
-    assert_another_run_is_refused(command, "--actor.adam.lr", "0.5", run=run)
+    assert ANOTHER_RUN in refused(command, "--actor.adam.lr", "0.5", run=run)
     ended = command.run(limit_s=240)
     assert ended.code == 0, ended.output
     assert f"resumed at step 4/{RL_STEPS}" in ended.output

@@ -24,6 +24,8 @@ LARGE_IMAGES = {
 # Rank 0 has images and videos in one pass, and rank 1 images alone; then videos alone, and texts alone.
 MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((0,), (0,)))}
 KIT = "qwen2_5_vl"
+# One without images, one with bidirectional attention to them, one with M-RoPE, one with hundreds of tokens an image.
+WHOLE = frozenset({"llm", "gemma3", KIT, "phi4_multimodal"})
 VARIANTS: dict[str, dict[str, object]] = {
     "other numbers of images": {"images": UNEVEN},
     "a frozen vision tower": {"settings": {"freeze_visual_encoder": True}},
@@ -55,8 +57,9 @@ def case_of(name: str, *, folder_of: Callable[[str], Path]) -> Case:
     images = TEXT_AND_IMAGES if get_kit(kit).takes_images else TEXTS
     changes = {"images": images} | (VARIANTS[variant] if variant else {})
     changes["images"] = LARGE_IMAGES.get(kit, {}).get(changes["images"], changes["images"])
-    # The ways differ in what the model computes with whole weights, which it has at all times but in ZeRO-3.
-    ways = WAYS if stage == "3" else ("shared",)
+    # The ways differ in what the model computes with whole weights, which it has at all times but in ZeRO-3. Packed by
+    # themselves, samples go through what shared prefixes do.
+    ways = ("shared",) if stage == "2" else WAYS if kit in WHOLE else ("padded", "shared")
     return Case(**{"kit": kit, "folder": folder_of(kit), "stage": int(stage), "ways": ways} | changes)
 
 

@@ -1,9 +1,7 @@
 """The record of a check: whole after each result, with its failures, gone on from by the next command."""
 
-import gc
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,14 +12,6 @@ from lmm_r1.errors import UserError
 pytestmark = pytest.mark.unit
 
 HEADER = {"device": "cpu", "scale": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Keep the garbage collector, which the check calls for every result, from looking at all that is imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def record(path, **settings):
