@@ -36,11 +36,8 @@ class KitActor(KitModule, Actor):
         temperature: float = 1.0,
         trust_remote_code: bool = False,
         ban_media_tokens: bool = False,
-        load_in_4bit: bool = False,
-        use_liger_kernel: bool = False,
         **settings: Any,
     ) -> None:
-        assert not any((load_in_4bit, use_liger_kernel)), "refused by config.resolve"
         loaded = load_model(pretrain_or_model, LoadSettings.of(trust_remote_code=trust_remote_code, **settings))
         if hasattr(loaded.model.config, "value_head_prefix"):
             raise UserError(

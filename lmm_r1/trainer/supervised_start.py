@@ -192,6 +192,8 @@ def load_settings(config: SupervisedConfig) -> dict[str, Any]:
         "experts_implementation": config.ds.experts_implementation,
         "trust_remote_code": config.train.trust_remote_code,
         "max_len": config.data.max_len,
+        "load_in_4bit": config.ds.load_in_4bit,
+        "use_liger_kernel": config.ds.use_liger_kernel,
     }
 
 
@@ -204,6 +206,8 @@ def trained_settings(config: SupervisedConfig, strategy: KitStrategy) -> dict[st
         "lora_alpha": config.ds.lora.alpha,
         "lora_dropout": config.ds.lora.dropout,
         "target_modules": config.ds.lora.target_modules,
+        "use_dora": config.ds.lora.use_dora,
+        "use_rslora": config.ds.lora.use_rslora,
         "freeze_prefix": config.model.freeze_prefix,
     }
 

@@ -10,11 +10,15 @@ from helpers.value_models import save_reward_model
 pytestmark = pytest.mark.integration
 
 APART = {"train.shared_prefix_enable": False}
+DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+IN_4BIT = {"ds.load_in_4bit": True}
 CASES = {
     "shared prefixes, ZeRO-2": {"ds.zero_stage": 2},
     "shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
     "adapters, ZeRO-2": {"ds.zero_stage": 2},
     "adapters, ZeRO-3": {"ds.zero_stage": 3},
+    "DoRA adapters, ZeRO-3": {"ds.zero_stage": 3, **DORA},
+    "DoRA adapters in 4 bits, ZeRO-2": {"ds.zero_stage": 2, **DORA, **IN_4BIT},
     "packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, **APART},
     "padded, ZeRO-3": {"ds.zero_stage": 3, **APART},
     "two pairs in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2},
@@ -52,12 +56,20 @@ def updates_of(
             kind=kind,
         )
     ranks = start(list(cases.values()), folder)
-    alone = {
-        (case.kind, case.lora): by_hand(Case(folder=case.folder, kind=case.kind, lora=case.lora))
-        for case in {(case.kind, case.lora): case for case in cases.values()}.values()
-    }
+    kinds = {_kind(case): _alone(case) for case in cases.values()}
+    alone = {kind: by_hand(case) for kind, case in kinds.items()}
     together = dict(zip(cases, finish(ranks, folder), strict=True))
-    return lambda name: (alone[cases[name].kind, cases[name].lora], together[name])
+    return lambda name: (alone[_kind(cases[name])], together[name])
+
+
+def _alone(case: Case) -> Case:
+    """What one process does by hand, which is the same for many settings of ranks."""
+    flags = {name: value for name, value in case.flags.items() if name in {*DORA, *IN_4BIT}}
+    return Case(folder=case.folder, kind=case.kind, lora=case.lora, flags=flags)
+
+
+def _kind(case: Case) -> tuple[object, ...]:
+    return (case.kind, case.lora, *sorted(case.flags.keys() & {*DORA, *IN_4BIT}))
 
 
 @pytest.mark.parametrize("name", CASES)
