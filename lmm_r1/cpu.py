@@ -122,7 +122,7 @@ def prepare_process() -> None:
     if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-    # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel that nothing here uses.
+    # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel, which layers of ours do not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     prepare_worker()
 

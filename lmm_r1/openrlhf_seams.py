@@ -83,6 +83,9 @@ def install(
     freeze_visual_encoder: bool,
     max_len: int,
     freeze_prefix: Sequence[str] = (),
+    use_liger_kernel: bool = False,
+    use_dora: bool = False,
+    use_rslora: bool = False,
 ) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
@@ -92,8 +95,12 @@ def install(
         freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
         max_len: tokens of the run's longest sample.
         freeze_prefix: of the names of weights that are not trained, of policy and value models.
+        use_liger_kernel: of value models, to which upstream does not hand it on.
+        use_dora, use_rslora: of models that get adapters, whose kinds upstream does not know.
     """
     both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
+    asked = {"use_liger_kernel": use_liger_kernel, "use_dora": use_dora, "use_rslora": use_rslora}
+    both |= {name: True for name, on in asked.items() if on}
     if freeze_prefix:
         both["freeze_prefix"] = tuple(freeze_prefix)
     built = {

@@ -17,7 +17,7 @@ from lmm_r1.batch.job import JobTotals, run_job
 from lmm_r1.batch.row_log import INDEX, RowLog
 from lmm_r1.batch.selection import select
 from lmm_r1.batch.trajectories import MESSAGES, with_paths
-from lmm_r1.config.batch_inference import BatchConfig, check
+from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
 from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
@@ -39,8 +39,9 @@ from lmm_r1.generation.backends import (
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
+from lmm_r1.lmm_kits.step_tokens import stored_tokens
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.scoring.response_scores import ResponseScorer, RewardModelScorer, verifier_scorer
+from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
 from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
@@ -84,8 +85,9 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     """Do the job, or go on with it; raises UserError for what the user gave and for a full disk."""
     check(config)
     log = RowLog(config.output)
-    # Outputs of single responses were begun without a word of episodes.
+    # Outputs of single responses were begun without a word of episodes, those of other scorers without one of steps.
     unused = EPISODE_FLAGS if config.agent is None else ()
+    unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
     kept = {name: value for name, value in json.loads(_as_json(config)).items() if name not in (*NOT_KEPT, *unused)}
     prepare_process()
     began = time.perf_counter()
@@ -256,7 +258,18 @@ def _kit(config: BatchConfig, path: str) -> LmmKit:
 @contextlib.contextmanager
 def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
     path = config.model if config.eval_task == "rm" else config.reward_model
-    if path is not None:
+    if path is not None and _judges_steps(config, path):
+        yield ProcessRewardScorer(
+            path,
+            step_scores=config.step_scores,
+            placeholder_token=config.placeholder_token,
+            reward_tokens=config.reward_tokens,
+            dtype=config.dtype,
+            max_len=config.max_model_len,
+            max_batch_tokens=config.max_batch_tokens,
+            trust_remote_code=config.trust_remote_code,
+        )
+    elif path is not None:
         yield RewardModelScorer(
             path,
             dtype=config.dtype,
@@ -270,6 +283,22 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
             yield scorer
     else:
         yield None
+
+
+def _judges_steps(config: BatchConfig, path: str) -> bool:
+    """Say whether a reward model is one of steps, by its config or by flags; raises UserError for flags of the other kind."""
+    checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
+    of_steps = config.placeholder_token is not None or stored_tokens(checkpoint.config) is not None
+    if of_steps and config.normalize_reward:
+        raise UserError(
+            f"--normalize_reward: {path} is a process reward model, whose scores are probabilities; leave it out"
+        )
+    if not of_steps and (config.reward_tokens or config.step_scores != BatchConfig.step_scores):
+        given = "--reward_tokens" if config.reward_tokens else f"--step_scores {config.step_scores}"
+        raise UserError(
+            f"{given}: {path} is no process reward model, by its config; leave it out, or give --placeholder_token"
+        )
+    return of_steps
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:

@@ -19,7 +19,13 @@ from lmm_r1.checkpoints.merge_check import (
     outputs_of,
     prompts_for,
 )
-from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_adapter, write_checkpoint
+from lmm_r1.checkpoints.merging import (
+    adapter_base,
+    load_with_adapter,
+    merge_adapter,
+    quantized_from,
+    write_checkpoint,
+)
 from lmm_r1.checkpoints.zero_checkpoint import TrainedWeights, checkpoint_folder, load_trained, read_weights
 from lmm_r1.config.merge import MergeConfig
 from lmm_r1.errors import UserError
@@ -129,9 +135,10 @@ def _adapter_source(config: MergeConfig, adapter: Path) -> Source:
             model=load_with_adapter(base, adapter, dtype=torch.float32, trust_remote_code=config.trust_remote_code)
         )
 
-    return Source(
-        base=base, load=load, described=f"merged the adapter {adapter} into {base}", against="the unmerged model"
-    )
+    described = f"merged the adapter {adapter} into {base}"
+    if quantized_from(adapter) is not None:
+        described += ", whose language model is rounded to 4 bits as in training"
+    return Source(base=base, load=load, described=described, against="the unmerged model")
 
 
 def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> Source:
@@ -139,13 +146,14 @@ def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> S
     kit_of(base, trust_remote_code=config.trust_remote_code)
     folder = checkpoint_folder(checkpoint, tag=config.tag)
     weights = read_weights(folder)
-    alpha, where = _lora_alpha(config, weights) if weights.adapted else (None, "")
+    alpha, use_rslora, where = _lora_scale(config, weights) if weights.adapted else (None, False, "")
 
     def load() -> LoadedWeights:
         model = load_trained(
             base,
             weights,
             lora_alpha=alpha,
+            use_rslora=use_rslora,
             dtype=torch.float32,
             trust_remote_code=config.trust_remote_code,
         )
@@ -160,10 +168,10 @@ def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> S
     return Source(base=base, load=load, described=described, against=against)
 
 
-def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]:
-    """Return the alpha of the adapters in a checkpoint, and where it was found."""
+def _lora_scale(config: MergeConfig, weights: TrainedWeights) -> tuple[int, bool, str]:
+    """Return the alpha of the adapters in a checkpoint, whether they are rsLoRA's, and where that was found."""
     if config.lora_alpha is not None:
-        return config.lora_alpha, "--lora_alpha"
+        return config.lora_alpha, config.use_rslora, "--lora_alpha"
     above = weights.folder.absolute().parents[:_FOLDERS_ABOVE]
     file = config.run_config or next((path / RUN_CONFIG for path in above if (path / RUN_CONFIG).is_file()), None)
     if file is None:
@@ -173,7 +181,8 @@ def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]
         )
     try:
         lora = yaml.safe_load(file.read_text(encoding="utf-8"))["ds"]["lora"]
-        rank, alpha = int(lora["rank"]), int(lora["alpha"])
+        # Settings from before there was rsLoRA do not name it.
+        rank, alpha, use_rslora = int(lora["rank"]), int(lora["alpha"]), bool(lora.get("use_rslora"))
     except OSError as error:
         raise UserError(f"--run_config {file}: cannot be read ({error.strerror}); check the path") from error
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
@@ -183,7 +192,7 @@ def _lora_alpha(config: MergeConfig, weights: TrainedWeights) -> tuple[int, str]
             f"{file}: is of a run with --ds.lora.rank {rank}, and the adapters of {weights.folder} have rank "
             f"{weights.rank}; give the right file with --run_config, or --lora_alpha"
         )
-    return alpha, str(file)
+    return alpha, use_rslora, str(file)
 
 
 def _load_written(folder: Path, kit: LmmKit, *, with_head: bool, trust_remote_code: bool) -> LoadedWeights:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import Linear as LoraLinear
-from safetensors import SafetensorError
+from peft.tuners.lora.variants import DoraLinearVariant
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -20,12 +21,13 @@ from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_weight
+from lmm_r1.models.adapters import BASE_IN_4BIT, adapted_layers, language_layers, merged_layer
+from lmm_r1.models.quantized import rounded
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
-# What peft can train beside the two factors of a layer, by its name in the config; merging knows of the factors alone.
+# What peft can train beside a layer's two factors and magnitudes, by its name in the config; merging knows none of it.
 _BESIDE_FACTORS = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
 # Ways to begin that leave the model's own weights as they are; the others change them, and a merge would miss it.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
@@ -44,14 +46,19 @@ def adapter_base(adapter: Path) -> str | None:
 def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     """Return the kit's model at `path` with the adapter in it, unmerged, in evaluation mode.
 
+    One that was trained on a model in 4 bits gets a model whose weights are what those stand for.
     Raises UserError where a tensor of the adapter has no place in the model, or a place got no tensor.
     """
     settings = _adapter_settings(adapter)
-    tensors = _adapter_tensors(adapter)
+    tensors, in_4bit = _adapter_tensors(adapter), quantized_from(adapter)
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     _check_architecture(checkpoint, adapter)
     check_weights(path)
     model = checkpoint.load_model(dtype=dtype, attn_implementation="sdpa")
+    if in_4bit is not None:
+        for name in language_layers(model, checkpoint.kit):
+            layer = model.get_submodule(name)
+            layer.weight.data = rounded(layer.weight.data, dtype=in_4bit)
     config = _lora_config(adapter, settings)
     try:
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
@@ -59,10 +66,11 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
         raise UserError(f"{adapter}: does not fit {path} ({error}); give the model that it was trained on") from error
     for name, layer in adapted_layers(model).items():
         plain = type(layer) is LoraLinear and isinstance(layer.get_base_layer(), torch.nn.Linear)
-        if not plain or layer.fan_in_fan_out or layer.lora_variant or any(layer.lora_bias.values()):
+        known = all(type(variant) is DoraLinearVariant for variant in layer.lora_variant.values())
+        if not (plain and known) or layer.fan_in_fan_out or any(layer.lora_bias.values()):
             raise UserError(
                 f"{adapter}: layer {name} has another kind of adapter than two factors on a linear layer "
-                f"({type(layer).__name__}); only plain LoRA can be taken"
+                f"({type(layer).__name__}); only LoRA, rsLoRA and DoRA can be taken"
             )
     _fill(model, tensors, adapter=adapter, path=path)
     return model.eval()
@@ -108,13 +116,20 @@ def _adapter_tensors(adapter: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
 
 
+def quantized_from(adapter: Path) -> torch.dtype | None:
+    """Return the precision from which the base was put in 4 bits that an adapter was trained on; None for a whole base."""
+    with safe_open(adapter / ADAPTER_WEIGHTS, framework="pt") as file:
+        name = (file.metadata() or {}).get(BASE_IN_4BIT)
+    return None if name is None else getattr(torch, name)
+
+
 def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> LoraConfig:
     file = adapter / ADAPTER_CONFIG
     beside = [name for name in _BESIDE_FACTORS if settings.get(name)]
     if settings.get("bias", "none") != "none":
         beside.append("bias")
     if beside:
-        raise UserError(f"{file}: {', '.join(beside)} is set, and only the factors of plain LoRA can be taken")
+        raise UserError(f"{file}: {', '.join(beside)} is set, and only the factors of LoRA and DoRA can be taken")
     if settings.get("init_lora_weights", True) not in _PLAIN_BEGINNINGS:
         raise UserError(
             f"{file}: init_lora_weights {settings['init_lora_weights']} changes the model's own weights; "
@@ -161,7 +176,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
     """Merge the adapters of a model into its weights, in place, and take them out; in fp32 or the weights' own fp64."""
     for name, layer in adapted_layers(model).items():
         bare = layer.get_base_layer()
-        bare.weight.data = merged_weight(layer, *layer_weights(layer))
+        bare.weight.data = merged_layer(layer)
         parent, _, own_name = name.rpartition(".")
         setattr(model.get_submodule(parent), own_name, bare)
     if hasattr(model, "peft_config"):

@@ -20,11 +20,13 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers
+from lmm_r1.models.quantized import dequantized_tensors
 
 HEAD = "head.weight"  # a value head's name in training
 _INNER = "model."  # in front of the names of the model inside of a value model
 _WRAPPERS = ("module.", "base_model.model.")
 _FACTOR = ".lora_A.default.weight"
+_MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _LATEST = "latest"
 _SHARDS = "*_optim_states.pt"
 # Of ZeRO 1 and 2, with the whole weights in the precision of the training.
@@ -34,7 +36,10 @@ _DAMAGED = (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError, p
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedWeights:
-    """What a ZeRO checkpoint holds, in fp32 but for what was frozen, under the names of the kit's model."""
+    """What a ZeRO checkpoint holds, in fp32 but for what was frozen, under the names of the kit's model.
+
+    What the run had in 4 bits is whole.
+    """
 
     folder: Path
     tensors: Mapping[str, torch.Tensor]
@@ -50,6 +55,11 @@ class TrainedWeights:
     def rank(self) -> int:
         """Of the adapters; 0 without any."""
         return self.tensors[f"{self.adapted[0]}{_FACTOR}"].shape[0] if self.adapted else 0
+
+    @property
+    def use_dora(self) -> bool:
+        """Whether the adapters have magnitudes."""
+        return any(name.endswith(_MAGNITUDE) for name in self.tensors)
 
 
 def checkpoint_folder(path: Path, *, tag: str | None) -> Path:
@@ -97,8 +107,10 @@ def read_weights(folder: Path) -> TrainedWeights:
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{folder}: this ZeRO checkpoint cannot be read ({reason}); copy it again") from error
+    plain = dequantized_tensors(whole)
+    restored = {name: plain[name] for name in plain if plain[name] is not whole[name]}
     # DeepSpeed leaves out of a stage 1 checkpoint what was frozen, which stands in the file of whole weights.
-    tensors = {_bare(name): tensor for name, tensor in {**whole, **gathered}.items()}
+    tensors = {_bare(name): tensor for name, tensor in {**plain, **gathered, **restored}.items()}
     head = tensors.pop(HEAD, None)
     if head is not None:
         tensors = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items()}
@@ -118,7 +130,13 @@ def _bare(name: str) -> str:
 
 
 def load_trained(
-    path: str, weights: TrainedWeights, *, lora_alpha: int | None, dtype: torch.dtype, trust_remote_code: bool
+    path: str,
+    weights: TrainedWeights,
+    *,
+    lora_alpha: int | None,
+    use_rslora: bool = False,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
 ) -> PreTrainedModel:
     """Return the kit's model at `path` with a checkpoint's weights in place of its own, in evaluation mode.
 
@@ -127,6 +145,7 @@ def load_trained(
 
     Args:
         lora_alpha: what the run had; None where the checkpoint has no adapters.
+        use_rslora: whether it divides by the root of the rank.
     """
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
     kit = checkpoint.kit
@@ -137,7 +156,14 @@ def load_trained(
         strange = sorted(set(weights.adapted) - set(chosen_layers(model, kit, ("all-linear",))))
         if strange:
             raise _another_model(weights, path, f"no linear layer for the adapters of {listed(strange)}")
-        settings = LoraSettings(rank=weights.rank, alpha=lora_alpha, dropout=0.0, target_modules=weights.adapted)
+        settings = LoraSettings(
+            rank=weights.rank,
+            alpha=lora_alpha,
+            dropout=0.0,
+            target_modules=weights.adapted,
+            use_dora=weights.use_dora,
+            use_rslora=use_rslora,
+        )
         add_adapters(model, kit, settings)
     if weights.head is not None:
         from lmm_r1.models.value_model import drop_output_layer

@@ -5,18 +5,32 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import Config, DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import (
+    Config,
+    DPOConfig,
+    KDConfig,
+    KTOConfig,
+    PPOConfig,
+    PRMConfig,
+    RMConfig,
+    SFTConfig,
+    SupervisedConfig,
+    resolve,
+)
 from lmm_r1.config.plan import (
     PlanDPOConfig,
     PlanKDConfig,
+    PlanKTOConfig,
     PlanMachineConfig,
     PlanPPOConfig,
+    PlanPRMConfig,
     PlanRMConfig,
     PlanSFTConfig,
+    PlanSupervisedConfig,
 )
 
 if TYPE_CHECKING:
@@ -27,34 +41,31 @@ if TYPE_CHECKING:
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
     "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
-    "`lmm-r1 plan train_kd ...`, `... train_dpo` and `... train_rm` theirs, `lmm-r1 plan ...` those of train_ppo_ray."
+    "`lmm-r1 plan train_dpo ...` and so on those of the others, `lmm-r1 plan ...` those of train_ppo_ray."
 )
 # Nothing is read of rows, and nobody is asked for rewards.
 NOT_READ = "not-read"
-COMMANDS = ("train_ppo_ray", "train_sft", "train_kd", "train_dpo", "train_rm")
+# What each supervised command is planned by, and its own settings.
+SUPERVISED: dict[str, tuple[type[Any], type[Any]]] = {
+    "train_sft": (PlanSFTConfig, SFTConfig),
+    "train_kd": (PlanKDConfig, KDConfig),
+    "train_dpo": (PlanDPOConfig, DPOConfig),
+    "train_kto": (PlanKTOConfig, KTOConfig),
+    "train_prm": (PlanPRMConfig, PRMConfig),
+    "train_rm": (PlanRMConfig, RMConfig),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the plan; the process ends with code 1 where the run cannot fit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "train_ppo_ray"
+    command = arguments.pop(0) if arguments and arguments[0] in ("train_ppo_ray", *SUPERVISED) else "train_ppo_ray"
     prog = PROG if command == "train_ppo_ray" else f"{PROG} {command}"
-    if command == "train_sft":
-        supervised = parse(PlanSFTConfig, arguments, prog=prog, description=DESCRIPTION)
+    if command in SUPERVISED:
+        planned_by, config_class = SUPERVISED[command]
+        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
-            _plan_sft(supervised)
-    elif command == "train_kd":
-        distilled = parse(PlanKDConfig, arguments, prog=prog, description=DESCRIPTION)
-        with user_errors(PROG):
-            _plan_kd(distilled)
-    elif command == "train_dpo":
-        pairs = parse(PlanDPOConfig, arguments, prog=prog, description=DESCRIPTION)
-        with user_errors(PROG):
-            _plan_dpo(pairs)
-    elif command == "train_rm":
-        rewards = parse(PlanRMConfig, arguments, prog=prog, description=DESCRIPTION)
-        with user_errors(PROG):
-            _plan_rm(rewards)
+            _plan_supervised(supervised, config_class)
     else:
         config = parse(PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION)
         with user_errors(PROG):
@@ -77,50 +88,17 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
     _print(config, given, path=config.actor.model_name_or_path, make=make)
 
 
-def _plan_sft(given: PlanSFTConfig) -> None:
-    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
-    config = resolve(dotted.replace(_without_machine(given, SFTConfig), unread))
+def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> None:
+    settings = _without_machine(given, config_class)
+    unread: dict[str, object] = {} if settings.data.dataset else {"data.dataset": NOT_READ}
+    if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
+        unread["model.placeholder_token"] = NOT_READ
+    config = resolve(dotted.replace(settings, unread))
 
-    def make(changed: SFTConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.sft_plan import plan_sft
+    def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.run_plan import plan_supervised
 
-        return plan_sft(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
-
-    _print(config, given, path=config.model.model_name_or_path, make=make)
-
-
-def _plan_kd(given: PlanKDConfig) -> None:
-    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
-    config = resolve(dotted.replace(_without_machine(given, KDConfig), unread))
-
-    def make(changed: KDConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.kd_plan import plan_kd
-
-        return plan_kd(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
-
-    _print(config, given, path=config.model.model_name_or_path, make=make)
-
-
-def _plan_dpo(given: PlanDPOConfig) -> None:
-    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
-    config = resolve(dotted.replace(_without_machine(given, DPOConfig), unread))
-
-    def make(changed: DPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.dpo_plan import plan_dpo
-
-        return plan_dpo(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
-
-    _print(config, given, path=config.model.model_name_or_path, make=make)
-
-
-def _plan_rm(given: PlanRMConfig) -> None:
-    unread: dict[str, object] = {} if given.data.dataset else {"data.dataset": NOT_READ}
-    config = resolve(dotted.replace(_without_machine(given, RMConfig), unread))
-
-    def make(changed: RMConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.dpo_plan import plan_rm
-
-        return plan_rm(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+        return plan_supervised(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
 
     _print(config, given, path=config.model.model_name_or_path, make=make)
 
@@ -156,7 +134,7 @@ def _print(
         judge(config, plan, replan=lambda changed: make(changed, machine, image))
 
 
-def _without_machine(given: Config, config_class: type[Config]) -> Config:
+def _without_machine(given: Any, config_class: type[Config]) -> Config:
     """Return the settings of the planned command alone."""
     names = (field.name for field in dataclasses.fields(config_class))
     return config_class(**{name: getattr(given, name) for name in names})

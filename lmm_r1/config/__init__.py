@@ -6,13 +6,24 @@ from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, without_secrets
 from lmm_r1.config.kd import KDConfig
+from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.resolve import mismatch_limit, resolve_dpo, resolve_kd, resolve_ppo, resolve_rm, resolve_sft
+from lmm_r1.config.prm import PRMConfig
+from lmm_r1.config.resolve import (
+    mismatch_limit,
+    resolve_dpo,
+    resolve_kd,
+    resolve_kto,
+    resolve_ppo,
+    resolve_prm,
+    resolve_rm,
+    resolve_sft,
+)
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.supervised import SupervisedConfig
 
-Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig)
+Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
 
 
 def resolve(config: Config) -> Config:
@@ -23,4 +34,8 @@ def resolve(config: Config) -> Config:
         return resolve_dpo(config)
     if isinstance(config, KDConfig):
         return resolve_kd(config)
+    if isinstance(config, KTOConfig):
+        return resolve_kto(config)
+    if isinstance(config, PRMConfig):
+        return resolve_prm(config)
     return resolve_rm(config) if isinstance(config, RMConfig) else resolve_sft(config)

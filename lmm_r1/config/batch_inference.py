@@ -11,6 +11,8 @@ from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
+STEP_FLAGS = ("step_scores", "placeholder_token", "reward_tokens")
+StepScores = Literal["min", "product", "last"]
 COUNTS = (
     "n_samples",
     "max_new_tokens",
@@ -57,7 +59,13 @@ class BatchConfig(RowsConfig, EpisodeFlags):
     """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
     composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
-    """Score every response by a trained reward model."""
+    """Score every response by a trained reward model, or its steps by a process reward model as train_prm writes it."""
+    step_scores: StepScores = "min"
+    """What a process reward model's scores of steps make of a response's reward: the least, their product, or the last."""
+    placeholder_token: str | None = None
+    """Token behind each step, for a process reward model whose config does not say it; with it a checkpoint is one."""
+    reward_tokens: tuple[str, ...] = ()
+    """Its tokens of a right step and of a wrong one; none take those in its config."""
     select: Literal["best_of_n", "rejection_sampling", "dpo_pairs"] | None = None
     """What to take from the scored responses once all rows are done: the best each, rows for SFT, or pairs for DPO."""
     selected: Path | None = None
@@ -111,11 +119,24 @@ def check(config: BatchConfig) -> None:
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
     if config.verifier is not None:
         verifier_from(config.verifier, flag="--verifier")
+    _check_steps(config)
     _check_agent(config)
     _check_selection(config)
     check_creatable(config.output, flag="--output")
     if config.output.is_dir():
         raise UserError(f"--output {config.output} is a folder; name a file")
+
+
+def _check_steps(config: BatchConfig) -> None:
+    given = [name for name in STEP_FLAGS if getattr(config, name) != getattr(BatchConfig, name)]
+    if given and config.reward_model is None and config.eval_task != "rm":
+        raise UserError(
+            f"--{given[0]} is for a process reward model; name it with --reward_model, or leave the flag out"
+        )
+    if config.reward_tokens and len(set(config.reward_tokens)) != 2:
+        raise UserError(
+            f"--reward_tokens {' '.join(config.reward_tokens)}: give two tokens, that of a right step and that of a wrong one"
+        )
 
 
 def _check_agent(config: BatchConfig) -> None:

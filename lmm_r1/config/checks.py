@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmm_r1 import dotted
+from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
@@ -37,6 +38,7 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
     check_accumulation(config)
+    check_adapters(config.ds)
     _check_value_models(config)
     _check_groups(config)
     _check_gpus(config)
@@ -48,6 +50,8 @@ def check_ppo(config: PPOConfig) -> None:
     check_mismatch_limit(config)
     check_optimizer(config.actor, prefix="actor.")
     check_optimizer(config.critic, prefix="critic.")
+    check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=config.ds.enable_sleep)
+    check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=config.ds.enable_sleep)
     _check_offload(config)
     _check_top_k(config)
     _check_rl_rows(config)
@@ -250,7 +254,7 @@ def check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None
         return
     if vision_lr < 0:
         raise UserError(f"--{prefix}adam.vision_lr {vision_lr:g} must not be negative")
-    if optim != "adam":
+    if optim == "muon":
         raise UserError(
             f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
         )

@@ -89,8 +89,6 @@ NOT_YET: dict[str, Container[object]] = {
     "data.disable_fast_tokenizer": (True,),
     "ds.ring_attn_head_stride": AllBut(1),
     "ds.ring_attn_size": range(2, sys.maxsize),
-    "ds.load_in_4bit": (True,),
-    "ds.use_liger_kernel": (True,),
     "model.compute_fp32_loss_enable": (True,),
     "train.async_enable": (True,),
     "train.async_queue_size": AllBut(1),

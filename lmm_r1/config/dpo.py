@@ -75,15 +75,39 @@ class DPOLoggerConfig(LoggerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOConfig(SupervisedConfig):
+class ReferredConfig(SupervisedConfig):
+    """Settings of one stage whose loss compares the policy with a model that stays as it is."""
+
+    train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
+    """The training loop."""
+    ref: DPORefConfig = field(default_factory=DPORefConfig)
+    """The reference model."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss asks a reference at all."""
+        return True
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a second model is loaded: not where the policy without its adapter is the reference."""
+        return self.has_reference and not self.refers_to_base
+
+    @property
+    def refers_to_base(self) -> bool:
+        """Whether the reference is the policy with its LoRA adapter switched off."""
+        same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
+        return self.has_reference and self.ds.lora.rank > 0 and same
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(ReferredConfig):
     """Settings of one stage that learns from pairs of responses."""
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
     """AdamW."""
     model: DPOModelConfig = field(default_factory=DPOModelConfig)
     """The model and the loss."""
-    ref: DPORefConfig = field(default_factory=DPORefConfig)
-    """The reference model."""
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
     """Rows."""
     train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
@@ -94,12 +118,6 @@ class DPOConfig(SupervisedConfig):
     """Logs."""
 
     @property
-    def needs_reference_model(self) -> bool:
-        """Whether a second model is loaded: not for SimPO, nor where the policy without its adapter is the reference."""
-        return not (self.model.simpo_enable or self.refers_to_base)
-
-    @property
-    def refers_to_base(self) -> bool:
-        """Whether the reference is the policy with its LoRA adapter switched off."""
-        same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
-        return not self.model.simpo_enable and self.ds.lora.rank > 0 and same
+    def has_reference(self) -> bool:
+        """Whether the loss asks a reference at all: SimPO does not."""
+        return not self.model.simpo_enable

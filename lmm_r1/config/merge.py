@@ -26,6 +26,8 @@ class MergeConfig:
     """Folder to write; must not exist yet or be empty."""
     lora_alpha: int | None = None
     """--ds.lora.alpha of the run, where a DeepSpeed checkpoint holds adapters; None reads it from the run's settings."""
+    use_rslora: bool = False
+    """Beside --lora_alpha: the run had --ds.lora.use_rslora."""
     run_config: Path | None = None
     """run_config.yaml of the run; None looks for it in the three folders above the checkpoint."""
     value_head_prefix: str = PPODeepSpeedConfig.value_head_prefix
@@ -56,6 +58,10 @@ def check(config: MergeConfig) -> None:
             raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
     if config.lora_alpha is not None and config.lora_alpha < 1:
         raise UserError(f"--lora_alpha {config.lora_alpha}: must be at least 1")
+    if config.use_rslora and config.lora_alpha is None:
+        raise UserError(
+            "--use_rslora belongs to --lora_alpha; leave it out: without, both are read from the run's settings"
+        )
     if not _SIZE.fullmatch(config.max_shard_size):
         raise UserError(f"--max_shard_size {config.max_shard_size}: write a number and a unit, such as 5GB or 500MB")
     check_new_folder(config.output, flag="--output")

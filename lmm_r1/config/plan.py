@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.kd import KDConfig
+from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 
@@ -48,3 +50,13 @@ class PlanDPOConfig(PlanSupervisedConfig, DPOConfig):
 @dataclass(frozen=True, kw_only=True)
 class PlanRMConfig(PlanSupervisedConfig, RMConfig):
     """What a reward model's training is planned by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanKTOConfig(PlanSupervisedConfig, KTOConfig):
+    """What a stage that learns from single responses is planned by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPRMConfig(PlanSupervisedConfig, PRMConfig):
+    """What a process reward model's training is planned by."""

@@ -9,18 +9,21 @@ from lmm_r1 import dotted
 from lmm_r1.config.checks import check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.kd import KDConfig
+from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.precision import default_param_dtype
+from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.shared import TrackerName
 from lmm_r1.config.supervised import SupervisedConfig
-from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
+from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig)
+Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
+Referred = TypeVar("Referred", DPOConfig, KTOConfig)
 
 # Mean distances per token. Rounding to bfloat16 makes 0.01 to 0.05 with released models and vLLM's kernels, experts
 # included, and single precision below 1e-3, with TF32 too. A wrong model is off by 0.1 and more.
@@ -71,10 +74,22 @@ def resolve_dpo(config: DPOConfig) -> DPOConfig:
     """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
     resolved = _resolved(config)
     check_dpo(resolved)
-    if resolved.model.simpo_enable:
-        return resolved
-    reference = resolved.ref.model_name_or_path or resolved.model.model_name_or_path
-    return dotted.replace(resolved, {"ref.model_name_or_path": reference})
+    return _with_reference(resolved)
+
+
+def resolve_kto(config: KTOConfig) -> KTOConfig:
+    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
+    resolved = _resolved(config)
+    check_kto(resolved)
+    return _with_reference(resolved)
+
+
+def resolve_prm(config: PRMConfig) -> PRMConfig:
+    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
+    resolved = _resolved(config)
+    require(resolved, "model.placeholder_token", example="'<|fim_pad|>'")
+    check_prm(resolved)
+    return resolved
 
 
 def resolve_kd(config: KDConfig) -> KDConfig:
@@ -89,6 +104,14 @@ def resolve_rm(config: RMConfig) -> RMConfig:
     resolved = _resolved(config)
     check_rm(resolved)
     return resolved
+
+
+def _with_reference(config: Referred) -> Referred:
+    """Return the settings with the reference named: the model that the run starts from, unless it is another."""
+    if not config.has_reference:
+        return config
+    reference = config.ref.model_name_or_path or config.model.model_name_or_path
+    return dotted.replace(config, {"ref.model_name_or_path": reference})
 
 
 def _resolved(config: Supervised) -> Supervised:

@@ -38,8 +38,9 @@ class AdamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    optim: Literal["adam", "muon"] = "adam"
-    """Optimizer: AdamW, or Muon for matrices with AdamW for the rest."""
+    optim: Literal["adam", "muon", "adamw_8bit", "paged_adamw_8bit"] = "adam"
+    """Optimizer: AdamW, or Muon for matrices with AdamW for the rest, or bitsandbytes' AdamW, whose moments take a byte each;
+    paged, they may be in the host's memory."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Muon."""
     adam: AdamConfig = field(default_factory=AdamConfig)
@@ -64,6 +65,10 @@ class LoraConfig:
     """Linear layers of the language model that get an adapter, by name; all-linear takes all but the output layer."""
     dropout: float = 0.0
     """Dropout in front of the adapters."""
+    use_dora: bool = False
+    """DoRA: the adapters turn the rows of a weight, and the length of each row is trained by itself."""
+    use_rslora: bool = False
+    """rsLoRA: the adapters add alpha / sqrt(rank) times their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class DeepSpeedConfig:
     use_universal_ckpt: bool = False
     """Resume from a DeepSpeed universal checkpoint, which fits any number of GPUs."""
     use_liger_kernel: bool = False
-    """Use Liger's fused kernels."""
+    """Use Liger's fused kernels for norms and feed-forward layers, on GPUs where liger-kernel is installed."""
     tensor_parallel_size: int = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False
@@ -101,7 +106,8 @@ class DeepSpeedConfig:
     ring_attn_head_stride: int = 1
     """Attention heads computed per round of ring attention."""
     load_in_4bit: bool = False
-    """Load the base weights in 4 bits, for LoRA."""
+    """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4, double quantization), here and in the models that
+    are not trained; vision tower, projector and heads stay as they are."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """LoRA: small adapters are trained, all other weights are frozen."""
 

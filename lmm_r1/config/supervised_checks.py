@@ -1,5 +1,6 @@
 """Which values of a supervised trainer's flags contradict each other: told in one sentence before anything starts."""
 
+from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.checks import (
     TWO_TEMPLATES,
     check_accumulation,
@@ -12,11 +13,13 @@ from lmm_r1.config.checks import (
     check_vision_lr,
     require,
 )
-from lmm_r1.config.dpo import DPOConfig, DPOModelConfig
+from lmm_r1.config.dpo import DPOConfig, DPOModelConfig, ReferredConfig
 from lmm_r1.config.kd import KDConfig, KDModelConfig, StudentEngineConfig, StudentRolloutConfig
+from lmm_r1.config.kto import KTOConfig
+from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig
-from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 
@@ -34,8 +37,9 @@ def check_dpo(config: DPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
     _check_supervised(config)
     _check_preference_loss(config.model)
+    _check_no_reference(config)
     _check_reference(config)
-    _check_pair_texts(config)
+    _check_prompt_texts(config.data, key=config.data.prompt_key, flag="--data.prompt_key")
     _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
     check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
 
@@ -59,7 +63,7 @@ def check_rm(config: RMConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_supervised(config)
     _check_reward_loss(config.model)
-    _check_pair_texts(config)
+    _check_prompt_texts(config.data, key=config.data.prompt_key, flag="--data.prompt_key")
     _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
     check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
     if config.ds.tensor_parallel_size > 1:
@@ -69,8 +73,46 @@ def check_rm(config: RMConfig) -> None:
         )
 
 
+def check_kto(config: KTOConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
+    _check_supervised(config)
+    for name in ("beta", "desirable_loss_weight", "undesirable_loss_weight"):
+        value = getattr(config.model, name)
+        if not value > 0:
+            raise UserError(f"--model.{name} {value:g} must be above 0")
+    if config.train.batch_size < 2:
+        raise UserError(
+            f"--train.batch_size {config.train.batch_size}: the KL is estimated by the responses to other rows of the batch; "
+            "take 2 rows at least"
+        )
+    _check_reference(config)
+    _check_prompt_texts(config.data, key=config.data.input_key, flag="--data.input_key")
+    _check_best_metric(config, metrics="eval_loss or eval_accuracy")
+    check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
+
+
+def check_prm(config: PRMConfig) -> None:
+    """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_supervised(config)
+    tokens, placeholder = config.model.reward_tokens, config.model.placeholder_token
+    if len(set(tokens)) != 2 or len(tokens) != 2 or placeholder in tokens:
+        raise UserError(
+            f"--model.reward_tokens {' '.join(tokens)}: give two tokens, that of a right step and that of a wrong one, and "
+            f"neither of them the --model.placeholder_token {placeholder}"
+        )
+    if config.data.input_template:
+        raise UserError(
+            f"--data.input_template {config.data.input_template!r}: the chat template always writes what is asked of a "
+            "process reward model; leave it out"
+        )
+    _check_best_metric(config, metrics="eval_loss or eval_step_accuracy")
+    check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
+
+
 def _check_supervised(config: SupervisedConfig) -> None:
     check_accumulation(config)
+    check_adapters(config.ds)
+    check_eight_bit(config, config.ds, prefix="")
     check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     check_optimizer(config, prefix="")
     check_evaluation(config)
@@ -192,17 +234,20 @@ def _check_preference_loss(model: DPOModelConfig) -> None:
         raise UserError(f"--model.nll_loss_coef {model.nll_loss_coef:g} must not be negative")
 
 
-def _check_reference(config: DPOConfig) -> None:
+def _check_no_reference(config: DPOConfig) -> None:
     path, offload = config.ref.model_name_or_path, config.ref.offload
     if config.model.simpo_enable and (path or offload):
         given = f"--ref.model_name_or_path {path}" if path else "--ref.offload"
         raise UserError(f"{given}: --model.simpo_enable has no reference model; leave one of them out")
-    if offload and config.refers_to_base:
+
+
+def _check_reference(config: ReferredConfig) -> None:
+    if config.ref.offload and config.refers_to_base:
         raise UserError(
             "--ref.offload: with --ds.lora.rank the reference is the model without its adapter, and no second one is "
             "loaded; leave it out"
         )
-    if offload:
+    if config.ref.offload:
         check_offloaded("ref", config.ds)
 
 
@@ -222,14 +267,12 @@ def _check_reward_loss(model: RMModelConfig) -> None:
         )
 
 
-def _check_pair_texts(config: DPOConfig | RMConfig) -> None:
-    data = config.data
+def _check_prompt_texts(data: SupervisedDataConfig, *, key: str | None, flag: str) -> None:
     if not data.input_template:
         return
     if data.apply_chat_template:
         raise UserError(TWO_TEMPLATES.format(data.input_template))
-    if data.prompt_key is None:
+    if key is None:
         raise UserError(
-            f"--data.input_template {data.input_template!r} is for a plain-text prompt; name its column with "
-            "--data.prompt_key"
+            f"--data.input_template {data.input_template!r} is for a plain-text prompt; name its column with {flag}"
         )

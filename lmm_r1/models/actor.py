@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from lmm_r1.models.distillation import (
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.output_layer import LayerOutcomes, Sampler, TokenOutcomes, token_outcomes
+from lmm_r1.models.output_layer import LayerOutcomes, Sampler, TokenOutcomes, only_tokens, token_outcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import bare, running
 
@@ -45,11 +45,8 @@ class KitActor(KitModule, Actor):
         temperature: float = 1.0,
         trust_remote_code: bool = False,
         ban_media_tokens: bool = False,
-        load_in_4bit: bool = False,
-        use_liger_kernel: bool = False,
         **settings: Any,
     ) -> None:
-        assert not any((load_in_4bit, use_liger_kernel)), "refused by config.resolve"
         loaded = load_model(pretrain_or_model, LoadSettings.of(trust_remote_code=trust_remote_code, **settings))
         if hasattr(loaded.model.config, "value_head_prefix"):
             raise UserError(
@@ -158,6 +155,58 @@ class KitActor(KitModule, Actor):
             )
         self._check_padded(group)
         return self._run_padded(sequences, attention_mask, media, targets=targets, make=make, routers=routers)
+
+    def token_logits(
+        self,
+        sequences: torch.Tensor,
+        wanted: torch.Tensor,
+        token_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor,
+        ring_attn_group: dist.ProcessGroup | None = None,
+        media: Sequence[SampleMedia] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the logits of a few tokens of the vocabulary, (B, T - 1, K), and the load-balancing loss of experts.
+
+        Args:
+            wanted: whether the prediction of the next token is asked for, (B, T - 1); all other logits are 0.
+            token_ids: which tokens, (K,).
+        """
+        rows, width = sequences.shape
+        if self.packing_samples:
+            targets = Targets(wanted=wanted, shared=False)
+            share, inputs = self._packed_inputs(
+                sequences, attention_mask, media, targets=targets, group=ring_attn_group
+            )
+            counted = torch.ones_like(share.sequence.token_ids[0])
+            counted[len(counted) - share.sequence.filler :] = 0
+            arguments = {**inputs, "logits_to_keep": share.sources}
+            with running(share, model=self.model, kit=self.kit):
+                logits, aux_loss = self._few_logits(arguments, token_ids, counted=counted[share.tokens])
+            columns = [share.sequence.scatter(share.gather(column), like=wanted) for column in logits[0].unbind(-1)]
+            return torch.stack(columns, dim=-1), aux_loss
+        self._check_padded(ring_attn_group)
+        padded = self._padded_inputs(sequences, attention_mask, media)
+        counted = padded["attention_mask"].clone()
+        counted[rows:] = 0
+        logits, aux_loss = self._few_logits(padded, token_ids, counted=counted)
+        return torch.where(wanted[..., None], logits[:rows, : width - 1], 0.0), aux_loss
+
+    def _few_logits(
+        self, arguments: Mapping[str, Any], token_ids: torch.Tensor, *, counted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Run the model and return the logits of some tokens, (..., K) in single precision at least."""
+        layer = bare(self.model).get_output_embeddings()
+        plain = type(layer) is torch.nn.Linear
+        with (
+            self._balanced(self.routers, counted) as add_loss,
+            only_tokens(layer, token_ids) if plain else nullcontext(),
+        ):
+            output = add_loss(self.model(**arguments, use_cache=False))
+        logits = output["logits"] if plain else output["logits"][..., token_ids]
+        assert logits.shape[-1] == len(token_ids), "a model hands on what its output layer gives, scaled or capped"
+        aux_loss = 0.0 if self.routers is None else output.aux_loss
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)), aux_loss
 
     def _run(
         self,

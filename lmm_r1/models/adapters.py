@@ -1,4 +1,4 @@
-"""LoRA: which layers of a model get an adapter, and what the model weighs with its adapters merged in.
+"""LoRA, rsLoRA and DoRA: which layers of a model get an adapter, and what the model weighs with its adapters merged in.
 
 Adapters are put into the model itself, without a wrapper: every parameter that was there keeps its name, but for
 `.base_layer` behind the name of an adapted layer.
@@ -11,20 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import LoraVariant
+from peft.tuners.lora.variants import DoraLinearVariant
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.quantized import FrozenLinear4bit, plain_weight, quantized_layers
 
 EVERY_LAYER = "all-linear"
 ADAPTER_FOLDER = "adapter"
 _ADAPTER = "default"  # peft's name of a model's only adapter
 _SAVED_PREFIX = "base_model.model."  # in front of every name in peft's files
+# In the metadata of an adapter's file, with the precision that the base was quantized from: its base was in 4 bits.
+BASE_IN_4BIT = "base_in_4bit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,10 @@ class LoraSettings:
     dropout: float
     target_modules: tuple[str, ...]
     """Ends of names, such as `q_proj` or `self_attn.q_proj`; `("all-linear",)` takes every linear layer."""
+    use_dora: bool = False
+    """A layer's rows get a length of their own, which is trained, and the factors turn them (https://arxiv.org/abs/2402.09353)."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
 
 
 def add_adapters(
@@ -45,6 +55,8 @@ def add_adapters(
 
     Args:
         freeze_prefix: layers under these names get none.
+
+    For DoRA the weights must be whole, or such that peft can gather them: a HfDeepSpeedConfig of their shards is alive.
     """
     _check(settings)
     names = chosen_layers(model, kit, settings.target_modules)
@@ -61,15 +73,22 @@ def add_adapters(
         lora_dropout=settings.dropout,
         target_modules=names,
         bias="none",
+        use_dora=settings.use_dora,
+        use_rslora=settings.use_rslora,
     )
     inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    for layer in adapted_layers(model).values():
+        base = layer.get_base_layer()
+        if isinstance(base, FrozenLinear4bit):
+            # Beside such a weight, peft leaves them in fp32.
+            layer.to(base.compute_dtype)
     # peft looks for ends of names, and shortens a long list to such ends.
     assert list(adapted_layers(model)) == names, "peft adapted other layers than those asked for"
 
 
 def chosen_layers(model: PreTrainedModel, kit: LmmKit, target_modules: Sequence[str]) -> list[str]:
     """Return the names of the linear layers that get an adapter; raises UserError for a target that is none of them."""
-    layers = _language_layers(model, kit)
+    layers = language_layers(model, kit)
     if tuple(target_modules) == (EVERY_LAYER,):
         if not layers:
             raise UserError(f"--ds.lora.rank: {type(model).__name__} has no linear layer to adapt; leave it out")
@@ -84,7 +103,8 @@ def chosen_layers(model: PreTrainedModel, kit: LmmKit, target_modules: Sequence[
     return [name for name in layers if any(_ends_with(name, target) for target in target_modules)]
 
 
-def _language_layers(model: PreTrainedModel, kit: LmmKit) -> list[str]:
+def language_layers(model: PreTrainedModel, kit: LmmKit) -> list[str]:
+    """Return the names of the language model's linear layers, without the output layer."""
     output_layer = model.get_output_embeddings()
     return [
         name
@@ -117,18 +137,40 @@ def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLayer]:
 
 
 def layer_weights(layer: LoraLayer) -> tuple[torch.nn.Parameter, torch.nn.Parameter, torch.nn.Parameter]:
-    """Return a layer's own weight (N, M) and its adapter's two factors, A (R, M) and B (N, R)."""
+    """Return a layer's own weight (N, M), or that in 4 bits, and its adapter's two factors, A (R, M) and B (N, R)."""
     return layer.get_base_layer().weight, layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def merged_weight(layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def magnitude_of(layer: LoraLayer) -> torch.nn.Parameter | None:
+    """Return the lengths (N,) that DoRA gives a layer's rows, None for other adapters."""
+    return layer.lora_magnitude_vector[_ADAPTER].weight if _ADAPTER in layer.lora_magnitude_vector else None
+
+
+def merged_layer(layer: LoraLayer) -> torch.Tensor:
+    """Return a layer's weight with its adapter as a new tensor; all of its parameters must be whole."""
+    _, a, b = layer_weights(layer)
+    return merged_weight(layer, plain_weight(layer.get_base_layer()), a, b, magnitude_of(layer))
+
+
+def merged_weight(
+    layer: LoraLayer,
+    weight: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    magnitude: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return weight + scaling * B A as a new tensor, computed in fp32 and rounded once to the weight's precision.
 
-    Weights in double precision are merged in it.
+    With magnitudes (N,) its rows get these lengths. Weights in double precision are merged in it.
     """
-    dtype = torch.promote_types(weight.dtype, torch.float32)
+    dtype, scaling = torch.promote_types(weight.dtype, torch.float32), layer.scaling[_ADAPTER]
     with torch.no_grad():
-        return (weight.to(dtype) + layer.scaling[_ADAPTER] * (b.to(dtype) @ a.to(dtype))).to(weight.dtype)
+        merged = weight.to(dtype) + scaling * (b.to(dtype) @ a.to(dtype))
+        if magnitude is not None:
+            # As the forward pass rounds it: in bf16, lengths are off by up to 0.4 %, the trained ones as well.
+            lengths = torch.linalg.norm(weight.to(a.dtype) + scaling * (b @ a), dim=1)
+            merged = merged * (magnitude / lengths).to(dtype)[:, None]
+        return merged.to(weight.dtype)
 
 
 def merged_state_dict(
@@ -136,26 +178,28 @@ def merged_state_dict(
 ) -> dict[str, torch.Tensor]:
     """Return the weights of the bare model, under its own names, with the adapters merged into new tensors.
 
+    What was in 4 bits is whole, and on the CPU: a GPU that holds such a model may have no room for it.
+
     Args:
         weights: the state dict of the model with its adapters, where the model itself holds only shards of it.
     """
     weights = model.state_dict() if weights is None else weights
-    layers = adapted_layers(model)
-    adapters = tuple(f"{name}.lora_" for name in layers)
+    layers, in_4bit = adapted_layers(model), quantized_layers(model)
+    left_out = (*(f"{name}.lora_" for name in layers), *(f"{name}.weight." for name in in_4bit))
     owners = {f"{name}.base_layer": name for name in layers}
     merged = {}
     for key, value in weights.items():
-        if key.startswith(adapters):
+        if left_out and key.startswith(left_out):
             continue
         place, _, kind = key.rpartition(".")
-        if place not in owners:
-            merged[key] = value
-            continue
-        name = owners[place]
-        if kind == "weight":
+        if place in in_4bit and kind == "weight":
+            value = in_4bit[place].dequantized()
+        name = owners.get(place, place)
+        if place in owners and kind == "weight":
             a, b = (weights[f"{name}.{factor}.{_ADAPTER}.weight"] for factor in ("lora_A", "lora_B"))
-            value = merged_weight(layers[name], value, a, b)
-        merged[f"{name}.{kind}"] = value
+            magnitude = weights.get(f"{name}.lora_magnitude_vector.{_ADAPTER}.weight")
+            value = merged_weight(layers[name], value, a, b, magnitude)
+        merged[f"{name}.{kind}" if place else key] = value.cpu() if place in in_4bit else value
     return merged
 
 
@@ -170,10 +214,12 @@ def save_adapter(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     factors = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    in_4bit = next(iter(quantized_layers(model).values()), None)
+    quantized_from = {} if in_4bit is None else {BASE_IN_4BIT: str(in_4bit.compute_dtype).removeprefix("torch.")}
     save_file(
         {f"{_SAVED_PREFIX}{name}": factor.contiguous() for name, factor in factors.items()},
         folder / "adapter_model.safetensors",
-        metadata={"format": "pt"},
+        metadata={"format": "pt", **quantized_from},
     )
     config = copy.copy(model.peft_config[_ADAPTER])
     config.base_model_name_or_path = model.name_or_path
@@ -181,20 +227,36 @@ def save_adapter(
     config.save_pretrained(folder)
 
 
+class _Discarded(LoraVariant):
+    """DoRA whose outcome is not used: it runs where ZeRO-3 must gather its weights in the order of other passes."""
+
+    @staticmethod
+    def forward(module: LoraLayer, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **rest: Any) -> Any:
+        """Return what the layer computes without its adapter."""
+        if any(hasattr(weight, "ds_id") for weight in module.parameters()):
+            DoraLinearVariant.forward(module, active_adapter=active_adapter, x=x, result=result, **rest)
+        return result
+
+
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     """Let a model compute what it does without its adapters.
 
-    Their products are scaled to zero, and still computed: ZeRO-3 gathers the weights of a pass in the order of the pass
-    before, and no weight's need of a gradient is touched.
+    LoRA's products are scaled to zero, and still computed: ZeRO-3 gathers the weights of a pass in the order of the pass
+    before, and no weight's need of a gradient is touched. What DoRA makes of them, and of its magnitudes, is not used.
     """
     layers = list(adapted_layers(model).values())
     assert layers, "a model with adapters"
-    scales = [layer.scaling[_ADAPTER] for layer in layers]
-    for layer in layers:
-        layer.scaling[_ADAPTER] = 0.0
+    before = [(layer.scaling[_ADAPTER], layer.lora_variant.get(_ADAPTER)) for layer in layers]
+    for layer, (_, variant) in zip(layers, before, strict=True):
+        if variant is None:
+            layer.scaling[_ADAPTER] = 0.0
+        else:
+            layer.lora_variant[_ADAPTER] = _Discarded()
     try:
         yield
     finally:
-        for layer, scale in zip(layers, scales, strict=True):
+        for layer, (scale, variant) in zip(layers, before, strict=True):
             layer.scaling[_ADAPTER] = scale
+            if variant is not None:
+                layer.lora_variant[_ADAPTER] = variant

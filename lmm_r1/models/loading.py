@@ -10,13 +10,14 @@ from typing import Any
 import deepspeed
 import torch
 from openrlhf.models.utils import set_z3_leaf_modules
+from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters
+from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters, language_layers
 from lmm_r1.models.buffers import (
     Buffers,
     check_buffers,
@@ -25,8 +26,10 @@ from lmm_r1.models.buffers import (
     take_stored,
     weights_alone_cast,
 )
+from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.patches import multiply_patches
+from lmm_r1.models.quantized import quantize_layers
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
 from lmm_r1.models.vision_windows import join_windows
 
@@ -54,6 +57,9 @@ class LoadSettings:
     trust_remote_code: bool
     max_len: int | None
     """Tokens of the longest sample; None only for models whose rotary embedding does not depend on it."""
+    in_4bit: bool = False
+    """The language model's linear layers are kept in 4 bits."""
+    use_liger: bool = False
     empty: bool = False
     """Build the model of the checkpoint's config alone, with weights on the meta device: to plan with."""
 
@@ -72,6 +78,10 @@ class LoadSettings:
         lora_alpha: int = 16,
         lora_dropout: float = 0.0,
         target_modules: str | Sequence[str] = EVERY_LAYER,
+        use_dora: bool = False,
+        use_rslora: bool = False,
+        load_in_4bit: bool = False,
+        use_liger_kernel: bool = False,
         ds_config: dict | None = None,
         trust_remote_code: bool = False,
         max_len: int | None = None,
@@ -87,10 +97,19 @@ class LoadSettings:
             share_prefix=share_prefix,
             freeze_visual_encoder=freeze_visual_encoder,
             freeze_prefix=tuple(freeze_prefix),
-            lora=lora_settings(lora_rank, alpha=lora_alpha, dropout=lora_dropout, target_modules=target_modules),
+            lora=lora_settings(
+                lora_rank,
+                alpha=lora_alpha,
+                dropout=lora_dropout,
+                target_modules=target_modules,
+                use_dora=use_dora,
+                use_rslora=use_rslora,
+            ),
             ds_config=ds_config,
             trust_remote_code=trust_remote_code,
             max_len=max_len,
+            in_4bit=load_in_4bit,
+            use_liger=use_liger_kernel,
             empty=empty,
         )
 
@@ -126,9 +145,17 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
     freeze_named(model, prefixes=settings.freeze_prefix)
+    if settings.use_liger and not settings.empty:
+        use_liger(model)
+    if settings.in_4bit:
+        _quantize(model, kit, empty=settings.empty)
     if settings.lora is not None:
         _refuse_split_layers(settings.ds_config)
+        # While this object lives, peft gathers the shards that DoRA's magnitudes are computed of.
+        gathers = settings.lora.use_dora and is_sharded(settings.ds_config)
+        sharding = HfDeepSpeedConfig(settings.ds_config) if gathers else None
         add_adapters(model, kit, settings.lora, freeze_prefix=settings.freeze_prefix)
+        del sharding
     set_z3_leaf_modules(model, detect_hybrid=False)
     if kit.zero3_leaf_classes:
         deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
@@ -188,13 +215,21 @@ def _loaded(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedM
 
 
 def lora_settings(
-    rank: int, *, alpha: int, dropout: float, target_modules: str | Sequence[str]
+    rank: int,
+    *,
+    alpha: int,
+    dropout: float,
+    target_modules: str | Sequence[str],
+    use_dora: bool,
+    use_rslora: bool,
 ) -> LoraSettings | None:
     """Return what `--ds.lora.*` says, None for rank 0."""
     if not rank:
         return None
     names = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
-    return LoraSettings(rank=rank, alpha=alpha, dropout=dropout, target_modules=names)
+    return LoraSettings(
+        rank=rank, alpha=alpha, dropout=dropout, target_modules=names, use_dora=use_dora, use_rslora=use_rslora
+    )
 
 
 def is_sharded(ds_config: Mapping[str, Any] | None) -> bool:
@@ -242,6 +277,23 @@ def _refuse_split_layers(ds_config: dict | None) -> None:
         raise UserError(
             f"--ds.tensor_parallel_size {pieces} splits the layers that --ds.lora.rank adapts; leave one out"
         )
+
+
+def _quantize(model: PreTrainedModel, kit: LmmKit, *, empty: bool) -> None:
+    """Keep the language model's linear layers in 4 bits, on this process's device; one without memory stays as it is.
+
+    Raises UserError for experts that are one tensor a layer: they are most of a model's weights.
+    """
+    for name, weight in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if name.startswith(kit.language_prefixes) and weight.dim() > 2 and not isinstance(owner, _ConvNd):
+            raise UserError(
+                f"--ds.load_in_4bit: the experts of this model are one tensor a layer ({name}), which bitsandbytes has no "
+                "layer for; leave it out, and take --ds.lora.rank with --ds.zero_stage 3"
+            )
+    if not empty:
+        device = torch.device("cuda", torch.cuda.current_device()) if cpu.has_cuda() else torch.device("cpu")
+        quantize_layers(model, language_layers(model, kit), device=device)
 
 
 def resolve_attention(name: str, *, kit: LmmKit) -> str:

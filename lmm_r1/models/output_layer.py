@@ -47,6 +47,23 @@ def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
     return logits + bias
 
 
+@contextmanager
+def only_tokens(layer: torch.nn.Linear, token_ids: torch.Tensor) -> Iterator[None]:
+    """Let an output layer compute the logits of a few tokens of the vocabulary alone, (K,), in their order.
+
+    As in `token_outcomes`, its module is still called.
+    """
+
+    def compute(hidden: torch.Tensor) -> torch.Tensor:
+        return linear(hidden, layer.weight[token_ids], None if layer.bias is None else layer.bias[token_ids])
+
+    vars(layer)["forward"] = compute
+    try:
+        yield
+    finally:
+        del vars(layer)["forward"]
+
+
 class _TokenOutcomes(torch.autograd.Function):
     """Of each token (k,) the log-prob of its target and the entropy of its distribution, (k, 2)."""
 

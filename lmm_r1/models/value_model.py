@@ -41,10 +41,8 @@ class KitValueModel(KitModule, torch.nn.Module):
         value_head_prefix: str,
         normalize_reward: bool = False,
         ds_config: dict | None = None,
-        load_in_4bit: bool = False,
         **settings: Any,
     ) -> None:
-        assert not load_in_4bit, "refused by config.resolve"
         super().__init__()
         settings |= {"param_dtype": param_dtype, "ds_config": ds_config}
         own = LoadSettings.of(**settings)

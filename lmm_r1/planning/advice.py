@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
+from lmm_r1.config.adapter_checks import EIGHT_BIT
 from lmm_r1.errors import UserError
 from lmm_r1.planning.plan import Plan, gib
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
@@ -102,20 +103,26 @@ def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Chang
         given, fitting = config.train.max_tokens_per_gpu, plan.fitting_tokens
         if given is not None and fitting is not None and TOKEN_STEP <= fitting < given:
             yield Change(settings={"train.max_tokens_per_gpu": fitting})
-        if on_gpu and config.train.colocate_all and not config.ds.enable_sleep:
+        if on_gpu and config.train.colocate_all and not config.ds.enable_sleep and not _in_8_bits(config):
             yield Change(settings={"ds.enable_sleep": True})
     elif not config.model.gradient_checkpointing_enable:
         yield Change(settings={"model.gradient_checkpointing_enable": True})
-    if on_gpu and config.ds.zero_stage < 3:
+    if on_gpu and config.ds.zero_stage < 3 and not config.ds.load_in_4bit:
         yield Change(settings={"ds.zero_stage": 3})
     if on_gpu and isinstance(config, PPOConfig | DPOConfig) and _has_reference(config) and not config.ref.offload:
         yield Change(settings={"ref.offload": True})
-    if on_gpu and not config.ds.adam_offload:
+    if on_gpu and not config.ds.adam_offload and not _in_8_bits(config):
         yield Change(settings={"ds.adam_offload": True})
     if plan.fitting_tokens is not None and TOKEN_STEP <= plan.fitting_tokens < plan.longest:
         yield Change(settings={"data.max_len": plan.fitting_tokens})
     if config.ds.lora.rank == 0:
         yield Change(settings={"ds.lora.rank": LORA_RANK})
+
+
+def _in_8_bits(config: PPOConfig | SupervisedConfig) -> bool:
+    """Say whether an optimizer's state is in 8 bits, which stays on the GPU."""
+    trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
+    return any(one.optim in EIGHT_BIT for one in trained)
 
 
 def _has_reference(config: PPOConfig | DPOConfig) -> bool:

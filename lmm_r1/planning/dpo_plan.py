@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config import DPOConfig, KTOConfig, RMConfig
+from lmm_r1.config.dpo import ReferredConfig
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.plan import Plan
@@ -19,6 +20,33 @@ def plan_dpo(
     The longest pair is taken to be alone in a pass, with nothing in common.
     """
     tokens = SIDES * config.data.max_len
+    return _referred_plan(
+        config, machine, processes=processes, per_machine=per_machine, image=image, pass_tokens=tokens
+    )
+
+
+def plan_kto(
+    config: KTOConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
+) -> Plan:
+    """Return the plan of a run on single responses; the arguments are those of `plan_sft`.
+
+    The policy learns from a row by itself; the reference computes it with the mismatched response.
+    """
+    tokens = config.data.max_len
+    return _referred_plan(
+        config, machine, processes=processes, per_machine=per_machine, image=image, pass_tokens=tokens
+    )
+
+
+def _referred_plan(
+    config: ReferredConfig,
+    machine: Machine,
+    *,
+    processes: int,
+    per_machine: int,
+    image: PlanImage | None,
+    pass_tokens: int,
+) -> Plan:
     policy = trained_model(
         config,
         machine,
@@ -26,7 +54,7 @@ def plan_dpo(
         per_machine=per_machine,
         image=image,
         share_prefix=config.train.shared_prefix_enable,
-        pass_tokens=tokens,
+        pass_tokens=pass_tokens,
     )
     models = [policy]
     if config.needs_reference_model:
@@ -37,7 +65,8 @@ def plan_dpo(
             per_machine=per_machine,
             image=image,
             share_prefix=config.train.shared_prefix_enable,
-            pass_tokens=tokens,
+            # A pair, or a response with a mismatched one.
+            pass_tokens=SIDES * config.data.max_len,
             role="reference",
             path=config.ref.model_name_or_path,
             offload=config.ref.offload,

@@ -49,6 +49,8 @@ class ModelSettings:
     freeze_prefix: tuple[str, ...] = ()
     lora_rank: int = 0
     target_modules: tuple[str, ...] = ("all-linear",)
+    use_dora: bool = False
+    load_in_4bit: bool = False
     trust_remote_code: bool = False
     checkpointing: bool = False
     reentrant: bool = False
@@ -121,6 +123,8 @@ def _built(settings: ModelSettings) -> EmptyModel:
             "freeze_prefix": settings.freeze_prefix,
             "lora_rank": settings.lora_rank,
             "target_modules": settings.target_modules,
+            "use_dora": settings.use_dora,
+            "load_in_4bit": settings.load_in_4bit,
             "max_len": settings.max_len,
             "trust_remote_code": settings.trust_remote_code,
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ import torch
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import language_layers
+from lmm_r1.models.quantized import packed_bytes
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.planning.live_memory import LiveMemory, Unpredictable, take_memory
 
@@ -35,6 +37,13 @@ class ModelSize:
     """Parameters of the largest weight that gets a gradient."""
     matrices: int
     """Trained parameters in weights of two dimensions and more, which the optimizer updates together."""
+    saved_bytes: int = 0
+    """What weights in 4 bits take less than when they are read."""
+
+    @property
+    def read_bytes(self) -> int:
+        """What the weights take when they are read or written."""
+        return self.weight_bytes + self.saved_bytes
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelSize:
@@ -48,6 +57,12 @@ class ModelSize:
             largest_trained=max((weight.numel() for weight in trained), default=0),
             matrices=sum(weight.numel() for weight in trained if weight.dim() > 1),
         )
+
+    def in_4bit(self, weights: Sequence[torch.Tensor]) -> ModelSize:
+        """Return the size with these of its weights in 4 bits, of which the largest is whole for a layer's pass."""
+        saved = sum(weight.nbytes - packed_bytes(weight.numel()) for weight in weights)
+        saved -= max(weight.nbytes for weight in weights)
+        return replace(self, weight_bytes=self.weight_bytes - saved, saved_bytes=saved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +154,9 @@ def empty_model(
         kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
         actor = KitValueModel(path, kind, empty=True, value_head_prefix="score", **settings)
     size = ModelSize.of(actor)
+    if settings.get("load_in_4bit"):
+        layers = [name for name in language_layers(actor.model, actor.kit) if ".lora_" not in name]
+        size = size.in_4bit([actor.model.get_submodule(name).weight for name in layers])
     take_memory(actor, zeros=size.parameters <= SMALL)
     model = EmptyModel(role=role, actor=actor, size=size)
     if checkpointing and model.is_trained:

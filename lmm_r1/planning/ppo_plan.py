@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefConfig, RewardConfig
+from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.engine_memory import planned_engine
@@ -14,7 +15,7 @@ from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
 from lmm_r1.planning.plan import GroupLimit, Plan
-from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 # Passes are cut to multiples of it.
 TOKEN_STEP = 256
@@ -92,6 +93,8 @@ def _settings(config: PPOConfig, role: Role, *, bytes_per_gradient: int) -> Mode
         freeze_prefix=actor.freeze_prefix if trained else (),
         lora_rank=config.ds.lora.rank if trained else 0,
         target_modules=config.ds.lora.target_modules,
+        use_dora=config.ds.lora.use_dora,
+        load_in_4bit=config.ds.load_in_4bit,
         trust_remote_code=config.train.trust_remote_code,
         checkpointing=trained and actor.gradient_checkpointing_enable,
         reentrant=actor.gradient_checkpointing_reentrant,
@@ -121,6 +124,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
         on_gpu=on_gpu,
         passes=2,
+        moment_bytes=moment_bytes(group.optim) if isinstance(group, OptimizerConfig) else MASTER_BYTES,
     )
     per_gradient = width if not on_gpu and zero.stage in (1, 2) else 0
     estimated = estimate(_settings(config, role, bytes_per_gradient=per_gradient), image)
@@ -220,7 +224,7 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
     # Rank 0 gathers the weights whole to write them; before ZeRO-3 every rank has read them.
     policy = models[0]
     copies = 1 if config.ds.zero_stage == 3 else policy.ranks
-    parts.append(Phase(name="weights that are read or written", size=policy.estimate.size.weight_bytes * copies))
+    parts.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
     return parts
 
 

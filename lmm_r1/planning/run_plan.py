@@ -11,13 +11,13 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
-from lmm_r1.planning.dpo_plan import plan_dpo, plan_rm
+from lmm_r1.planning.dpo_plan import plan_dpo, plan_kto, plan_rm
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.live_memory import Unpredictable
@@ -51,6 +51,21 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
     return config
 
 
+def plan_supervised(
+    config: SupervisedConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
+) -> Plan:
+    """Return the plan of any supervised run; the arguments are those of `plan_sft`."""
+    if isinstance(config, DPOConfig):
+        return plan_dpo(config, machine, processes=processes, per_machine=per_machine, image=image)
+    if isinstance(config, KTOConfig):
+        return plan_kto(config, machine, processes=processes, per_machine=per_machine, image=image)
+    if isinstance(config, RMConfig):
+        return plan_rm(config, machine, processes=processes, per_machine=per_machine, image=image)
+    if isinstance(config, KDConfig):
+        return plan_kd(config, machine, processes=processes, per_machine=per_machine, image=image)
+    return plan_sft(config, machine, processes=processes, per_machine=per_machine, image=image)
+
+
 def check_sft_plan(
     config: SupervisedConfig, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
 ) -> None:
@@ -61,13 +76,7 @@ def check_sft_plan(
     image = _image_of(rows, _checkpoint(config))
 
     def replan(changed: SupervisedConfig) -> Plan:
-        if isinstance(changed, DPOConfig):
-            return plan_dpo(changed, machine, processes=processes, per_machine=per_machine, image=image)
-        if isinstance(changed, RMConfig):
-            return plan_rm(changed, machine, processes=processes, per_machine=per_machine, image=image)
-        if isinstance(changed, KDConfig):
-            return plan_kd(changed, machine, processes=processes, per_machine=per_machine, image=image)
-        return plan_sft(changed, machine, processes=processes, per_machine=per_machine, image=image)
+        return plan_supervised(changed, machine, processes=processes, per_machine=per_machine, image=image)
 
     try:
         plan = replan(config)

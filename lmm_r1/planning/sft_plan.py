@@ -12,7 +12,7 @@ from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedModel
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
-from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 
 def plan_sft(
@@ -130,6 +130,7 @@ def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int)
         sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
         on_gpu=machine.gpu_bytes is not None,
         passes=2 if config.train.batch_size > config.train.micro_batch_size * processes else 1,
+        moment_bytes=moment_bytes(config.optim),
     )
 
 
@@ -153,6 +154,8 @@ def model_settings(
         experts_implementation=config.ds.experts_implementation,
         lora_rank=config.ds.lora.rank if trained else 0,
         target_modules=config.ds.lora.target_modules,
+        use_dora=config.ds.lora.use_dora,
+        load_in_4bit=config.ds.load_in_4bit,
         trust_remote_code=config.train.trust_remote_code,
         freeze_prefix=config.model.freeze_prefix if trained else (),
         checkpointing=trained and config.model.gradient_checkpointing_enable,
@@ -186,7 +189,7 @@ def supervised_plan(
             if other.host:
                 host.append(Phase(name=f"{other.role}, offloaded", size=other.host * per_machine))
         copies = 1 if config.ds.zero_stage == 3 else per_machine
-        host.append(Phase(name="weights that are read or written", size=policy.estimate.size.weight_bytes * copies))
+        host.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
     room = device.room(policy, usable=machine.usable)
     return Plan(
         machine=machine,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmm_r1.config.adapter_checks import EIGHT_BIT
 from lmm_r1.planning.pass_memory import ModelSize
 
 # Numbers that DeepSpeed's bucket of gradients holds (`reduce_bucket_size`), which is made whole for every pass.
@@ -36,6 +37,13 @@ class ZeroSettings:
     """With a GPU, AdamW makes no temporaries, and buffers take their memory when they are made."""
     passes: int
     """Of one optimizer step."""
+    moment_bytes: int = MASTER_BYTES
+    """Of a number in each of AdamW's two means."""
+
+    @property
+    def temporaries(self) -> int:
+        """Single-precision numbers that an update without a GPU makes for each weight beside its gradient."""
+        return ADAM_TEMPORARIES if self.moment_bytes == MASTER_BYTES else ADAM_TEMPORARIES + MOMENTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,11 @@ class TrainedStates:
     def peak(self, pass_bytes: int) -> int:
         """Return the most that update passes hold, each of which holds so much beside the states."""
         return self.steady + max(self.backward + pass_bytes, self.after_backward, self.step)
+
+
+def moment_bytes(optim: str) -> int:
+    """Return the bytes of a number in the means of an optimizer, by its name in `--optim`."""
+    return 1 if optim in EIGHT_BIT else MASTER_BYTES
 
 
 def gathered_bytes(size: ModelSize) -> int:
@@ -130,13 +143,13 @@ def _stage_1_and_2(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     flat = (zero.sum_bytes if several else width) * group
     single = MASTER_BYTES * group
     copied = flat + (single if (zero.sum_bytes if several else width) != MASTER_BYTES else 0)
-    temporaries = 0 if zero.on_gpu else ADAM_TEMPORARIES * MASTER_BYTES * group
+    temporaries = 0 if zero.on_gpu else zero.temporaries * MASTER_BYTES * group
     # The optimizer's temporaries come when the group's own gradients are gone.
     freed = min(sums, zero.sum_bytes * group)
     return TrainedStates(
         weights=size.weight_bytes,
         master=MASTER_BYTES * own,
-        moments=MASTER_BYTES * MOMENTS * own,
+        moments=zero.moment_bytes * MOMENTS * own,
         sums=sums,
         backward=backward,
         per_gradient=per_gradient,
@@ -154,7 +167,7 @@ def _stage_0(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     return TrainedStates(
         weights=size.weight_bytes,
         master=MASTER_BYTES * size.trained if half else 0,
-        moments=MASTER_BYTES * MOMENTS * size.trained,
+        moments=zero.moment_bytes * MOMENTS * size.trained,
         sums=size.trained_bytes,
         backward=0,
         per_gradient=0,
@@ -173,9 +186,9 @@ def _stage_3(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     # A bucket is reduced as one tensor, which is copied together, and into another one.
     reduced = width * min(BUCKET, size.trained)
     reduced += _share(reduced, zero.ranks)
-    sums, master, moments = zero.sum_bytes * own, MASTER_BYTES * own, MASTER_BYTES * MOMENTS * own
+    sums, master, moments = zero.sum_bytes * own, MASTER_BYTES * own, zero.moment_bytes * MOMENTS * own
     single = MASTER_BYTES * group
-    temporaries = 0 if zero.on_gpu else ADAM_TEMPORARIES * single
+    temporaries = 0 if zero.on_gpu else zero.temporaries * single
     return TrainedStates(
         weights=_share(size.weight_bytes, zero.ranks) + bucket,
         master=0 if zero.offload else master,

@@ -1,11 +1,13 @@
-"""A trained reward model: samples are encoded as the RL loop builds them, and scored in batches of many tokens."""
+"""Trained models that score: samples are encoded as the RL loop builds them, and computed in batches of many tokens."""
 
 from __future__ import annotations
 
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -36,8 +38,119 @@ class EncodedSample:
     """None for a sample without images and videos."""
 
 
-class RewardModel:
-    """A checkpoint with a value head, on the GPU where there is one; to be used by one thread at a time."""
+SampleT = TypeVar("SampleT", bound=EncodedSample)
+ResultT = TypeVar("ResultT")
+
+
+class ScoringModel(ABC, Generic[SampleT, ResultT]):
+    """A checkpoint that scores, on the GPU where there is one; to be used by one thread at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, *, max_len: int, max_batch_tokens: int | None) -> None:
+        """Load all but the model, which `_take` is to be given; raises UserError where it cannot be loaded.
+
+        Args:
+            max_len: longest sample, in tokens; a longer one is refused.
+            max_batch_tokens: tokens computed in one forward pass, padding included; only a single sample may exceed it.
+                None takes what suits the device.
+        """
+        self.path = checkpoint.path
+        self.max_len = max_len
+        self.max_batch_tokens = max_batch_tokens or batch_tokens(has_gpu=torch.cuda.is_available())
+        self.kit = checkpoint.kit
+        check_weights(checkpoint.path)
+        self.processor = checkpoint.processor
+        self._tokenizer = checkpoint.tokenizer
+
+    def _take(self, model: Any) -> None:
+        """Take the loaded module, policy or value model, onto the device."""
+        tell_factors(model.model_config, max_len=self.max_len, flag="--max_len")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = model.to(self.device).eval()
+        self._pack_where_it_can()
+        known = len(self._tokenizer)
+        banned = self.kit.banned_token_ids(model.model_config, self._tokenizer)
+        self._media_ids = self.kit.placeholder_ids(self.processor) | {token for token in banned if token < known}
+        texts = self._tokenizer.convert_ids_to_tokens(sorted(self._media_ids))
+        # Without any, what matches nowhere.
+        self._media_text = re.compile("|".join(f"({re.escape(text)})" for text in texts) or "(?!)")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether batches are packed sequences, without padding."""
+        return self._model.packing_samples
+
+    def encode_prompt(self, row: Row) -> EncodedPrompt:
+        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does.
+
+        What a row says that responses begin with is a part of them.
+        """
+        row = replace(row, prefill="")
+        return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+
+    def score(self, samples: Sequence[SampleT]) -> list[ResultT]:
+        """Return the result of each sample; nothing is checked, so that one may be no finite number."""
+        results: dict[int, ResultT] = {}
+        lengths = [len(sample.token_ids) for sample in samples]
+        for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
+            results |= zip(batch, self._forward([samples[index] for index in batch]), strict=True)
+        return [results[index] for index in range(len(samples))]
+
+    @abstractmethod
+    def _forward(self, samples: Sequence[SampleT]) -> list[ResultT]:
+        """Return the result of each sample of one batch."""
+
+    def _padded(self, samples: Sequence[SampleT]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids and attention mask of samples, (B, T) each, padded on the right."""
+        width = max(len(sample.token_ids) for sample in samples)
+        sequences, mask = torch.zeros(2, len(samples), width, dtype=torch.long)
+        for row, sample in enumerate(samples):
+            sequences[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
+            mask[row, : len(sample.token_ids)] = 1
+        return sequences.to(self.device), mask.to(self.device)
+
+    def _pack_where_it_can(self) -> None:
+        refusal = packing_refusal(self._model.model)
+        if refusal is not None:
+            logger.warning("samples are scored in padded batches: %s", refusal)
+            return
+        use_packed_attention(self._model.model)
+        self._model.packing_samples = True
+        try:
+            check_packing(self._model)
+        except UserError as error:
+            # Where a run would stop, padded batches do as well, only slower.
+            self._model.packing_samples = False
+            logger.warning("samples are scored in padded batches: %s", error)
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _response_ids(self, response: str) -> list[int]:
+        """Return the response's ids, none of which is a media token's: those are never sampled, but may be spelled out."""
+        ids: list[int] = []
+        start = 0
+        for found in self._media_text.finditer(response):
+            # Cut in two, it is not the token any more.
+            ids += [
+                *self._ids(response[start : found.start() + 1]),
+                *self._ids(response[found.start() + 1 : found.end()]),
+            ]
+            start = found.end()
+        ids += self._ids(response[start:])
+        if not self._media_ids.isdisjoint(ids):
+            raise UserError("the response holds a media token that cannot be read as plain text")
+        return ids
+
+    def _check_length(self, length: int, *, where: str) -> None:
+        if length > self.max_len:
+            raise UserError(
+                f"{where}the prompt and the response take {length} tokens, which is more than --max_len {self.max_len}; "
+                "raise it, or leave the sample out"
+            )
+
+
+class RewardModel(ScoringModel[EncodedSample, float]):
+    """A checkpoint with a value head, which gives a response one reward."""
 
     def __init__(
         self,
@@ -61,48 +174,21 @@ class RewardModel:
             value_head_prefix: the name of the value head, for a checkpoint whose config does not tell.
             normalize: by the mean and the standard deviation in the checkpoint's config.
         """
-        self.path = path
-        self.max_len = max_len
-        self.max_batch_tokens = max_batch_tokens or batch_tokens(has_gpu=torch.cuda.is_available())
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        self.kit = checkpoint.kit
-        check_weights(path)
-        self.processor = checkpoint.processor
-        self._tokenizer = checkpoint.tokenizer
+        super().__init__(checkpoint, max_len=max_len, max_batch_tokens=max_batch_tokens)
         _check_head(checkpoint, value_head_prefix)
-        model = KitValueModel(
-            path,
-            "reward",
-            attn_implementation="auto",
-            param_dtype=dtype,
-            value_head_prefix=value_head_prefix,
-            normalize_reward=normalize,
-            trust_remote_code=trust_remote_code,
-            max_len=max_len,
+        self._take(
+            KitValueModel(
+                path,
+                "reward",
+                attn_implementation="auto",
+                param_dtype=dtype,
+                value_head_prefix=value_head_prefix,
+                normalize_reward=normalize,
+                trust_remote_code=trust_remote_code,
+                max_len=max_len,
+            )
         )
-        tell_factors(model.model_config, max_len=max_len, flag="--max_len")
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = model.to(self.device).eval()
-        self._pack_where_it_can()
-        known = len(self._tokenizer)
-        banned = self.kit.banned_token_ids(model.model_config, self._tokenizer)
-        self._media_ids = self.kit.placeholder_ids(self.processor) | {token for token in banned if token < known}
-        texts = self._tokenizer.convert_ids_to_tokens(sorted(self._media_ids))
-        # Without any, what matches nowhere.
-        self._media_text = re.compile("|".join(f"({re.escape(text)})" for text in texts) or "(?!)")
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether batches are packed sequences, without padding."""
-        return self._model.packing_samples
-
-    def encode_prompt(self, row: Row) -> EncodedPrompt:
-        """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does.
-
-        What a row says that responses begin with is a part of them.
-        """
-        row = replace(row, prefill="")
-        return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
     def encode(
         self, row: Row, response: str, *, ending: str | None = None, prompt: EncodedPrompt | None = None
@@ -150,68 +236,11 @@ class RewardModel:
         self._check_length(len(token_ids), where="")
         return EncodedSample(token_ids=token_ids, media=None)
 
-    def score(self, samples: Sequence[EncodedSample]) -> list[float]:
-        """Return the reward of each sample; nothing is checked, so that one may be no finite number."""
-        rewards = [0.0] * len(samples)
-        lengths = [len(sample.token_ids) for sample in samples]
-        for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
-            for index, reward in zip(batch, self._forward([samples[index] for index in batch]), strict=True):
-                rewards[index] = reward
-        return rewards
-
-    def _pack_where_it_can(self) -> None:
-        refusal = packing_refusal(self._model.model)
-        if refusal is not None:
-            logger.warning("samples are scored in padded batches: %s", refusal)
-            return
-        use_packed_attention(self._model.model)
-        self._model.packing_samples = True
-        try:
-            check_packing(self._model)
-        except UserError as error:
-            # Where a run would stop, padded batches do as well, only slower.
-            self._model.packing_samples = False
-            logger.warning("samples are scored in padded batches: %s", error)
-
     def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
-        width = max(len(sample.token_ids) for sample in samples)
-        sequences, mask = torch.zeros(2, len(samples), width, dtype=torch.long)
-        for row, sample in enumerate(samples):
-            sequences[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
-            mask[row, : len(sample.token_ids)] = 1
+        sequences, mask = self._padded(samples)
         with torch.no_grad():
-            rewards = self._model(
-                sequences.to(self.device),
-                attention_mask=mask.to(self.device),
-                media=[sample.media for sample in samples],
-            )
+            rewards = self._model(sequences, attention_mask=mask, media=[sample.media for sample in samples])
         return rewards.float().tolist()
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def _response_ids(self, response: str) -> list[int]:
-        """Return the response's ids, none of which is a media token's: those are never sampled, but may be spelled out."""
-        ids: list[int] = []
-        start = 0
-        for found in self._media_text.finditer(response):
-            # Cut in two, it is not the token any more.
-            ids += [
-                *self._ids(response[start : found.start() + 1]),
-                *self._ids(response[found.start() + 1 : found.end()]),
-            ]
-            start = found.end()
-        ids += self._ids(response[start:])
-        if not self._media_ids.isdisjoint(ids):
-            raise UserError("the response holds a media token that cannot be read as plain text")
-        return ids
-
-    def _check_length(self, length: int, *, where: str) -> None:
-        if length > self.max_len:
-            raise UserError(
-                f"{where}the prompt and the response take {length} tokens, which is more than --max_len {self.max_len}; "
-                "raise it, or leave the sample out"
-            )
 
 
 def batch_tokens(*, has_gpu: bool) -> int:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from lmm_r1.config import DPOConfig
-from lmm_r1.config.dpo import DPOModelConfig
+from lmm_r1.config.dpo import DPOModelConfig, ReferredConfig
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.trainer.dpo_rows import PairEncoder, evaluation_pairs, sides_of, training_pairs
-from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
 from lmm_r1.trainer.reference import Reference
@@ -48,10 +48,7 @@ def train(config: DPOConfig) -> None:
     check_rows(config, checkpoint, shown + sides_of(eval_rows))
     encode = PairEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=config.data.max_len)
     filler = first_fitting(config, rows, encode).filler
-    models = {"model.model_name_or_path": checkpoint.path}
-    if config.needs_reference_model:
-        assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
-        models["ref.model_name_or_path"] = config.ref.model_name_or_path
+    models = models_of(config, checkpoint)
     with session(config, checkpoint, kind="dpo", models=models, rows=rows, shown=shown) as begun:
         actor = prepare_policy(config, begun.args, begun.strategy, steps=begun.steps)
         run = DPORun.of(begun, config, actor, rows=rows, encode=encode, filler=filler)
@@ -60,7 +57,16 @@ def train(config: DPOConfig) -> None:
         begun.train(run)
 
 
-def prepare_policy(config: DPOConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
+def models_of(config: ReferredConfig, checkpoint: Checkpoint) -> dict[str, str | None]:
+    """Return the paths of the models that a run starts from, by flag."""
+    models: dict[str, str | None] = {"model.model_name_or_path": checkpoint.path}
+    if config.needs_reference_model:
+        assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
+        models["ref.model_name_or_path"] = config.ref.model_name_or_path
+    return models
+
+
+def prepare_policy(config: ReferredConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
     """Return the model that is trained, under DeepSpeed."""
     actor = KitActor(
         model_path(config), share_prefix=config.train.shared_prefix_enable, **trained_settings(config, strategy)
@@ -68,7 +74,7 @@ def prepare_policy(config: DPOConfig, args: SimpleNamespace, strategy: KitStrate
     return prepare_trained(actor, config, args, strategy, steps=steps)
 
 
-def prepare_reference(config: DPOConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
+def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
     """Return the reference of a run's loss, None where it has none."""
     group = strategy.ring_attn_group
     if config.refers_to_base:
@@ -246,21 +252,14 @@ class DPORun(SupervisedRun[PreferenceRow, PairSample, PairBatch]):
         return preferences(policy, reference, mask, model=self.config.model), aux_loss
 
 
-class PairEvaluation(HeldOut[PreferenceRow, PairSample]):
+class PairEvaluation(RunHeldOut[PreferenceRow, PairSample]):
     """The means over all held-out pairs, and of each data source where there are several."""
 
     NAMES = (LOSS, *(f"eval_{name}" for name in (ACCURACY, MARGIN, "chosen_reward", "rejected_reward")))
     OF_SOURCES = (LOSS, f"eval_{ACCURACY}")
 
     def __init__(self, run: DPORun, *, rows: Sequence[PreferenceRow]) -> None:
-        super().__init__(
-            run.config,
-            run.strategy,
-            rows=rows,
-            source_of=lambda row: row.datasource,
-            encode=run.encode,
-            filler=run.filler,
-        )
+        super().__init__(run, rows=rows)
         self.pairs = run
 
     def _measured(self, samples: Sequence[PairSample]) -> torch.Tensor:

@@ -109,7 +109,9 @@ class KitPPOTrainer(BasePPOTrainer):
         """
         answers = ray.get(self.actor_model_group.async_run_method(method_name="shares_prefix"))
         self.experience_maker.share_prefix = all(answers)
-        self._resume()
+        if not self._resume() and self.config.ds.load_in_4bit:
+            # The engines have loaded the checkpoint, and the policy's weights are what is left of them in 4 bits.
+            self.broadcast_to_vllm()
         self.stops.progress = self.progress
         self.folder.resume(self.step)
         self._make_up_evaluation()
@@ -273,13 +275,13 @@ class KitPPOTrainer(BasePPOTrainer):
         groups = [group for group in (self.actor_model_group, self.critic_model_group) if group is not None]
         ray.get([ref for group in groups for ref in group.async_run_method(method_name="settle_checkpoint", tag=tag)])
 
-    def _resume(self) -> None:
-        """Find the step to go on from; on a resume also restore the data position and the engines' weights."""
+    def _resume(self) -> bool:
+        """Find the step to go on from and say whether there is one; then also restore the data position and the engines' weights."""
         if not self.config.ckpt.load_enable:
-            return
+            return False
         states = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))[0]
         if not states:
-            return
+            return False
         self.restore_best_checkpoint_state(states)
         self.prompts.load_state_dict(states["data_loader_state_dict"])
         if self.args.algo.kl.target and "kl_coef" in states:
@@ -287,6 +289,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.step = self.saved_step = states["global_step"]
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
+        return True
 
     def _make_up_evaluation(self) -> None:
         """Evaluate the step that a run goes on from, where it was killed between that step's save and its evaluation."""

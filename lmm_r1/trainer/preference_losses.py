@@ -1,7 +1,7 @@
-"""Losses on pairs of responses, as pure functions of log-probs; each pair has one of its own.
+"""Losses on judged responses, as pure functions of log-probs; each pair, or response by itself, has one of its own.
 
 A response's log-ratio is log pi(y|x) - log pi_ref(y|x), summed over its tokens, or the mean of them where that is asked
-for. All tensors are (B,), a pair in each place.
+for. All tensors are (B,), a pair in each place, or a response.
 """
 
 from __future__ import annotations
@@ -52,6 +52,28 @@ def nll_loss(log_probs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         lengths: its tokens.
     """
     return -log_probs / lengths.clamp(min=1)
+
+
+def kto_loss(
+    ratios: torch.Tensor,
+    desirable: torch.Tensor,
+    *,
+    kl: torch.Tensor,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> torch.Tensor:
+    """Return w (1 - s(b (r - kl))) of desirable responses' log-ratios r, and w (1 - s(b (kl - r))) of the others.
+
+    KTO, equation 8 of https://arxiv.org/abs/2402.01306, with the sigmoid s.
+
+    Args:
+        desirable: whether each response is to be learned, bool.
+        kl: an estimate of the policy's KL divergence from the reference, not negative, (); no gradient flows into it.
+    """
+    logits = beta * (ratios - kl.detach())
+    # 1 - s(x) = s(-x), without the loss of digits near 1.
+    return torch.where(desirable, desirable_weight * F.sigmoid(-logits), undesirable_weight * F.sigmoid(logits))
 
 
 def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: torch.Tensor | None) -> torch.Tensor:

@@ -18,11 +18,12 @@ from typing import TypeAlias
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
+from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
+from lmm_r1.config.dpo import ReferredConfig
 from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.data.image_sources import ImageSource, describe
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -41,7 +42,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # More differences than this are counted only.
 _SHOWN = 4
 
-AnyRow: TypeAlias = Row | PreferenceRow
+AnyRow: TypeAlias = Row | PreferenceRow | StepRow | UnpairedRow
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
@@ -107,7 +108,7 @@ def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
     """Raise UserError where a model that the run starts from lies in what `--ckpt.overwrite` deletes or writes."""
     groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
-    if isinstance(config, DPOConfig):
+    if isinstance(config, ReferredConfig):
         groups = ("model", "ref")
     if isinstance(config, KDConfig):
         groups = ("model", "teacher")
@@ -240,8 +241,8 @@ def rows_digest(rows: Sequence[AnyRow]) -> str:
     """
     digest = hashlib.sha256()
     for row in rows:
-        if isinstance(row, PreferenceRow):
-            _add_pair(digest, row)
+        if not isinstance(row, Row):
+            _add_judged(digest, row)
             continue
         _add_messages(digest, row.messages)
         begun = f"\0{row.prefill}" if row.prefill else ""
@@ -251,11 +252,18 @@ def rows_digest(rows: Sequence[AnyRow]) -> str:
     return f"{len(rows)} rows {digest.hexdigest()[:12]}"
 
 
-def _add_pair(digest: hashlib._Hash, row: PreferenceRow) -> None:
-    for name, messages in (("prompt", row.messages), ("chosen", row.chosen), ("rejected", row.rejected)):
+def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow | UnpairedRow) -> None:
+    match row:
+        case PreferenceRow():
+            turns = {"chosen": row.chosen, "rejected": row.rejected}
+            judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
+        case UnpairedRow():
+            turns, judged = {"response": row.response}, str(row.desirable)
+        case StepRow():
+            turns, judged = {}, "\0".join([*row.steps, *map(str, row.labels)])
+    for name, messages in {"prompt": row.messages, **turns}.items():
         digest.update(f"\0{name}".encode())
         _add_messages(digest, messages)
-    judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
     digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
 
 

@@ -29,6 +29,7 @@ from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
+from lmm_r1.trainer.eight_bit_adam import eight_bit_adam
 from lmm_r1.trainer.optimizer_step import (
     add_up_in_accumulation_dtype,
     check_finite,
@@ -75,7 +76,7 @@ class KitStrategy(CheckpointStrategy):
             settle_muon(**own)
             # Upstream would warn that they do nothing.
             cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
-        with keeping_buffers(model), passes_added_up():
+        with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
         add_up_in_accumulation_dtype(self._engine_of(engine).optimizer)
         return engine, optimizer, scheduler

@@ -23,7 +23,7 @@ from lmm_r1.trainer.held_out import BestMetric, HeldOut
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.supervised_rows import batch_indices, read_ahead
+from lmm_r1.trainer.supervised_rows import Rows, batch_indices, read_ahead
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
@@ -80,7 +80,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         *,
         kit: LmmKit,
         processor: Any,
-        rows: Sequence[RowT],
+        rows: Rows[RowT],
         folder: RunFolder,
         encode: Callable[[RowT], SampleT | None],
         filler: SampleT,
@@ -135,6 +135,10 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
     @abstractmethod
     def terms(self, batch: BatchT) -> Terms:
         """Run the model on a batch; every rank calls it equally often."""
+
+    def prepared(self, batches: Sequence[BatchT]) -> Sequence[BatchT]:
+        """Return an update's micro-batches with what has to be known of all of them before the first is learned from."""
+        return batches
 
     def fit(self, *, start: int, steps: int) -> None:
         """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
@@ -210,18 +214,21 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
             overwrite=ckpt.overwrite,
         )
 
-    def _own_indices(self, step: int) -> list[int]:
-        """Return the rows of an update that are this rank's, by their place in the data."""
+    def indices(self, step: int) -> list[Any]:
+        """Return which rows an update takes, over all ranks: by what `rows` gives each of them."""
         train = self.config.train
-        indices = batch_indices(
+        return batch_indices(
             num_rows=len(self.rows),
             batch_size=train.batch_size,
             seed=train.seed,
             step=step,
             keep_order=self.config.data.keep_order,
         )
+
+    def _own_indices(self, step: int) -> list[Any]:
+        """Return the rows of an update that are this rank's."""
         share = self.strategy.ds_device_mesh["dp"]
-        return indices[share.get_local_rank() :: share.size()]
+        return self.indices(step)[share.get_local_rank() :: share.size()]
 
     def _micro_batches(self, step: int) -> list[BatchT]:
         """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
@@ -246,6 +253,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         Raises UserError on every rank, before the step, where loss or gradients are not finite.
         """
         device = torch.cuda.current_device()
+        batches = self.prepared(batches)
         counted = [self.counts(batch) for batch in batches]
         totals = torch.tensor(
             [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device

@@ -6,20 +6,34 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
+from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.data.formats.row_format import Fields
+from lmm_r1.data.preferences import JudgedRow, RowKind, read_judged_file
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
+JudgedT = TypeVar("JudgedT", bound=JudgedRow)
+FoundT_co = TypeVar("FoundT_co", covariant=True)
 
 # Rows that each worker has encoded before they are asked for.
 _AHEAD = 16
+
+
+class Rows(Protocol[FoundT_co]):
+    """What a run learns from: a list of rows, or what gives more than a row for a place."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: Any, /) -> FoundT_co: ...
 
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]) -> list[RowT]:
@@ -37,6 +51,14 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
     return rows
+
+
+def judged_rows(path: str, kind: RowKind[Fields, JudgedT], *, split: str, reading: RowReading) -> list[JudgedT]:
+    """Return the rows of a file of judged responses, and say how they were found; raises what `read_judged_file` does."""
+    file = read_judged_file(path, kind, split=split, reading=reading)
+    # Every rank reads them, and one says so.
+    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
+    return list(file.rows.values())
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:
@@ -84,11 +106,11 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_
 class _EncodedRows(Dataset):
     """What a row gives, as a worker process hands it on: what it raised would come back as a traceback."""
 
-    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], Any]) -> None:
+    def __init__(self, rows: Rows[Any], encode: Callable[[Any], Any]) -> None:
         self.rows = rows
         self.encode = encode
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         try:
             return self.encode(self.rows[index])
         except UserError as error:
@@ -96,7 +118,7 @@ class _EncodedRows(Dataset):
 
 
 def read_ahead(
-    rows: Sequence[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[int], workers: int
+    rows: Rows[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
 ) -> Generator[SampleT | None, None, None]:
     """Yield the samples of rows in the order of `indices`, encoded ahead of it by worker processes, which `close` ends.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from rich.console import Console
@@ -31,7 +31,9 @@ from lmm_r1.trainer.run_start import AnyRow, Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
-from lmm_r1.trainer.supervised_rows import chat_template
+from lmm_r1.trainer.supervised_rows import Rows, chat_template
+
+RunT = TypeVar("RunT", bound=SupervisedRun)
 
 
 def model_path(config: SupervisedConfig) -> str:
@@ -78,6 +80,22 @@ class Session:
     stops: StopRequests
     trackers: Trackers
     steps: int
+
+    def made(self, run_class: Callable[..., RunT], actor: Any, *, rows: Rows, encode: Any, filler: Any) -> RunT:
+        """Return a run of this session that needs nothing but what every run needs; the arguments are those of a run."""
+        return run_class(
+            self.config,
+            self.strategy,
+            actor,
+            kit=self.checkpoint.kit,
+            processor=self.checkpoint.processor,
+            rows=rows,
+            folder=self.folder,
+            encode=encode,
+            filler=filler,
+            stops=self.stops,
+            trackers=self.trackers,
+        )
 
     def train(self, run: SupervisedRun) -> None:
         """Run the updates that are left, from the newest checkpoint where there is one, and write the model."""
@@ -174,6 +192,8 @@ def load_settings(config: SupervisedConfig) -> dict[str, Any]:
         "experts_implementation": config.ds.experts_implementation,
         "trust_remote_code": config.train.trust_remote_code,
         "max_len": config.data.max_len,
+        "load_in_4bit": config.ds.load_in_4bit,
+        "use_liger_kernel": config.ds.use_liger_kernel,
     }
 
 
@@ -186,6 +206,8 @@ def trained_settings(config: SupervisedConfig, strategy: KitStrategy) -> dict[st
         "lora_alpha": config.ds.lora.alpha,
         "lora_dropout": config.ds.lora.dropout,
         "target_modules": config.ds.lora.target_modules,
+        "use_dora": config.ds.lora.use_dora,
+        "use_rslora": config.ds.lora.use_rslora,
         "freeze_prefix": config.model.freeze_prefix,
     }
 

@@ -14,6 +14,7 @@ import deepspeed
 import ray
 import torch
 import torch.distributed as dist
+from bitsandbytes.nn import Params4bit
 from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
@@ -23,7 +24,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 from lmm_r1.checkpoints.stored_weights import StoredWeights, as_stored, stored_weights
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, slots_of, weights_in
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, layer_weights, merged_state_dict, merged_weight
+from lmm_r1.models.adapters import adapted_layers, merged_layer, merged_state_dict
+from lmm_r1.models.quantized import FrozenLinear4bit, quantized_layers
 from lmm_r1.trainer.strategy import whole_state_dict
 
 Weights = dict[str, torch.nn.Parameter]
@@ -99,14 +101,18 @@ class SharedMemoryChannel:
 def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
     """Send what training has changed, a bucket at a time; every rank must call it.
 
-    Of a model with adapters these are the merged weights of the adapted layers; a frozen vision tower is the engines' own.
+    Of a model with adapters these are the merged weights of the adapted layers, and what it has in 4 bits, which is not
+    what the checkpoint holds; a frozen vision tower is the engines' own.
 
     Args:
         split: whether ranks hold parts of the weights by tensor parallelism.
     """
     torch.cuda.empty_cache()
     model = policy.model.module
-    layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
+    layers: dict[str, LoraLayer | FrozenLinear4bit] = {
+        f"{name.removesuffix('.base_layer')}.weight": layer for name, layer in quantized_layers(model).items()
+    }
+    layers |= {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
     weights: Weights = {
         name.replace(".base_layer.", "."): weight for name, weight in model.named_parameters() if ".lora_" not in name
     }
@@ -145,7 +151,9 @@ def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) ->
 
 
 def _bytes_of(weight: torch.nn.Parameter) -> int:
-    """Return the bytes of a whole weight, of which ZeRO-3 leaves a part here."""
+    """Return the bytes of a whole weight, of which ZeRO-3 leaves a part here, or QLoRA four bits of a number."""
+    if isinstance(weight, Params4bit):
+        return weight.quant_state.shape.numel() * weight.quant_state.dtype.itemsize
     count = weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel()
     return count * weight.element_size()
 
@@ -171,9 +179,10 @@ def _whole(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, spl
         yield
 
 
-def _merged(layer: LoraLayer) -> torch.Tensor:
-    """Return the merged weight of an adapted layer, whole on every rank."""
-    shards = layer_weights(layer)
+def _merged(layer: LoraLayer | FrozenLinear4bit) -> torch.Tensor:
+    """Return the weight of a layer with an adapter, or of one in 4 bits, whole on every rank."""
+    if isinstance(layer, FrozenLinear4bit):
+        return layer.dequantized()
     # Without ZeRO-3 the weights are whole, and this does nothing.
-    with deepspeed.zero.GatheredParameters(shards):
-        return merged_weight(layer, *shards)
+    with deepspeed.zero.GatheredParameters(list(layer.parameters())):
+        return merged_layer(layer)

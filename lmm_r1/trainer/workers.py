@@ -64,6 +64,9 @@ def install_seams(args: SimpleNamespace) -> None:
         freeze_visual_encoder=args.actor.freeze_visual_encoder,
         freeze_prefix=args.actor.freeze_prefix,
         max_len=args.data.max_len,
+        use_liger_kernel=args.ds.use_liger_kernel,
+        use_dora=args.ds.lora.use_dora,
+        use_rslora=args.ds.lora.use_rslora,
     )
 
 

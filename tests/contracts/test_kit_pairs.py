@@ -1,6 +1,7 @@
-"""Pairs of responses, for every kit: the side that is encoded by the other one's media has the ids that it has by itself."""
+"""Judged responses, for every kit: what is encoded by another one's media has the ids that it has by itself; so have steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
 from lmm_r1.data.messages import Message
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.lmm_kits.step_tokens import StepTokens
+from lmm_r1.models.actor import KitActor
+from lmm_r1.trainer.kto_rows import Neighbours, UnpairedEncoder
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.prm_rows import StepEncoder, collate_steps
 from lmm_r1.trainer.rm_rows import RewardSample, collate_rewards
 from lmm_r1.trainer.sft_samples import collate, encode_sample
 
@@ -49,6 +54,19 @@ def row(prompt: list[Message], chosen: str, rejected: str) -> PreferenceRow:
         margin=None,
         location="rows.jsonl line 1",
     )
+
+
+@pytest.fixture(scope="module")
+def actors(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[KitActor, KitActor]]:
+    """A function from a kit's name to its model on packed sequences, where it takes any, and on padded ones."""
+    made: dict[str, tuple[KitActor, KitActor]] = {}
+
+    def of(name: str) -> tuple[KitActor, KitActor]:
+        if name not in made:
+            made[name] = make_actor(tiny_checkpoint(name), share_prefix=True), make_actor(tiny_checkpoint(name))
+        return made[name]
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +111,11 @@ def test_a_side_that_spells_a_media_token_is_refused_with_the_rows_place(encode,
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themselves(encode, name, tiny_checkpoint):
+def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themselves(encode, name, actors):
     messages = PROMPTS["an image" if get_kit(name).takes_images else "text"][1]
     sample = encode(name, row(messages, *SIDES[0]))
-    folder = tiny_checkpoint(name)
-    shared, stock = make_actor(folder, share_prefix=True), make_actor(folder)
+    shared, stock = actors(name)
+    shared.computed_tokens = 0
     batch = collate_pairs([sample], pad_token_id=0).tokens
     with torch.no_grad():
         together = shared(batch.sequences, batch.loss_mask, attention_mask=batch.attention_mask, media=batch.media)
@@ -110,6 +128,62 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     if shared.packing_samples:
         prompt = sample.chosen.loss_mask.index(True)
         assert shared.computed_tokens <= len(sample.chosen.token_ids) + len(sample.rejected.token_ids) - prompt
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_rows_response(name, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    prompts = [PROMPTS["an image" if kit.takes_images else "text"][1], PROMPTS["text"][1]]
+    rows = [
+        UnpairedRow(
+            messages=tuple(prompt),
+            response=(message("assistant", text),),
+            desirable=True,
+            location="rows.jsonl line 1",
+        )
+        for prompt, text in zip(prompts, ("<answer>46</answer>", "Forty-seven, I think."), strict=True)
+    ]
+    encode = UnpairedEncoder(kit=kit, processor=processor, max_len=8192)
+    first, second = (encode(Neighbours(row=one, following=other)) for one, other in (rows, rows[::-1]))
+    for found, prompt, response in ((first, prompts[0], rows[1].response), (second, prompts[1], rows[0].response)):
+        alone = rows[0].conversation(response)
+        expected = encode_sample(
+            replace(alone, messages=(*prompt, *response)),
+            kit=kit,
+            processor=processor,
+            max_len=8192,
+            every_turn=False,
+        )
+        assert found.pair.rejected.token_ids == expected.token_ids
+        assert found.pair.rejected.loss_mask == expected.loss_mask
+        assert found.pair.rejected.media is found.pair.chosen.media
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_the_logits_of_the_judging_tokens_are_those_of_the_whole_vocabulary(name, actors, tiny_checkpoint):
+    kit = get_kit(name)
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    flags = ("--model.placeholder_token", "--model.reward_tokens")
+    tokens = StepTokens.of(kit, processor, placeholder="*", judging=("+", "-"), flags=flags)
+    encode = StepEncoder(kit=kit, processor=processor, max_len=8192, tokens=tokens)
+    prompts = [PROMPTS["an image" if kit.takes_images else "text"][1], PROMPTS["text"][1]]
+    samples = [
+        encode(StepRow(messages=tuple(prompt), steps=steps, labels=(1.0,) * len(steps), location="rows.jsonl line 1"))
+        for prompt, steps in zip(prompts, (("It has 4", "and 6.", "46"), ("12 + 34 = 46",)), strict=True)
+    ]
+    batch = collate_steps([*samples, samples[0].filler], pad_token_id=0)
+    mask = batch.tokens.loss_mask
+    assert mask.sum(-1).tolist() == [3, 1, 0]
+    assert set(batch.tokens.sequences[:, :-1][mask].tolist()) == {tokens.placeholder_id}
+    given = {"attention_mask": batch.tokens.attention_mask, "media": batch.tokens.media}
+    with torch.no_grad():
+        whole = actors(name)[1](batch.tokens.sequences, return_output=True, **given)["logits"][:, :-1]
+        expected = whole[mask][:, list(tokens.judging_ids)]
+        for actor in actors(name):
+            found, _ = actor.token_logits(batch.tokens.sequences, mask, torch.tensor(tokens.judging_ids), **given)
+            torch.testing.assert_close(found[mask], expected, atol=1e-4, rtol=1e-5)
+            assert not found[~mask].any()
 
 
 @pytest.mark.parametrize("name", KITS)

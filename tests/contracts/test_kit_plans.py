@@ -8,6 +8,7 @@ from helpers.tiny_models import MAX_LEN
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.quantized import quantized_layers
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.planning import pass_memory
 from lmm_r1.planning.live_memory import Unpredictable
@@ -64,10 +65,26 @@ def test_a_planned_pass_holds_what_a_computed_one_does(name, tiny_checkpoint):
 def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_computed(tiny_checkpoint):
     folder = str(tiny_checkpoint("qwen2_5_vl"))
     whole = ModelSize.of(empty_model(folder, "policy", settings=SETTINGS, checkpointing=False).actor)
-    for settings in ({"lora_rank": 4}, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
+    dora = {"lora_rank": 4, "use_dora": True}
+    for settings in ({"lora_rank": 4}, dora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
         planned, computed = held(folder, role="policy", checkpointing=True, **settings)
         assert planned == computed
     size = ModelSize.of(empty_model(folder, "policy", settings=SETTINGS | {"lora_rank": 4}, checkpointing=False).actor)
     assert size.trained < whole.trained / 4
     half = empty_model(folder, "policy", settings=SETTINGS | {"param_dtype": "bf16"}, checkpointing=False).size
     assert half.weight_bytes == whole.weight_bytes // 2
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_a_model_in_4_bits_is_planned_with_its_scales_and_one_whole_layer(tiny_checkpoint, role):
+    folder, settings = str(tiny_checkpoint("qwen2_5_vl")), SETTINGS | {"lora_rank": 4}
+    whole = empty_model(folder, role, settings=settings, checkpointing=False).size
+    planned = empty_model(folder, role, settings=settings | {"load_in_4bit": True}, checkpointing=False).size
+    build = KitActor if role == "policy" else partial(KitValueModel, model_type="critic", value_head_prefix="score")
+    actor = build(folder, **settings, load_in_4bit=True)
+    state = actor.model.state_dict().items()
+    scales = sum(value.nbytes for name, value in state if name.endswith(("weight.absmax", "weight.nested_absmax")))
+    largest = max(layer.dequantized().nbytes for layer in quantized_layers(actor.model).values())
+    assert planned.weight_bytes == ModelSize.of(actor).weight_bytes + scales + largest
+    assert planned.weight_bytes < whole.weight_bytes == planned.read_bytes
+    assert planned.trained == whole.trained

@@ -14,9 +14,11 @@ from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
 from lmm_r1.checkpoints.merge_check import DoublePrecision
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
+from lmm_r1.models.quantized import quantized_layers
 
 pytestmark = pytest.mark.contract
 
@@ -203,6 +205,31 @@ def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoin
     again.model.load_state_dict(exact)
     with DoublePrecision():
         assert differ(actor, again, batch).max() <= 1e-12
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_kit_in_4_bits_learns_by_its_adapters_and_is_merged_whole(tiny_checkpoint, batch_of, name, tmp_path):
+    torch.manual_seed(0)
+    kit, folder, batch = get_kit(name), tiny_checkpoint(name), batch_of(name, with_image=name in IMAGE_KITS)
+    if any(".experts." in key for key, _ in make_actor(folder).model.named_parameters()):
+        with pytest.raises(UserError, match="--ds.load_in_4bit: the experts of this model are one tensor a layer"):
+            make_actor(folder, **LORA, load_in_4bit=True)
+        return
+    actor = make_actor(folder, **LORA, load_in_4bit=True)
+    in_4bit = {key.removesuffix(".base_layer") for key in quantized_layers(actor.model)}
+    assert in_4bit == set(adapted_layers(actor.model))
+    whole = make_actor(folder)
+    whole.model.load_state_dict(merged_state_dict(actor.model))
+    assert differ(actor, whole, batch)[:, :-1][batch.loss_mask.bool()].max() <= 1e-5
+
+    actor.gradient_checkpointing_enable()
+    first = loss_of(actor, batch).item()
+    changed = train(actor, batch, steps=2)
+    assert changed == {f"{key}.lora_{factor}.default.weight" for key in in_4bit for factor in "AB"}
+    assert loss_of(actor, batch).item() < first
+    actor.model.save_pretrained(tmp_path, state_dict=merged_state_dict(actor.model))
+    kit.save_processor(kit.load_processor(str(folder), trust_remote_code=False), tmp_path)
+    assert differ(actor, make_actor(tmp_path), batch)[:, :-1][batch.loss_mask.bool()].max() <= 1e-5
 
 
 @pytest.mark.parametrize(("settings", "reentrant"), [({}, False), (LORA, False), (LORA, True)])

@@ -1,12 +1,12 @@
-"""Updates of runs on pairs on two DeepSpeed ranks, and the same ones by hand: padded, in one process, sides apart."""
+"""Updates of runs on judged responses on two DeepSpeed ranks, and the same ones by hand: padded, in one process, apart."""
 
 import importlib
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,14 +16,16 @@ from helpers.launched_ranks import Ranks, launch
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, layer_weights
+from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of
 
 RANKS, STEPS = 2, 2
 KIT = "qwen2_5_vl"
 BETA, SMOOTHING, NLL = 0.5, 0.1, 0.2
+DESIRABLE, UNDESIRABLE = 1.5, 0.5
+PLACEHOLDER = "*"
 LORA_RANK = 4
 # An AdamW whose steps are as large as the gradients, so that a wrong scale would show.
 ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1.0, "weight_decay": 0.0}
@@ -36,10 +38,10 @@ class Case:
     folder: Path
     flags: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
-    rewards: bool = False
-    """Whether a reward model is trained, with margins, and no policy; `folder` then holds one with a head."""
+    kind: Literal["pairs", "rewards", "unpaired", "steps", "distilled"] = "pairs"
+    """What is learned from; rewards are pairs with margins for a reward model, of which `folder` holds one with a head."""
     teacher: Path | None = None
-    """Of a distillation; `kd_steps` makes its updates."""
+    """Of what is distilled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,33 @@ def rows() -> list[PreferenceRow]:
     ]
 
 
+def unpaired_rows() -> list[UnpairedRow]:
+    """One response to each prompt, desirable and undesirable in turn."""
+    return [
+        UnpairedRow(
+            messages=row.messages,
+            response=row.chosen if number % 2 else row.rejected,
+            desirable=bool(number % 2),
+            location=row.location,
+        )
+        for number, row in enumerate(rows())
+    ]
+
+
+def step_rows() -> list[StepRow]:
+    """Steps to each prompt, with hard labels and soft ones."""
+    solutions = [
+        (("12 + 34 = 46", "So it is 46"), (1.0, 0.0)),
+        (("I see a 5", "No, a 6", "<answer>6</answer>"), (0.25, 1.0, 1.0)),
+        (("47",), (0.0,)),
+        (("Two digits", "5 and 6"), (1.0, 0.75)),
+    ]
+    return [
+        StepRow(messages=row.messages, steps=steps, labels=labels, location=row.location)
+        for row, (steps, labels) in zip(rows(), solutions, strict=True)
+    ]
+
+
 def start(cases: Sequence[Case], folder: Path) -> Ranks:
     """Start the ranks; `finish` waits for them."""
     folder.mkdir()
@@ -95,75 +124,155 @@ def finish(ranks: Ranks, folder: Path) -> list[Updates]:
 
 def by_hand(case: Case) -> Updates:
     """Make the updates with PyTorch's AdamW, each conversation run by itself."""
+    return {
+        "pairs": _pairs_by_hand,
+        "rewards": _rewards_by_hand,
+        "unpaired": _unpaired_by_hand,
+        "steps": _steps_by_hand,
+        # It imports this module.
+        "distilled": lambda case: importlib.import_module("helpers.kd_steps").by_hand(case),
+    }[case.kind](case)
+
+
+def _pairs_by_hand(case: Case) -> Updates:
     from lmm_r1.trainer.preference_samples import encode_pair
-    from lmm_r1.trainer.sft_samples import SFTSample, collate
 
-    kit = get_kit(KIT)
-    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
+    kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
-    policy, reference = policy_of(str(case.folder), lora=case.lora).train(), make_actor(case.folder)
-    trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
-    optimizer = torch.optim.AdamW(list(trained.values()), **ADAM)
+    in_4bit = case.flags.get("ds.load_in_4bit", False)
+    kinds = {name: case.flags.get(f"ds.lora.{name}", False) for name in ("use_dora", "use_rslora")}
+    policy = policy_of(str(case.folder), lora=case.lora, load_in_4bit=in_4bit, **kinds).train()
+    reference = make_actor(case.folder, load_in_4bit=in_4bit)
 
-    def log_prob(actor: KitActor, sample: SFTSample) -> torch.Tensor:
-        batch = collate([sample], pad_token_id=0)
-        values = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
-        return (values * batch.loss_mask).sum()
-
-    losses, means, norms = [], [], []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        pairs = []
+    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
+        found, pairs = [], []
         for sample in samples:
-            chosen, rejected = (log_prob(policy, side) for side in (sample.chosen, sample.rejected))
+            chosen, rejected = (_log_prob(policy, side) for side in (sample.chosen, sample.rejected))
             with torch.no_grad():
-                others = [log_prob(reference, side) for side in (sample.chosen, sample.rejected)]
+                others = [_log_prob(reference, side) for side in (sample.chosen, sample.rejected)]
             margin = BETA * (chosen - others[0] - rejected + others[1])
             loss = -(1 - SMOOTHING) * F.logsigmoid(margin) - SMOOTHING * F.logsigmoid(-margin)
-            loss = loss - NLL * chosen / sum(sample.chosen.loss_mask)
-            (loss / len(samples)).backward()
-            pairs.append([value.item() for value in (loss, margin, chosen, rejected)])
-        norms.append(
-            torch.stack([weight.grad.norm() for weight in trained.values() if weight.grad is not None]).norm().item()
-        )
-        mean = torch.tensor(pairs).double().mean(0).tolist()
-        losses.append(mean[0])
-        means.append(dict(zip(("reward_margin", "chosen_log_prob", "rejected_log_prob"), mean[1:], strict=True)))
-        optimizer.step()
-    weights = {name: value.detach().clone() for name, value in policy.model.state_dict().items()}
-    return Updates(losses=losses, means=means, norms=norms, weights=weights)
+            found.append(loss - NLL * chosen / sum(sample.chosen.loss_mask))
+            pairs.append([value.item() for value in (margin, chosen, rejected)])
+        return found, _means(pairs, "reward_margin", "chosen_log_prob", "rejected_log_prob")
+
+    return _updates(policy.model, losses)
 
 
-def rewards_by_hand(case: Case) -> Updates:
-    """Make the updates of a reward model as `by_hand` does a policy's."""
+def _rewards_by_hand(case: Case) -> Updates:
     from lmm_r1.trainer.rm_rows import RewardEncoder
     from lmm_r1.trainer.sft_samples import SFTSample, collate
 
-    kit = get_kit(KIT)
-    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
+    kit, processor = _kit_of(case)
     encode = RewardEncoder(kit=kit, processor=processor, max_len=4096)
     samples = [encode(row) for row in rows()]
     model = make_value_model(case.folder).train()
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **ADAM)
 
     def reward(sample: SFTSample) -> torch.Tensor:
         batch = collate([sample], pad_token_id=0)
         return model(batch.sequences, attention_mask=batch.attention_mask, media=batch.media)[0]
 
+    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
+        found, pairs = [], []
+        for sample in samples:
+            chosen, rejected = reward(sample.pair.chosen), reward(sample.pair.rejected)
+            found.append(-F.logsigmoid(chosen - rejected - sample.margin))
+            pairs.append([value.item() for value in (chosen - rejected, chosen, rejected)])
+        return found, _means(pairs, "reward_margin", "chosen_reward", "rejected_reward")
+
+    return _updates(model, losses)
+
+
+def _unpaired_by_hand(case: Case) -> Updates:
+    from lmm_r1.trainer.kto_rows import UnpairedEncoder, neighbours_of
+
+    kit, processor = _kit_of(case)
+    encode = UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
+    samples = [encode(found) for found in neighbours_of(unpaired_rows())]
+    policy, reference = policy_of(str(case.folder), lora=case.lora).train(), make_actor(case.folder)
+
+    def ratio(side: Any) -> torch.Tensor:
+        with torch.no_grad():
+            other = _log_prob(reference, side)
+        return _log_prob(policy, side) - other
+
+    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
+        with torch.no_grad():
+            kl = torch.stack([ratio(sample.pair.rejected) for sample in samples]).mean().clamp(min=0)
+        found, rewards = [], {True: [], False: []}
+        for sample in samples:
+            own = ratio(sample.pair.chosen)
+            rewards[sample.desirable].append(BETA * own.item())
+            value = BETA * (own - kl) if sample.desirable else BETA * (kl - own)
+            found.append((DESIRABLE if sample.desirable else UNDESIRABLE) * (1 - F.sigmoid(value)))
+        good, bad = (sum(rewards[kind]) / len(rewards[kind]) for kind in (True, False))
+        return found, {
+            "kl": kl.item(),
+            "desirable_reward": good,
+            "undesirable_reward": bad,
+            "reward_margin": good - bad,
+        }
+
+    return _updates(policy.model, losses)
+
+
+def _steps_by_hand(case: Case) -> Updates:
+    from lmm_r1.trainer.prm_rows import StepEncoder
+    from lmm_r1.trainer.sft_samples import collate
+
+    kit, processor = _kit_of(case)
+    encode = StepEncoder.of(_settings(case), kit=kit, processor=processor)
+    samples = [encode(row) for row in step_rows()]
+    policy = policy_of(str(case.folder), lora=case.lora).train()
+    judging = list(encode.tokens.judging_ids)
+
+    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
+        found, scores = [], []
+        for sample in samples:
+            batch = collate([sample.tokens], pad_token_id=0)
+            output = policy(
+                batch.sequences, attention_mask=batch.attention_mask, return_output=True, media=batch.media
+            )
+            ids = batch.sequences[0]
+            places = (ids == encode.tokens.placeholder_id).nonzero().flatten()
+            logits = output["logits"][0, places][:, judging]
+            labels = torch.tensor(sample.labels)
+            found += F.cross_entropy(logits, torch.stack([labels, 1 - labels], dim=-1), reduction="none").unbind()
+            scores += logits.softmax(-1)[:, :1].tolist()
+        return found, _means(scores, "step_score")
+
+    return _updates(policy.model, losses)
+
+
+def _kit_of(case: Case) -> tuple[Any, Any]:
+    kit = get_kit(KIT)
+    return kit, kit.load_processor(str(case.folder), trust_remote_code=False)
+
+
+def _log_prob(actor: KitActor, sample: Any) -> torch.Tensor:
+    from lmm_r1.trainer.sft_samples import collate
+
+    batch = collate([sample], pad_token_id=0)
+    values = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
+    return (values * batch.loss_mask).sum()
+
+
+def _means(values: list[list[float]], *names: str) -> dict[str, float]:
+    return dict(zip(names, torch.tensor(values).double().mean(0).tolist(), strict=True))
+
+
+def _updates(model: torch.nn.Module, losses_of: Callable[[], tuple[list[torch.Tensor], dict[str, float]]]) -> Updates:
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **ADAM)
     losses, means, norms = [], [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        pairs = []
-        for sample in samples:
-            chosen, rejected = reward(sample.pair.chosen), reward(sample.pair.rejected)
-            loss = -F.logsigmoid(chosen - rejected - sample.margin)
-            (loss / len(samples)).backward()
-            pairs.append([value.item() for value in (loss, chosen - rejected, chosen, rejected)])
+        found, logged = losses_of()
+        loss = torch.stack(found).mean()
+        loss.backward()
         norms.append(torch.stack([weight.grad.norm() for weight in trained if weight.grad is not None]).norm().item())
-        mean = torch.tensor(pairs).double().mean(0).tolist()
-        losses.append(mean[0])
-        means.append(dict(zip(("reward_margin", "chosen_reward", "rejected_reward"), mean[1:], strict=True)))
+        losses.append(loss.item())
+        means.append(logged)
         optimizer.step()
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return Updates(losses=losses, means=means, norms=norms, weights=weights)
@@ -177,13 +286,30 @@ def policy_of(path: str, *, lora: bool, **settings: Any) -> KitActor:
     for layer in adapted_layers(actor.model).values():
         for factor in layer_weights(layer)[1:]:
             torch.nn.init.normal_(factor, std=0.1, generator=generator)
+        magnitude = magnitude_of(layer)
+        if magnitude is not None:
+            magnitude.data *= 1 + 0.1 * torch.randn(magnitude.shape, generator=generator)
     return actor
 
 
 def flags_of(case: Case) -> dict[str, Any]:
-    """Return the flags of a case, those of its loss apart."""
+    """Return the flags of a case; `kd_steps` knows those of a distillation's loss."""
+    own: dict[str, dict[str, Any]] = {
+        "pairs": {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL},
+        "rewards": {"model.margin_loss_enable": True},
+        "unpaired": {
+            "model.beta": BETA,
+            "model.desirable_loss_weight": DESIRABLE,
+            "model.undesirable_loss_weight": UNDESIRABLE,
+            # So that it is known by hand which row follows which.
+            "data.keep_order": True,
+        },
+        "steps": {"model.placeholder_token": PLACEHOLDER},
+        "distilled": {},
+    }
     return {
         "model.model_name_or_path": str(case.folder),
+        **own[case.kind],
         "data.dataset": "rows.jsonl",
         "data.max_len": 4096,
         "train.batch_size": len(rows()),
@@ -200,51 +326,82 @@ def flags_of(case: Case) -> dict[str, Any]:
     }
 
 
-def _reward_updates(case: Case) -> Updates:
-    """Make the updates of a reward model as one of the ranks."""
+def _settings(case: Case) -> Any:
+    """The settings of a case's run."""
     from lmm_r1 import dotted
-    from lmm_r1.config import RMConfig, resolve, to_openrlhf_args
-    from lmm_r1.trainer import rm
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.config import DPOConfig, KTOConfig, PRMConfig, RMConfig, resolve
 
-    config = resolve(dotted.replace(RMConfig(), {"model.margin_loss_enable": True, **flags_of(case)}))
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
-    strategy.setup_distributed()
-    kit = get_kit(KIT)
-    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
-    encode = rm.RewardEncoder(kit=kit, processor=processor, max_len=4096)
-    run = rm.RMRun(
-        config,
-        strategy,
-        rm.prepare_model(config, args, strategy, steps=STEPS),
-        kit=kit,
-        processor=processor,
-        rows=rows(),
-        folder=None,
-        encode=encode,
-        filler=encode(rows()[0]).filler,
-    )
-    return updates_made(run)
+    made = {"pairs": DPOConfig, "rewards": RMConfig, "unpaired": KTOConfig, "steps": PRMConfig}[case.kind]()
+    return resolve(dotted.replace(made, flags_of(case)))
 
 
 def _ranks_updates(case: Case) -> Updates:
-    """Make the updates of a policy as one of the ranks."""
-    from lmm_r1 import dotted
-    from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
-    from lmm_r1.trainer import dpo
-    from lmm_r1.trainer.dpo_rows import PairEncoder
+    """Make the updates as one of the ranks."""
+    from lmm_r1.config import to_openrlhf_args
     from lmm_r1.trainer.strategy import make_strategy
 
-    own = {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL}
-    config = resolve(dotted.replace(DPOConfig(), {**own, **flags_of(case)}))
+    config = _settings(case)
     args = to_openrlhf_args(config)
     strategy = make_strategy(args)
     strategy.setup_distributed()
+    kit, processor = _kit_of(case)
+    parts = {"pairs": _pairs_run, "rewards": _rewards_run, "unpaired": _unpaired_run, "steps": _steps_run}[case.kind]
+    run_class, actor, found, encode, more = parts(config, args, strategy, kit, processor)
+    run = run_class(
+        config,
+        strategy,
+        actor,
+        kit=kit,
+        processor=processor,
+        rows=found,
+        folder=None,
+        encode=encode,
+        filler=encode(found[(0, 1) if case.kind == "unpaired" else 0]).filler,
+        **({"reference": more} if case.kind == "pairs" else {}),
+    )
+    if case.kind == "unpaired":
+        run.refer_to(more)
+    return updates_made(run)
+
+
+def _pairs_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
+    from lmm_r1.trainer import dpo
+    from lmm_r1.trainer.dpo_rows import PairEncoder
+
+    actor, reference = _policy_and_reference(config, args, strategy)
+    return dpo.DPORun, actor, rows(), PairEncoder(kit=kit, processor=processor, max_len=4096), reference
+
+
+def _rewards_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
+    from lmm_r1.trainer import rm
+
+    engine = rm.prepare_model(config, args, strategy, steps=STEPS)
+    return rm.RMRun, engine, rows(), rm.RewardEncoder(kit=kit, processor=processor, max_len=4096), None
+
+
+def _unpaired_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
+    from lmm_r1.trainer import kto
+
+    actor, reference = _policy_and_reference(config, args, strategy)
+    encode = kto.UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
+    return kto.KTORun, actor, kto.NeighbourRows(unpaired_rows()), encode, reference
+
+
+def _steps_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
+    from lmm_r1.trainer import prm
+
+    encode = prm.StepEncoder.of(config, kit=kit, processor=processor)
+    actor = prm.prepare_model(config, args, strategy, steps=STEPS, tokens=encode.tokens)
+    return prm.PRMRun, actor, step_rows(), encode, None
+
+
+def _policy_and_reference(config: Any, args: Any, strategy: Any) -> tuple[Any, Any]:
+    """The policy's adapters are as they are by hand; the reference has none."""
+    from lmm_r1.trainer import dpo
+
     load = dpo.KitActor
 
     def made(path: str, **settings: Any) -> KitActor:
-        """The policy's adapters as they are by hand; the reference has none."""
         if not settings.get("lora_rank"):
             return load(path, **settings)
         return policy_of(path, lora=True, attention=settings.pop("attn_implementation"), **settings)
@@ -252,25 +409,9 @@ def _ranks_updates(case: Case) -> Updates:
     dpo.KitActor = made
     try:
         actor = dpo.prepare_policy(config, args, strategy, steps=STEPS)
-        reference = dpo.prepare_reference(config, strategy, policy=actor)
+        return actor, dpo.prepare_reference(config, strategy, policy=actor)
     finally:
         dpo.KitActor = load
-    kit = get_kit(KIT)
-    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
-    encode = PairEncoder(kit=kit, processor=processor, max_len=4096)
-    run = dpo.DPORun(
-        config,
-        strategy,
-        actor,
-        reference=reference,
-        kit=kit,
-        processor=processor,
-        rows=rows(),
-        folder=None,
-        encode=encode,
-        filler=encode(rows()[0]).filler,
-    )
-    return updates_made(run)
 
 
 def updates_made(run: Any) -> Updates:
@@ -294,11 +435,11 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cpu.prepare_process()
     for number, case in enumerate(pickle.loads((folder / "cases.pickle").read_bytes())):
-        if case.teacher is not None:
-            # It imports this module.
-            updates = importlib.import_module("helpers.kd_steps").ranks_updates(case)
-        else:
-            updates = _reward_updates(case) if case.rewards else _ranks_updates(case)
+        # `kd_steps` imports this module.
+        distilled = case.kind == "distilled"
+        updates = (
+            importlib.import_module("helpers.kd_steps").ranks_updates(case) if distilled else _ranks_updates(case)
+        )
         if dist.get_rank() == 0:
             torch.save(updates, folder / f"case{number}.pt")
     dist.destroy_process_group()

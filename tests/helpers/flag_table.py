@@ -12,7 +12,7 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help
-from lmm_r1.config import NOT_YET, DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig
+from lmm_r1.config import NOT_YET, DPOConfig, KDConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
 from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +22,8 @@ COMMANDS: dict[str, type] = {
     "train_sft": SFTConfig,
     "train_kd": KDConfig,
     "train_dpo": DPOConfig,
+    "train_kto": KTOConfig,
+    "train_prm": PRMConfig,
     "train_rm": RMConfig,
 }
 # The parts of flag_effects.yaml that are about a command, but for its own.
@@ -30,6 +32,8 @@ PARTS = {
     "train_sft": ("all", "supervised"),
     "train_kd": ("all", "supervised", "train_sft"),
     "train_dpo": ("all", "supervised", "pairs"),
+    "train_kto": ("all", "supervised"),
+    "train_prm": ("all", "supervised"),
     "train_rm": ("all", "supervised", "pairs"),
 }
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"

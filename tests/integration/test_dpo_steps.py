@@ -1,11 +1,11 @@
-"""Updates of runs on pairs on two ranks are those of one process that runs each conversation padded, by itself."""
+"""Updates of runs on judged responses on two ranks are those of one process that runs each conversation padded, by itself."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import kd_steps
-from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, rewards_by_hand, start
+from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, start
+from helpers.kd_steps import build_teacher
 from helpers.value_models import save_reward_model
 
 from lmm_r1.lmm_kits import get_kit
@@ -13,11 +13,15 @@ from lmm_r1.lmm_kits import get_kit
 pytestmark = pytest.mark.integration
 
 APART = {"train.shared_prefix_enable": False}
+DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+IN_4BIT = {"ds.load_in_4bit": True}
 CASES = {
     "shared prefixes, ZeRO-2": {"ds.zero_stage": 2},
     "shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
     "adapters, ZeRO-2": {"ds.zero_stage": 2},
     "adapters, ZeRO-3": {"ds.zero_stage": 3},
+    "DoRA adapters, ZeRO-3": {"ds.zero_stage": 3, **DORA},
+    "DoRA adapters in 4 bits, ZeRO-2": {"ds.zero_stage": 2, **DORA, **IN_4BIT},
     "packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, **APART},
     "padded, ZeRO-3": {"ds.zero_stage": 3, **APART},
     "two pairs in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2},
@@ -40,6 +44,10 @@ CASES = {
         "ds.ulysses_size": 2,
         "ds.packing_samples": True,
     },
+    "unpaired, shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
+    "unpaired, padded, two rows in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2, **APART},
+    "steps, packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, "train.micro_batch_size": 2},
+    "steps, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2, "ds.packing_samples": True},
 }
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.
 SINGLE = 1e-5
@@ -53,30 +61,33 @@ def updates_of(
     folder = tmp_path_factory.mktemp("dpo") / "ranks"
     scored = save_reward_model(tiny_checkpoint(KIT), folder.with_name("scored"))
     teacher = folder.with_name("teacher")
-    kd_steps.build_teacher(get_kit(KIT), teacher)
+    build_teacher(get_kit(KIT), teacher)
     asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
     cases = {}
     for name in asked:
-        rewards = name.startswith("rewards")
+        kind = next((kind for kind in ("rewards", "unpaired", "steps", "distilled") if name.startswith(kind)), "pairs")
         cases[name] = Case(
-            folder=scored if rewards else tiny_checkpoint(KIT),
+            folder=scored if kind == "rewards" else tiny_checkpoint(KIT),
             flags=CASES[name],
             lora="adapters" in name,
-            rewards=rewards,
-            teacher=teacher if name.startswith("distilled") else None,
+            kind=kind,
+            teacher=teacher if kind == "distilled" else None,
         )
     ranks = start(list(cases.values()), folder)
-    alone = {lora: by_hand(Case(folder=tiny_checkpoint(KIT), lora=lora)) for lora in (False, True)}
-    rewarded = rewards_by_hand(Case(folder=scored, rewards=True))
-    distilled = kd_steps.by_hand(Case(folder=tiny_checkpoint(KIT), teacher=teacher))
+    kinds = {_kind(case): _alone(case) for case in cases.values()}
+    alone = {kind: by_hand(case) for kind, case in kinds.items()}
     together = dict(zip(cases, finish(ranks, folder), strict=True))
+    return lambda name: (alone[_kind(cases[name])], together[name])
 
-    def updates(name: str) -> tuple[Updates, Updates]:
-        if cases[name].teacher is not None:
-            return distilled, together[name]
-        return rewarded if cases[name].rewards else alone[cases[name].lora], together[name]
 
-    return updates
+def _alone(case: Case) -> Case:
+    """What one process does by hand, which is the same for many settings of ranks."""
+    flags = {name: value for name, value in case.flags.items() if name in {*DORA, *IN_4BIT}}
+    return Case(folder=case.folder, kind=case.kind, lora=case.lora, teacher=case.teacher, flags=flags)
+
+
+def _kind(case: Case) -> tuple[object, ...]:
+    return (case.kind, case.lora, *sorted(case.flags.keys() & {*DORA, *IN_4BIT}))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,8 +101,7 @@ def test_two_ranks_make_the_updates_of_a_padded_process(name, updates_of):
     assert together.weights.keys() == alone.weights.keys()
     off = max(float((together.weights[key] - weight).abs().max()) for key, weight in alone.weights.items())
     assert off < SINGLE
-    if "reward_margin" in alone.means[1]:
-        # The second update starts from another policy than the reference.
-        assert abs(alone.means[1]["reward_margin"]) > 0.01
-    else:
-        assert alone.means[0]["kd_loss"] > 0.1
+    # The second update starts from another model than the first, and than the reference.
+    moved = {"steps": "step_score", "disti": "kd_loss"}.get(name[:5], "reward_margin")
+    first = 0.0 if moved == "reward_margin" else alone.means[0][moved]
+    assert abs(alone.means[1][moved] - first) > 0.01

@@ -11,8 +11,11 @@ from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
 from helpers.tiny_models import MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from lmm_r1 import dotted
+from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
+from lmm_r1.checkpoints.zero_checkpoint import checkpoint_folder, load_trained, read_weights
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.generation.weight_bucket import weights_in
@@ -26,6 +29,16 @@ pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
 SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)
 EVERYTHING = torch.ones_like(SEQUENCES)
+DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
+RUNS: dict[str, tuple[int, dict[str, object]]] = {
+    "LoRA, ZeRO-2": (2, {}),
+    "LoRA, ZeRO-3": (3, {}),
+    "DoRA, ZeRO-2": (2, DORA),
+    "DoRA, ZeRO-3": (3, DORA),
+    "4 bits, moments in 8 bits, ZeRO-2": (2, {"ds.load_in_4bit": True, "optim": "adamw_8bit"}),
+    "DoRA in 4 bits, ZeRO-1": (1, {"ds.load_in_4bit": True, **DORA}),
+    "moments in 8 bits, ZeRO-3": (3, {"optim": "adamw_8bit"}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +71,12 @@ def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
         param_dtype="fp32",
         ds_config=strategy.get_ds_train_config(),
         lora_rank=args.ds.lora.rank,
+        use_dora=args.ds.lora.use_dora,
+        use_rslora=args.ds.lora.use_rslora,
+        load_in_4bit=args.ds.load_in_4bit,
     )
     settings = {
-        "optim": "adam",
+        "optim": args.optim,
         "muon": vars(args.muon),
         "adam": vars(args.adam),
         "lr_scheduler": "constant",
@@ -159,12 +175,34 @@ def test_weights_are_sent_as_the_checkpoint_has_them(stage, tiny_checkpoint, tmp
     assert all(torch.equal(weight, expected[name]) for name, weight in received.items())
 
 
+def merged_by_the_command(
+    base: Path, adapter: Path, checkpoints: Path, strategy: KitStrategy
+) -> Iterator[dict[str, torch.Tensor]]:
+    """What `lmm-r1 merge` makes of the adapter, and of DeepSpeed's shards."""
+    yield _merged(load_with_adapter(str(base), adapter, dtype=torch.float32, trust_remote_code=False))
+    yield _merged(
+        load_trained(
+            str(base),
+            read_weights(checkpoint_folder(checkpoints, tag=None)),
+            lora_alpha=16,
+            use_rslora=strategy.args.ds.lora.use_rslora,
+            dtype=torch.float32,
+            trust_remote_code=False,
+        )
+    )
+
+
+def _merged(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    merge_adapter(model)
+    return model.state_dict()
+
+
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stage", "flags"), RUNS.values(), ids=list(RUNS))
+def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_checkpoint, tmp_path, monkeypatch):
     folder = tiny_checkpoint(KIT)
     original = load_file(folder / "model.safetensors")
-    strategy = make_run(stage)
+    strategy = make_run(stage, **flags)
     actor = prepared(strategy, folder)
     train(strategy, actor, steps=2)
     strategy.save_ckpt(actor.model, str(tmp_path / "states"), "global_step2", client_state={"global_step": 2})
@@ -180,6 +218,11 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint,
     strategy.save_model(actor, kit.load_processor(str(folder), trust_remote_code=False), str(saved))
     weights = load_file(saved / "model.safetensors")
     assert set(weights) == set(original)
+    strategy.save_ckpt(actor.model, str(tmp_path / "last"), "global_step4")
+    loaded = make_actor(saved)
+    for merged in merged_by_the_command(folder, saved / ADAPTER_FOLDER, tmp_path / "last", strategy):
+        for name, weight in loaded.model.state_dict().items():
+            torch.testing.assert_close(merged[name], weight, atol=1e-6, rtol=0)
     assert sum(not torch.equal(weights[name], original[name]) for name in original) == 14
     assert {path.name for path in (saved / "adapter").iterdir()} == {
         "adapter_config.json",
@@ -202,7 +245,7 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, tiny_checkpoint,
     after = whole_state_dict(actor.model)
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())
 
-    torch.testing.assert_close(logits(make_actor(saved)), logits(actor), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(loaded), logits(actor), atol=1e-4, rtol=0)
 
 
 @pytest.mark.usefixtures("one_process")

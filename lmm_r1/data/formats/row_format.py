@@ -30,6 +30,8 @@ class ColumnNames:
     """The worse one."""
     step_tag: str | None = None
     """No column, but what stands behind every step of a text with steps."""
+    step_flag: str = "--step_tag"
+    """No column, but the flag that names it on this command's line, for messages."""
     prompt_flag: str = "--data.input_key"
     """No column, but the flag that names the prompt's on this command's line, for messages."""
 

@@ -45,7 +45,9 @@ def _tagged(columns: Columns) -> StepFields:
     text, before = _solution(columns, columns.prompt("input"))
     *steps, rest = text.split(tag)
     if not steps:
-        columns.fail(f'no step ends with the tag "{tag}"; write it behind each step, or name the tag with --step_tag')
+        columns.fail(
+            f'no step ends with the tag "{tag}"; write it behind each step, or name the tag with {columns.names.step_flag}'
+        )
     # An earlier form of Math-Shepherd has a question mark where the labels have their signs.
     steps = [step.strip().removeprefix("?").strip() for step in steps]
     if rest.strip() not in ("", "?"):

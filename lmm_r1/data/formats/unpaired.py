@@ -17,8 +17,9 @@ def _unpaired(columns: Columns) -> UnpairedFields:
     """The response has a column of its own, or is the conversation's last turn."""
     images = columns.images(*IMAGES)
     prompt = prompt_of(columns, images=images)
-    response = columns.take(*_RESPONSES)
-    if response.value is None:
+    named = columns.names.response
+    response = columns.take(*(_RESPONSES if named is None else (named,)))
+    if response.value is None and named is None:
         prompt, response = _last(prompt, columns=columns)
     label = columns.answer(*([name for name in _LABELS if name in columns.record] or _LABELS))
     return UnpairedFields(

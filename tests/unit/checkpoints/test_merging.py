@@ -98,9 +98,10 @@ def test_an_adapter_is_loaded_and_merged_exactly(name, tiny_checkpoint, tmp_path
     assert difference(merged, logits(make_actor(base).model, kit, base)) > 1e-3
 
 
-def test_an_adapter_that_plain_peft_saved_is_merged_as_peft_merges_it(base, tmp_path):
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_an_adapter_that_plain_peft_saved_is_merged_as_peft_merges_it(base, tmp_path, use_dora):
     torch.manual_seed(0)
-    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "init_lora_weights": False}
+    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "init_lora_weights": False, "use_dora": use_dora}
     plain = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         LoraConfig(target_modules=["q_proj", "down_proj"], **settings),
@@ -185,7 +186,8 @@ def changed(adapter: Path, folder: Path, **settings: object) -> Path:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
         ({"bias": "all"}, "bias is set"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights pissa changes the model's own weights"),
-        ({"use_dora": True}, "another kind of adapter than two factors on a linear layer"),
+        ({"use_dora": True}, r"missing for 14 places .*lora_magnitude_vector"),
+        ({"alora_invocation_tokens": [7]}, "another kind of adapter than two factors on a linear layer"),
         ({"target_modules": ["nowhere"]}, "does not fit .* give the model that it was trained on"),
         ({"target_modules": ["q_proj"]}, "has no place for 24 of its 28 tensors"),
         ({"r": 8}, "size mismatch"),

@@ -38,8 +38,8 @@ REFUSED = [
     ({"eval.before_training": True}, "has nothing to evaluate on; give --eval.dataset"),
     ({"ckpt.best_metric_key": "eval_loss"}, "names no metric of an evaluation; give --eval.dataset"),
     ({"train.batch_size": 6, "train.micro_batch_size": 4}, "--train.batch_size 6 must be a multiple of"),
-    ({"ds.load_in_4bit": True}, "--ds.load_in_4bit is not available in this version"),
-    ({"ds.use_liger_kernel": True}, "--ds.use_liger_kernel is not available in this version"),
+    ({"ds.load_in_4bit": True}, "--ds.load_in_4bit: weights in 4 bits are not trained; give --ds.lora.rank"),
+    ({"ds.lora.use_rslora": True}, "--ds.lora.use_rslora is a kind of LoRA; give --ds.lora.rank, too"),
     (
         {"ds.ulysses_size": 2, "train.shared_prefix_enable": False},
         "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples",

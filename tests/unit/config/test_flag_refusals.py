@@ -17,12 +17,30 @@ RL = {
     "rollout.n_samples_per_prompt": 8,
 }
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
+LORA = {"ds.lora.rank": 8}
 REFUSED_IN_RL = [
     ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
     ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
     ({"ds.ring_attn_size": 2}, "take --ds.ulysses_size"),
-    ({"ds.load_in_4bit": True}, "leave it out"),
-    ({"ds.use_liger_kernel": True}, "leave it out"),
+    ({"ds.load_in_4bit": True}, "give --ds.lora.rank for adapters on them"),
+    (
+        {"ds.load_in_4bit": True, **LORA, "ds.zero_stage": 3},
+        "take --ds.zero_stage 2, with which each GPU has all of them",
+    ),
+    (
+        {"ds.load_in_4bit": True, **LORA, "ds.tensor_parallel_size": 2},
+        "--ds.tensor_parallel_size 2: a layer in 4 bits",
+    ),
+    (
+        {"ds.load_in_4bit": True, **LORA, "ds.deepcompile": True},
+        "and --ds.deepcompile: layers in 4 bits are not compiled",
+    ),
+    ({"ds.load_in_4bit": True, **LORA, "ds.use_universal_ckpt": True}, "and --ds.use_universal_ckpt: universal"),
+    ({"ds.lora.use_dora": True}, "is a kind of LoRA; give --ds.lora.rank, too"),
+    ({"ds.lora.use_rslora": True}, "is a kind of LoRA; give --ds.lora.rank, too"),
+    ({"actor.optim": "adamw_8bit", "ds.adam_offload": True}, "take --actor.optim adam with it"),
+    ({"critic.optim": "adamw_8bit", "ds.zero_stage": 0}, "is for --ds.zero_stage 1, 2 and 3"),
+    ({"actor.optim": "paged_adamw_8bit", "ds.enable_sleep": True}, "and --ds.enable_sleep: DeepSpeed moves the state"),
     ({"train.async_enable": True}, "leave it out"),
     ({"train.async_queue_size": 2}, "a rollout never waits"),
     ({"train.enable_ema": True}, "leave it out"),
@@ -53,6 +71,14 @@ REFUSED_IN_SFT = [
     ({"eval.verifier": "math", "eval.dataset": "e", "eval.max_new_tokens": 0}, "must be at least 1"),
     ({"ckpt.best_metric_key": "loss", "eval.dataset": "e"}, "names no metric of an evaluation"),
     ({"ckpt.best_metric_key": "eval_loss"}, "names no metric of an evaluation; give --eval.dataset"),
+    ({"ds.load_in_4bit": True}, "--ds.load_in_4bit: weights in 4 bits are not trained; give --ds.lora.rank"),
+    (
+        {"ds.load_in_4bit": True, **LORA, "ds.zero_stage": 3},
+        "--ds.load_in_4bit: DeepSpeed cannot share weights in 4 bits",
+    ),
+    ({"ds.lora.use_dora": True}, "--ds.lora.use_dora is a kind of LoRA; give --ds.lora.rank, too"),
+    ({"optim": "adamw_8bit", "ds.adam_offload": True}, "--optim adamw_8bit and --ds.adam_offload: DeepSpeed keeps"),
+    ({"optim": "muon", "adam.vision_lr": 1e-4}, "--adam.vision_lr 0.0001 needs --optim adam"),
     ({"data.input_template": "Q: {}"}, "name it with --data.output_key"),
     (
         {"data.input_template": "Q: {}", "data.output_key": "a", "data.apply_chat_template": True},
@@ -88,6 +114,8 @@ def test_what_has_no_effect_in_supervised_training_is_refused(changes, instead):
     "changes",
     [
         {"data.output_key": "a"},
+        {"ds.load_in_4bit": True, **LORA, "ds.lora.use_dora": True, "optim": "adamw_8bit", "adam.vision_lr": 1e-4},
+        {"ds.use_liger_kernel": True},
         {"data.output_key": "a", "data.input_template": "Q: {}"},
         {"data.output_key": "a", "data.apply_chat_template": True},
         {"model.pretrain_mode_enable": True},

@@ -32,7 +32,6 @@ REFUSED = [
     ({"model.kd_beta": 0.1}, "--model.kd_beta 0.1 needs --model.kd_loss jsd"),
     ({"teacher.offload": True}, "add --ds.zero_stage 3"),
     ({"ds.tensor_parallel_size": 2}, "take --ds.zero_stage 3"),
-    ({"ds.use_liger_kernel": True}, "--ds.use_liger_kernel is not available in this version"),
     ({"rollout.on_policy_share": 1.5}, "--rollout.on_policy_share 1.5 must be from 0 to 1"),
     ({"rollout.temperature": 0.5}, "--rollout.temperature 0.5 needs --rollout.on_policy_share above 0"),
     ({"rollout.max_new_tokens": 9}, "--rollout.max_new_tokens 9 needs --rollout.on_policy_share above 0"),

@@ -9,7 +9,14 @@ from peft import LoraConfig, PeftModel, inject_adapter_in_model
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, adapters_off, merged_state_dict, merged_weight, save_adapter
+from lmm_r1.models.adapters import (
+    adapted_layers,
+    adapters_off,
+    magnitude_of,
+    merged_state_dict,
+    merged_weight,
+    save_adapter,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -76,6 +83,48 @@ def test_a_model_computes_without_its_adapters_and_with_them_again():
     assert model(given).item() == with_adapters
 
 
+def dora_layer() -> torch.nn.Sequential:
+    """A linear layer of 2 to 2 with DoRA of rank 4, scaled as rsLoRA: 2 / sqrt(4) = 1."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    config = LoraConfig(r=4, lora_alpha=2, target_modules=["0"], use_dora=True, use_rslora=True)
+    inject_adapter_in_model(config, model)
+    with torch.no_grad():
+        model[0].base_layer.weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        model[0].base_layer.bias.copy_(torch.tensor([5.0, 6.0]))
+        model[0].lora_A["default"].weight.copy_(torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+        model[0].lora_B["default"].weight.copy_(torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+        magnitude_of(model[0]).copy_(torch.tensor([10.0, 3.0]))
+    return model
+
+
+def test_doras_rows_are_turned_and_get_their_own_lengths_as_computed_by_hand():
+    model, given = dora_layer(), torch.tensor([[1.0, 1.0]])
+    # [[3, 0], [0, 1]] + [[0, 4], [0, 0]] has rows of length 5 and 1, which get the lengths 10 and 3.
+    merged = merged_state_dict(model)
+    assert {name: weight.tolist() for name, weight in merged.items()} == {
+        "0.weight": [[6.0, 8.0], [0.0, 3.0]],
+        "0.bias": [5.0, 6.0],
+    }
+    assert model(given).tolist() == [[19.0, 9.0]]
+    with adapters_off(model):
+        assert model(given).tolist() == [[8.0, 7.0]], "the trained lengths belong to the adapter"
+    assert model(given).tolist() == [[19.0, 9.0]]
+    weights = {name: 2 * weight for name, weight in model.state_dict().items()}
+    # Rows [6, 16] and [0, 2], of lengths 20 and 6.
+    expected = torch.tensor([[6.0, 16.0], [0.0, 2.0]]) * torch.tensor([[20 / 292**0.5], [3.0]])
+    torch.testing.assert_close(merged_state_dict(model, weights)["0.weight"], expected)
+
+
+def test_in_bf16_a_new_dora_adapter_changes_nothing_though_lengths_are_rounded():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(48, 32, bias=False, dtype=torch.bfloat16))
+    before = model[0].weight.clone()
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["0"], use_dora=True), model)
+    lengths = torch.linalg.norm(before.float(), dim=1)
+    assert not torch.equal(magnitude_of(model[0]).float(), lengths)
+    assert torch.equal(merged_state_dict(model)["0.weight"], before)
+
+
 def test_given_weights_are_merged_in_place_of_the_models_own():
     model = two_layers()
     weights = {name: 2 * weight for name, weight in model.state_dict().items()}
@@ -116,6 +165,11 @@ def test_adapters_alone_are_trained_and_start_without_effect(folder):
     assert torch.equal(*outputs)
 
 
+def test_rslora_divides_by_the_root_of_the_rank(folder):
+    layers = adapted_layers(make_actor(folder, lora_rank=4, lora_alpha=6, use_rslora=True).model)
+    assert {layer.scaling["default"] for layer in layers.values()} == {3.0}
+
+
 def test_dropout_stands_in_front_of_the_adapters(folder):
     actor = adapted(folder, lora_dropout=0.5)
     assert {layer.lora_dropout["default"].p for layer in adapted_layers(actor.model).values()} == {0.5}
@@ -146,8 +200,9 @@ def test_settings_that_cannot_be_are_refused(folder, settings, message):
     assert message in str(refused.value)
 
 
-def test_the_saved_adapter_loads_on_top_of_the_original_model(folder, tmp_path):
-    actor = adapted(folder, target_modules=("q_proj", "down_proj"))
+@pytest.mark.parametrize("kind", [{}, {"use_dora": True, "use_rslora": True}])
+def test_the_saved_adapter_loads_on_top_of_the_original_model(folder, tmp_path, kind):
+    actor = adapted(folder, target_modules=("q_proj", "down_proj"), **kind)
     save_adapter(actor.model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     again = make_actor(folder)

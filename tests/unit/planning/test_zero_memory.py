@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from lmm_r1.models.quantized import packed_bytes
 from lmm_r1.planning.pass_memory import ModelSize
-from lmm_r1.planning.zero_memory import BUCKET, ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.zero_memory import BUCKET, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 pytestmark = pytest.mark.unit
 
@@ -62,6 +64,21 @@ def test_adapters_cost_what_is_trained():
     adapters = replace(WHOLE, trained=10**8, trained_bytes=2 * 10**8, largest_trained=10**6, matrices=10**8)
     states = trained_states(adapters, replace(EIGHT, stage=2, ranks=1))
     assert states.steady == 6_400_000_000 + 16 * 10**8
+
+
+def test_moments_in_8_bits_take_a_quarter():
+    states = trained_states(WHOLE, replace(EIGHT, moment_bytes=moment_bytes("adamw_8bit")))
+    assert states.moments == 800_000_000
+    assert moment_bytes("adam") == moment_bytes("muon") == 4
+
+
+def test_weights_in_4_bits_take_half_a_byte_and_their_scales_and_the_largest_is_whole_once():
+    # 256 blocks of 64 numbers with a byte each, which have one scale of 4 bytes in common.
+    assert packed_bytes(64 * 256) == 32 * 256 + 256 + 4
+    weights = [torch.empty(128, 128, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)]
+    size = replace(WHOLE, weight_bytes=100_000).in_4bit(weights)
+    assert size.weight_bytes == 100_000 - 32_768 - 16_384 + 8_452 + (4_096 + 128 + 4) + 32_768
+    assert size.read_bytes == 100_000
 
 
 def test_the_peak_is_that_of_the_larger_of_pass_and_step():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message
-from torch.distributed.device_mesh import init_device_mesh
+from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, TableReference, responding
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, to_openrlhf_args
@@ -17,52 +17,8 @@ from lmm_r1.trainer import dpo
 from lmm_r1.trainer.dpo import DPORun
 from lmm_r1.trainer.dpo_rows import PairEncoder
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample
 
 pytestmark = pytest.mark.unit
-
-POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]
-
-
-class AccumulatingStrategy:
-    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
-
-    ring_attn_group = None
-
-    def __init__(self, *, micro_batches: int = 1) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        self.micro_batches = micro_batches
-
-    def is_rank_0(self) -> bool:
-        return True
-
-    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        (loss / self.micro_batches).backward()
-
-    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
-        pass
-
-
-class TableActor:
-    """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
-
-    def __init__(self, table: list[float]) -> None:
-        self.table = torch.tensor(table, requires_grad=True)
-        self.modes: list[str] = []
-
-    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
-        return self.table[sequences[:, 1:]] * action_mask
-
-    def eval(self) -> None:
-        self.modes.append("eval")
-
-    def train(self) -> None:
-        self.modes.append("train")
-
-
-class TableReference:
-    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
-        return torch.tensor(REFERENCE)[batch.sequences[:, 1:]] * batch.loss_mask
 
 
 def config(**flags: object) -> DPOConfig:
@@ -71,10 +27,7 @@ def config(**flags: object) -> DPOConfig:
 
 def sample(chosen: list[int], rejected: list[int]) -> PairSample:
     """Responses behind a prompt of the token 0."""
-    sides = (
-        SFTSample(token_ids=[0, *ids], loss_mask=[False, *[True] * len(ids)], media=None) for ids in (chosen, rejected)
-    )
-    return PairSample(chosen=next(sides), rejected=next(sides))
+    return PairSample(chosen=responding(chosen), rejected=responding(rejected))
 
 
 def batch(*samples: PairSample) -> PairBatch:

@@ -15,6 +15,7 @@ from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.errors import UserError
 from lmm_r1.trainer import optimizer_step, sft, strategy, workers
 from lmm_r1.trainer.strategy import make_strategy
 
@@ -27,6 +28,7 @@ LOADED = {
     "ds.packing_samples": True,
 }
 LORA = {"ds.lora.rank": 3, "ds.lora.alpha": 5, "ds.lora.dropout": 0.25, "ds.lora.target_modules": ("q_proj",)}
+IN_4BIT = {"ds.load_in_4bit": True, "ds.use_liger_kernel": True}
 OPTIMIZER = {
     "optim": "muon",
     "muon.lr": 0.5,
@@ -43,6 +45,7 @@ OPTIMIZER = {
     "min_lr_ratio": 0.25,
     "max_norm": 2.0,
 }
+ADAPTER_KINDS = ("use_dora", "use_rslora", "use_liger_kernel")
 CHECKPOINTING = ("gradient_checkpointing_enable", "gradient_checkpointing_reentrant")
 
 
@@ -110,12 +113,13 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("role", "group"), [("sft", ""), ("actor", "actor."), ("critic", "critic.")])
 def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, monkeypatch):
     own = "model." if role == "sft" else "actor."
-    flags = LOADED | LORA | {f"{group}{name}": value for name, value in OPTIMIZER.items()}
+    flags = LOADED | LORA | IN_4BIT | {f"{group}{name}": value for name, value in OPTIMIZER.items()}
     flags |= {f"{own}{name}": True for name in CHECKPOINTING}
     model, settings = prepared(role, flags, monkeypatch)
     assert model.names[0] == "m"
     loaded = {name.split(".")[1]: value for name, value in LOADED.items()}
     loaded |= {"lora_rank": 3, "lora_alpha": 5, "lora_dropout": 0.25, "target_modules": ("q_proj",)}
+    loaded["load_in_4bit"] = True
     assert loaded.items() <= model.settings.items()
     assert model.checkpointing == {"use_reentrant": True}
     flat = {name: value for name, value in settings.items() if not isinstance(value, dict)}
@@ -125,6 +129,7 @@ def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, m
 
 @pytest.mark.parametrize("role", ["ref", "reward"])
 def test_a_model_that_is_not_trained_is_loaded_and_offloaded_as_its_flags_say(role, monkeypatch):
+    assert prepared(role, LOADED | LORA | IN_4BIT, monkeypatch).settings["load_in_4bit"] is True
     model = prepared(role, LOADED | {f"{role}.offload": True}, monkeypatch)
     assert {name.split(".")[1]: value for name, value in LOADED.items()}.items() <= model.settings.items()
     assert (model._offload, model.settings["ds_config"]) == (True, "offloaded: True")
@@ -147,6 +152,12 @@ def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_as
 def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
     model, _ = prepared("sft", {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77}, monkeypatch)
     assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= model.settings.items()
+
+
+def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):
+    given = LORA | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True, "ds.use_liger_kernel": True}
+    model, _ = prepared("sft", given, monkeypatch)
+    assert dict.fromkeys(ADAPTER_KINDS, True).items() <= model.settings.items()
 
 
 DS = {
@@ -237,6 +248,13 @@ def test_muons_updates_are_made_as_asked_for(monkeypatch):
     assert {"ns_steps", "nesterov"} <= set(inspect.signature(optimizer_step._MUON_UPDATE).parameters)
 
 
+def test_adamw_in_8_bits_takes_adamws_settings_and_pages_are_refused_without_cuda(monkeypatch):
+    told, _ = optimizer_of(monkeypatch, adam__lr=0.5, optim="adamw_8bit")
+    assert told["optimizer"]["params"]["lr"] == 0.5
+    with pytest.raises(UserError, match="paged_adamw_8bit: pages are memory that CUDA moves, .* take adamw_8bit"):
+        optimizer_of(monkeypatch, optim="paged_adamw_8bit")
+
+
 def test_the_learning_rate_follows_its_schedule(monkeypatch):
     given = {"lr_scheduler": "cosine_with_min_lr", "lr_warmup_ratio": 0.5, "min_lr_ratio": 0.25}
     _, make = optimizer_of(monkeypatch, **given)
@@ -278,7 +296,8 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
 def test_frozen_names_reach_policy_and_critic(monkeypatch):
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
-    config = dotted.replace(PPOConfig(), {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77})
+    flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": True}
+    config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
     workers.install_seams(to_openrlhf_args(config))
     assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= given[0].items()
     monkeypatch.undo()
@@ -291,3 +310,4 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     workers.openrlhf_seams.install(**given[0])
     for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
         assert built.keywords["freeze_prefix"] == ("lm_head.",)
+        assert all(built.keywords[name] is True for name in ADAPTER_KINDS)

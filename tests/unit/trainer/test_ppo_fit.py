@@ -76,7 +76,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function from the answers of a run's prompts to its trainer."""
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
 
-    def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None) -> PlayedTrainer:
+    def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None, **more: object) -> PlayedTrainer:
         flags = {
             "actor.model_name_or_path": "model",
             "actor.num_gpus_per_node": 1,
@@ -89,6 +89,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "train.num_episodes": episodes,
             "algo.dynamic_filtering_enable": True,
             "ckpt.output_dir": str(tmp_path),
+            **{name.replace("__", "."): value for name, value in more.items()},
         }
         config = resolve(dotted.replace(PPOConfig(), flags))
         rows = [
@@ -128,6 +129,15 @@ def test_every_group_that_differs_is_learnt_from_and_the_others_are_counted(trai
     assert learnt == {f"line {line}" for line, answer in enumerate(MIXED, start=1) if answer in "abcde"}
     assert run.generator.different == BATCH * steps, "none that was generated is lost"
     assert sum(run.filtered) == run.generator.asked - run.generator.different
+
+
+@pytest.mark.parametrize("in_4bit", [False, True])
+def test_engines_get_what_a_policy_in_4_bits_computes_with_before_they_generate(trainer, monkeypatch, in_4bit):
+    run = trainer(["a", "b", "c"], ds__load_in_4bit=in_4bit, ds__lora__rank=4)
+    asked: list[int] = []
+    monkeypatch.setattr(run, "broadcast_to_vllm", lambda: asked.append(run.generator.asked))
+    assert run.fit() == 1
+    assert asked == ([0] if in_4bit else [])
 
 
 def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):

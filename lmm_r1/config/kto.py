@@ -1,0 +1,66 @@
+"""Every flag of `lmm-r1 train_kto`: the names of OpenRLHF's former command where it had them, and this project's own."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from lmm_r1.config.dpo import DPOEvalConfig, PreferenceTrainConfig, ReferredConfig
+from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.supervised import SupervisedDataConfig, TrainedModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOModelConfig(TrainedModelConfig):
+    beta: float = 0.1
+    """How closely the policy is held to the reference; a response's reward is beta times its log-ratio of the two."""
+    desirable_loss_weight: float = 1.0
+    """Weight of the loss of a desirable response."""
+    undesirable_loss_weight: float = 1.0
+    """Weight of the loss of an undesirable response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedDataConfig(SupervisedDataConfig):
+    input_key: str | None = None
+    """Column with the prompt, text or messages; None takes the format's."""
+    output_key: str | None = None
+    """Column with the response; None takes the format's, or the last turn of the conversation."""
+    label_key: str | None = None
+    """Column that says whether the response is desirable; None takes the format's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOTrainConfig(PreferenceTrainConfig):
+    batch_size: int = 128
+    """Rows in one weight update, over all GPUs; the KL is estimated over them."""
+    micro_batch_size: int = 8
+    """Rows in one forward and backward pass on one GPU."""
+    shared_prefix_enable: bool = True
+    """Let the reference compute the prompt and images of a row once for its own response and for the mismatched one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOLoggerConfig(LoggerConfig):
+    stage_name: str = "kto"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(
+        default_factory=lambda: WandbConfig(project="openrlhf_train_kto", run_name=f"kto_{datetime.now():%m%dT%H:%M}")
+    )
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOConfig(ReferredConfig):
+    """Settings of one stage that learns from responses that are desirable or not."""
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
+    """AdamW."""
+    model: KTOModelConfig = field(default_factory=KTOModelConfig)
+    """The model and the loss."""
+    data: UnpairedDataConfig = field(default_factory=UnpairedDataConfig)
+    """Rows."""
+    train: KTOTrainConfig = field(default_factory=KTOTrainConfig)
+    """The training loop."""
+    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
+    """Evaluation during training."""
+    logger: KTOLoggerConfig = field(default_factory=KTOLoggerConfig)
+    """Logs."""

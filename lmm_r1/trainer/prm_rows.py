@@ -1,0 +1,126 @@
+"""The rows of a process reward model's training: prompts with the steps of a response, a placeholder behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lmm_r1.config import PRMConfig
+from lmm_r1.config.rows import named_reading
+from lmm_r1.data.messages import Row
+from lmm_r1.data.preferences import STEPS, StepRow
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.step_tokens import StepTokens
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
+from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
+
+TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSample:
+    tokens: SFTSample
+    """Its loss tokens are those behind the placeholders: at a placeholder the prediction of what follows is judged."""
+    labels: tuple[float, ...]
+    """Of each step, from 0 (wrong) to 1 (right)."""
+
+    @property
+    def filler(self) -> StepSample:
+        """A sample that teaches nothing."""
+        return StepSample(tokens=replace(self.tokens, loss_mask=[False] * len(self.tokens.loss_mask)), labels=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    tokens: SFTBatch
+    labels: torch.Tensor
+    """Of the step that is judged at each place, (B, T - 1); 0 elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEncoder:
+    """Makes samples of rows."""
+
+    kit: LmmKit
+    processor: Any
+    max_len: int
+    tokens: StepTokens
+
+    @classmethod
+    def of(cls, config: PRMConfig, *, kit: LmmKit, processor: Any) -> StepEncoder:
+        """Return the encoder of a run; raises UserError where a token of the flags is none of the tokenizer's."""
+        placeholder = config.model.placeholder_token
+        assert placeholder is not None, "required by resolve_prm"
+        tokens = StepTokens.of(
+            kit, processor, placeholder=placeholder, judging=config.model.reward_tokens, flags=TOKEN_FLAGS
+        )
+        return cls(kit=kit, processor=processor, max_len=config.data.max_len, tokens=tokens)
+
+    def __call__(self, row: StepRow) -> StepSample | None:
+        """Return the row's sample, None where it is too long.
+
+        Raises UserError, with the row's place, for media that cannot be taken, and for a step with a token of no text.
+        """
+        prompt = encode_row(row.conversation(()), kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        ids, places = self.tokens.behind(
+            prompt.token_ids,
+            row.steps,
+            tokenize=partial(self._ids, location=row.location),
+            end=self.kit.tokenizer_of(self.processor).eos_token_id,
+        )
+        if len(ids) > self.max_len:
+            return None
+        mask = [False] * len(ids)
+        for place in places:
+            mask[place + 1] = True
+        return StepSample(
+            tokens=SFTSample(token_ids=ids, loss_mask=mask, media=prompt.media), labels=tuple(row.labels)
+        )
+
+    def _ids(self, step: str, *, location: str) -> list[int]:
+        ids = self.kit.tokenizer_of(self.processor)(step, add_special_tokens=False)["input_ids"]
+        if self.tokens.placeholder_id in ids:
+            raise UserError(
+                f"{location}: a step holds the placeholder {self.tokens.placeholder}, which stands behind steps only; name "
+                "what ends them with --data.step_tag, or take another --model.placeholder_token"
+            )
+        if not self.kit.placeholder_ids(self.processor).isdisjoint(ids):
+            raise UserError(f"{location}: a step holds a media token; images stand in the prompt, so take it out")
+        return ids
+
+
+def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBatch:
+    """Pad samples on the right into one batch."""
+    tokens = collate([sample.tokens for sample in samples], pad_token_id=pad_token_id)
+    labels = torch.zeros(tokens.loss_mask.shape)
+    labels[tokens.loss_mask] = torch.tensor([label for sample in samples for label in sample.labels])
+    return StepBatch(tokens=tokens, labels=labels)
+
+
+def training_steps(config: PRMConfig) -> list[StepRow]:
+    """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+
+
+def evaluation_steps(config: PRMConfig) -> list[StepRow]:
+    """Return the rows of `--eval.dataset`, none without."""
+    return [] if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
+
+
+def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
+    """Return the prompts of rows, which hold their images."""
+    return [row.conversation(()) for row in rows]
+
+
+def _load(config: PRMConfig, path: str, *, split: str) -> list[StepRow]:
+    data = config.data
+    reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
+    tag = data.step_tag or config.model.placeholder_token
+    reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
+    return judged_rows(path, STEPS, split=split, reading=reading)

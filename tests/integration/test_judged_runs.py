@@ -1,0 +1,145 @@
+"""KTO and process reward runs as commands: eight rows about images are learned, and a killed run goes on to the same curve."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openrlhf.utils.deepspeed.deepspeed as upstream
+import pytest
+from helpers.commands import flags
+from helpers.killed_runs import KillableCommand, lines_in, python
+from PIL import Image
+from safetensors.torch import load_file
+
+from lmm_r1.cli import batch_inference, train_kto, train_prm
+from lmm_r1.records.run_folder import read_stage
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
+STEPS = 20
+
+
+def write_rows(folder: Path) -> None:
+    """Eight rows of each kind with one question about eight pictures: what is right of half of them, is wrong of the others."""
+    unpaired, steps = [], []
+    for number in range(8):
+        shade = 30 * number
+        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
+        prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
+        asked = {"prompt": prompt, "images": [f"{number}.png"]}
+        right = bool(number % 2)
+        unpaired.append(asked | {"completion": ANSWERS[0], "label": right})
+        steps.append(asked | {"completions": ["I see 46", "46 it is"], "labels": [right, not right]})
+    for name, records in (("train_kto", unpaired), ("train_prm", steps)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def command_line(model: Path, folder: Path, *, module: str, run: str) -> list[str]:
+    own: dict[str, dict[str, Any]] = {
+        "train_kto": {"model.beta": 0.5},
+        "train_prm": {"model.placeholder_token": "*"},
+    }
+    values = {
+        "model.model_name_or_path": model,
+        "data.dataset": folder / f"{module}.jsonl",
+        "data.max_len": 128,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 4,
+        "train.max_epochs": STEPS,
+        "adam.lr": 0.005,
+        "ds.param_dtype": "fp32",
+        "eval.dataset": folder / f"{module}.jsonl",
+        "eval.split": "train",
+        "eval.steps": STEPS,
+        "data.dataloader_num_workers": 1,
+        "ckpt.output_dir": folder / run,
+        "ckpt.save_steps": 2,
+        "ckpt.max_num": 1,
+        **own[module],
+    }
+    packs = ["--ds.packing_samples"] if module == "train_prm" else []
+    return [*flags(values), "--eval.before_training", *packs]
+
+
+@pytest.fixture
+def in_process(own_environment: None, monkeypatch: pytest.MonkeyPatch):
+    """A function that runs a training command in this process."""
+
+    def run(module: Any, argv: list[str]) -> None:
+        monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+        # DeepSpeed keeps the groups of the first training in a process for good.
+        monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
+        monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        module.main(argv)
+
+    return run
+
+
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+
+
+def check_best_of_two(model: Path, folder: Path) -> None:
+    """By the last step's score the trained model prefers one step or both, as the picture says."""
+    question = {"type": "text", "text": "Which digit does the picture show?"}
+    responses = [{"text": "I see 46"}, {"text": "I see 46\n\n 46 it is\n"}, {"text": " "}]
+    given = [
+        {"prompt": [{"role": "user", "content": [{"type": "image", "image": f"{number}.png"}, question]}]}
+        for number in range(8)
+    ]
+    (folder / "given.jsonl").write_text("".join(json.dumps(one | {"responses": responses}) + "\n" for one in given))
+    values = {"eval_task": "rm", "model": model, "data": folder / "given.jsonl", "output": folder / "scored.jsonl"}
+    values |= {"select": "best_of_n", "selected": folder / "best.jsonl", "step_scores": "last"}
+    batch_inference.main(flags(values))
+    best = list(map(json.loads, (folder / "best.jsonl").read_text().splitlines()))
+    chosen = [responses.index({"text": row["messages"][-1]["content"]}) for row in best]
+    assert chosen == [1, 0] * 4
+    scored = list(map(json.loads, (folder / "scored.jsonl").read_text().splitlines()))
+    one, both, none = scored[1]["responses"]
+    assert (one["scores"]["steps"], both["scores"]["steps"], none["scores"]["steps"]) == (1, 2, 0)
+    # The first step is the same in both, and right, and the second wrong.
+    assert one["reward"] == pytest.approx(one["scores"]["steps_min"], rel=1e-5)
+    assert one["reward"] > 0.9 > 0.1 > both["reward"] == both["scores"]["steps_last"] == both["scores"]["steps_min"]
+    assert both["scores"]["steps_product"] == pytest.approx(one["reward"] * both["reward"], rel=1e-4)
+    assert none["reward"] == 0.0
+
+
+@pytest.mark.parametrize("module", [train_kto, train_prm], ids=["train_kto", "train_prm"])
+def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_same_curve(
+    module, tiny_checkpoint, tmp_path, in_process
+):
+    name = module.__name__.rpartition(".")[2]
+    model = tiny_checkpoint("qwen2_5_vl")
+    write_rows(tmp_path)
+    in_process(module, command_line(model, tmp_path, module=name, run="whole"))
+    whole = lines_of(tmp_path / "whole")
+    trained = {line["step"]: line for line in whole if "loss" in line}
+    first, evaluated = (line for line in whole if "eval_loss" in line)
+    assert (first["step"], evaluated["step"]) == (0, STEPS)
+    assert first["eval_loss"] == pytest.approx(trained[1]["loss"], rel=1e-4)
+    assert (read_stage(tmp_path / "whole").kind, read_stage(tmp_path / "whole").steps) == (name[-3:], STEPS)
+    if module is train_kto:
+        assert trained[1]["loss"] == pytest.approx(0.5, abs=1e-4), "the policy starts as its reference"
+        assert trained[1]["kl"] == pytest.approx(0.0, abs=1e-4)
+        assert trained[STEPS]["accuracy"] == evaluated["eval_accuracy"] == 1.0
+        assert trained[STEPS]["reward_margin"] > 3.0
+    else:
+        # Of each picture's two steps one is right, so that the picture is what tells.
+        assert trained[STEPS]["step_accuracy"] == evaluated["eval_step_accuracy"] == 1.0
+        check_best_of_two(tmp_path / "whole", tmp_path)
+    assert trained[STEPS]["loss"] < 0.05
+    assert evaluated["eval_loss"] < 0.05
+
+    argv = command_line(model, tmp_path, module=name, run="killed")
+    command = KillableCommand(argv=python(f"lmm_r1.cli.{name}", *argv), cwd=tmp_path)
+    ended = command.run(kill=lines_in(tmp_path / "killed" / "metrics.jsonl", 3), limit_s=240)
+    assert ended.killed, ended.output
+    in_process(module, argv)
+    timeless = [
+        [{key: value for key, value in line.items() if "second" not in key} for line in lines_of(tmp_path / run)]
+        for run in ("killed", "whole")
+    ]
+    assert timeless[0] == timeless[1]
+    weights, wanted = (load_file(tmp_path / run / "model.safetensors") for run in ("killed", "whole"))
+    assert all((weights[key] == tensor).all() for key, tensor in wanted.items())

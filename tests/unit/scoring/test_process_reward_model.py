@@ -1,0 +1,153 @@
+"""Process reward models outside of training: the scores of a policy's logits, what a response's steps are, and its reward."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.character_kit import CharacterKit
+from helpers.conversations import message, picture, row
+from helpers.tiny_models import encode, make_actor
+
+from lmm_r1.batch.run import _judges_steps
+from lmm_r1.config.batch_inference import BatchConfig, check
+from lmm_r1.data.sample import Completion
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.step_tokens import StepTokens
+from lmm_r1.scoring.process_reward_model import ProcessRewardModel
+from lmm_r1.scoring.response_scores import ProcessRewardScorer
+
+pytestmark = pytest.mark.unit
+
+KIT = "qwen2_5_vl"
+TEXT = row(message("user", "What is 12 + 34?"))
+IMAGE = row(message("user", picture(84, 56), "Which digit is this?"))
+RESPONSE = "First, 12.\nThen 34.\n\n  So 46.  "
+STEPS = ["First, 12.", "Then 34.", "So 46."]
+SETTINGS = {"dtype": "fp32", "max_len": 512, "max_batch_tokens": 2048, "trust_remote_code": False}
+TOKENS = {"placeholder_token": "*", "reward_tokens": ("+", "-")}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint(KIT)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> ProcessRewardModel:
+    return ProcessRewardModel(str(folder), **TOKENS, **SETTINGS)
+
+
+def scores_by_hand(folder: Path, asked: Any, steps: list[str]) -> list[float]:
+    """The probability of + against - that the policy's own logits give at each placeholder, padded, alone."""
+    kit = get_kit(KIT)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    tokenizer = kit.tokenizer_of(processor)
+    prompt = encode(kit, processor, asked.messages)
+    ids = list(prompt.token_ids)
+    for number, step in enumerate(steps):
+        ids += tokenizer(f"\n{step}" if number else step, add_special_tokens=False)["input_ids"]
+        ids += tokenizer("*", add_special_tokens=False)["input_ids"]
+    sequences = torch.tensor([ids])
+    with torch.no_grad():
+        output = make_actor(folder)(
+            sequences, attention_mask=torch.ones_like(sequences), return_output=True, media=[prompt.media]
+        )
+    plus, minus, mark = (tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in "+-*")
+    logits = output["logits"][0, sequences[0] == mark][:, [plus, minus]]
+    assert len(logits) == len(steps)
+    return logits.softmax(-1)[:, 0].tolist()
+
+
+def test_the_score_of_a_step_is_what_the_policys_logits_say_at_its_placeholder(folder, model, monkeypatch):
+    samples = [
+        model.encode_steps(TEXT, RESPONSE),
+        model.encode_steps(IMAGE, "One * and *"),
+        model.encode_steps(TEXT, "A."),
+    ]
+    expected = [
+        scores_by_hand(folder, TEXT, STEPS),
+        scores_by_hand(folder, IMAGE, ["One", "and"]),
+        scores_by_hand(folder, TEXT, ["A."]),
+    ]
+    assert model.is_packed
+    for packed in (True, False):
+        monkeypatch.setattr(model._model, "packing_samples", packed)
+        found = model.score(samples)
+        assert [len(scores) for scores in found] == [3, 2, 1]
+        assert sum(found, []) == pytest.approx(sum(expected, []), abs=1e-5)
+    assert model.encode_steps(TEXT, " \n ") is None
+    with pytest.raises(UserError, match="tokens, which is more than --max_len 512; raise it"):
+        model.encode_steps(TEXT, "word " * 600)
+
+
+def test_steps_are_what_placeholders_end_or_else_lines():
+    tokens = StepTokens.of(
+        CharacterKit(), None, placeholder="*", judging=("+", "-"), flags=("--placeholder_token", "--reward_tokens")
+    )
+    assert tokens.split(RESPONSE) == STEPS
+    assert tokens.split("a\nb * c *\n") == ["a\nb", "c"]
+    assert tokens.split("") == []
+    ids, places = tokens.behind([1, 2], ["a", "b"], tokenize=lambda text: list(text.encode()), end=9)
+    assert ids == [1, 2, *b"a*\nb*", 9]
+    assert places == [3, 6]
+
+
+class Judged:
+    """A model that gives each response the scores that stand in it."""
+
+    def encode_prompt(self, asked: object) -> None:
+        return None
+
+    def encode_steps(self, asked: object, response: str, *, prompt: object) -> list[float] | None:
+        return list(map(float, response.split())) or None
+
+    def score(self, samples: list[list[float]]) -> list[list[float]]:
+        return samples
+
+
+@pytest.mark.parametrize(
+    ("kind", "rewards"), [("min", [0.25, 0.0, 0.9]), ("product", [0.1, 0.0, 0.9]), ("last", [0.8, 0.0, 0.9])]
+)
+def test_a_response_is_rewarded_by_its_least_step_their_product_or_the_last(kind, rewards):
+    scorer = ProcessRewardScorer.__new__(ProcessRewardScorer)
+    scorer._model, scorer._path, scorer._step_scores = Judged(), "m", kind
+    completions = [Completion(text=text, num_tokens=1, finish_reason="stop") for text in ("0.5 0.25 0.8", "", "0.9")]
+    found = scorer.score(TEXT, completions)
+    assert [score.reward for score in found] == pytest.approx(rewards)
+    assert found[0].parts == pytest.approx({"steps": 3, "steps_min": 0.25, "steps_product": 0.1, "steps_last": 0.8})
+    with pytest.raises(UserError, match="m gives a step no finite score"):
+        scorer.score(TEXT, [Completion(text="nan", num_tokens=1, finish_reason="stop")])
+
+
+def config(tmp_path: Path, **flags: object) -> BatchConfig:
+    return BatchConfig(data="rows.jsonl", output=tmp_path / "out.jsonl", **{"model": "m"} | flags)
+
+
+def test_a_checkpoint_is_a_process_reward_model_by_its_config_or_by_flags(folder, tmp_path):
+    path = str(folder)
+    assert not _judges_steps(config(tmp_path), path)
+    assert _judges_steps(config(tmp_path, placeholder_token="*"), path)
+    with pytest.raises(UserError, match="--step_scores last: .* is no process reward model, by its config"):
+        _judges_steps(config(tmp_path, step_scores="last"), path)
+    with pytest.raises(UserError, match="--normalize_reward: .* is a process reward model"):
+        _judges_steps(config(tmp_path, placeholder_token="*", normalize_reward=True), path)
+    with pytest.raises(
+        UserError, match="its config does not say by which tokens it judges steps; give --placeholder_token"
+    ):
+        ProcessRewardModel(path, placeholder_token="*", reward_tokens=(), **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"step_scores": "last"}, "--step_scores is for a process reward model; name it with --reward_model"),
+        ({"placeholder_token": "*"}, "--placeholder_token is for a process reward model"),
+        ({"reward_model": "r", "reward_tokens": ("+",)}, r"--reward_tokens \+: give two tokens"),
+    ],
+)
+def test_flags_of_steps_without_a_process_reward_model_are_refused(flags, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        check(config(tmp_path, **flags))

@@ -1,0 +1,224 @@
+"""A process reward model's training: where a step is judged, the loss by hand, its evaluation, and its rows."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
+from helpers.conversations import message
+from helpers.table_models import AccumulatingStrategy
+from PIL import Image
+
+from lmm_r1 import dotted
+from lmm_r1.config import PRMConfig, resolve
+from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
+from lmm_r1.data.preferences import StepRow
+from lmm_r1.errors import UserError
+from lmm_r1.trainer.prm import PRMRun, step_losses
+from lmm_r1.trainer.prm_rows import StepEncoder, collate_steps, evaluation_steps, training_steps
+from lmm_r1.trainer.run_start import rows_digest
+from lmm_r1.trainer.supervised_rows import read_ahead
+
+pytestmark = pytest.mark.unit
+
+
+class Actor:
+    """A model that judges a step by the letter before its placeholder: its place behind a, times a weight."""
+
+    def __init__(self) -> None:
+        self.weight = torch.tensor(1.0, requires_grad=True)
+        self.asked: list[list[int]] = []
+
+    def token_logits(
+        self, sequences: torch.Tensor, wanted: torch.Tensor, token_ids: torch.Tensor, **given: object
+    ) -> tuple[torch.Tensor, float]:
+        self.asked.append(token_ids.tolist())
+        right = self.weight * (sequences.roll(1, dims=1)[:, :-1] - ord("a"))
+        return torch.where(wanted[..., None], torch.stack([right, torch.zeros_like(right)], dim=-1), 0.0), 0.0
+
+    def eval(self) -> None:
+        pass
+
+    def train(self) -> None:
+        pass
+
+
+def config(**flags: object) -> PRMConfig:
+    given = {"model__placeholder_token": "*"} | flags
+    return dotted.replace(PRMConfig(), {name.replace("__", "."): value for name, value in given.items()})
+
+
+def encoder(**flags: object) -> StepEncoder:
+    return StepEncoder.of(config(**flags), kit=CharacterKit(), processor=None)
+
+
+def row(*steps: str, labels: tuple[float, ...], **given: object) -> StepRow:
+    return StepRow(
+        steps=steps, labels=labels, **{"messages": (message("user", "q"),), "location": "rows.jsonl line 1"} | given
+    )
+
+
+def prm_run(*, micro_batches: int = 1, **flags: object) -> PRMRun:
+    encode = encoder(**flags)
+    return PRMRun(
+        config(**flags),
+        AccumulatingStrategy(micro_batches=micro_batches),
+        Actor(),
+        kit=CharacterKit(),
+        processor=None,
+        rows=[],
+        folder=None,
+        encode=encode,
+        filler=encode(row("a", labels=(1.0,))).filler,
+    )
+
+
+def loss(difference: float) -> float:
+    return math.log1p(math.exp(-difference))
+
+
+def test_a_placeholder_stands_behind_each_step_and_is_where_it_is_judged():
+    asked = Message(role="user", parts=(ImagePart(IMAGE), TextPart("q")))
+    sample = encoder()(row("b c", "d", labels=(1.0, 0.25), messages=(asked,)))
+    tokens = sample.tokens
+    assert tokens.token_ids[-9:] == [ord("a"), *b"b c*", NEWLINE, *b"d*", END]
+    assert tokens.token_ids.count(PLACEHOLDER) == 3
+    # What follows a placeholder is predicted at it.
+    first, second = (place for place, judged in enumerate(tokens.loss_mask) if judged)
+    assert [tokens.token_ids[place - 1] for place in (first, second)] == [ord("*")] * 2
+    batch = collate_steps([sample, sample.filler], pad_token_id=0)
+    assert batch.tokens.loss_mask.sum(-1).tolist() == [2, 0]
+    assert batch.labels[batch.tokens.loss_mask].tolist() == [1.0, 0.25]
+    assert encoder(data__max_len=10)(row("b c", "d", labels=(1.0, 0.25))) is None
+
+
+def test_the_loss_is_the_cross_entropy_of_the_two_judging_tokens_by_hand():
+    logits = torch.tensor([[2.0, 0.0], [1.0, 2.0], [0.5, 0.5]])
+    found = step_losses(logits, torch.tensor([1.0, 0.0, 0.7]))
+    # -log s(2), -log s(1), and log 2 whatever the label.
+    assert found.tolist() == pytest.approx([0.126928, 0.313262, 0.693147], abs=1e-6)
+    soft = step_losses(torch.tensor([[2.0, 0.0]]), torch.tensor([0.75]))
+    assert soft.item() == pytest.approx(0.75 * 0.126928 + 0.25 * 2.126928, abs=1e-6)
+    # What torch makes of the same as classes with probabilities, which OpenRLHF's PRM trainer took.
+    whole = torch.nn.functional.cross_entropy(logits, torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.7, 0.3]]))
+    assert found.mean().item() == pytest.approx(whole.item())
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_loss_is_the_mean_over_the_steps_of_the_update_however_they_fall_into_micro_batches():
+    run = prm_run(micro_batches=2)
+    rows = [row("c", "b", labels=(1.0, 0.0)), row("d", labels=(0.25,))]
+    samples = [run.encode(one) for one in rows]
+    value, tokens = run._update([run.collate(samples[:1]), run.collate([samples[1], run.filler])])
+    assert value == pytest.approx((loss(2) + loss(-1) + 0.25 * loss(3) + 0.75 * loss(-3)) / 3)
+    assert tokens == 3
+    scores = [1 / (1 + math.exp(-difference)) for difference in (2, 1, 3)]
+    assert run.means == {"step_accuracy": pytest.approx(1 / 3), "step_score": pytest.approx(sum(scores) / 3)}
+    assert run.actor.asked == [[ord("+"), ord("-")]] * 2
+    # s(x) - p of each step, times how much its logit grows with the weight.
+    slope = (2 * (scores[0] - 1) + 1 * scores[1] + 3 * (scores[2] - 0.25)) / 3
+    assert run.actor.weight.grad.item() == pytest.approx(slope)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_held_out_steps_are_measured_without_rows_that_are_too_long():
+    flags = {"eval__dataset": "held.jsonl", "train__micro_batch_size": 2, "data__max_len": 16}
+    run = prm_run(**flags)
+    held_out = [
+        row("c", "b", labels=(1.0, 0.0)),
+        row("d", labels=(1.0,), datasource="x"),
+        row("d" * 20, labels=(1.0,)),
+    ]
+    run.evaluate_on(held_out)
+    metrics = run.evaluation.run(run.actor)
+    scores = [1 / (1 + math.exp(-difference)) for difference in (2, 1, 3)]
+    assert metrics == {
+        "eval_loss": pytest.approx((loss(2) + loss(-1) + loss(3)) / 3),
+        "eval_step_accuracy": pytest.approx(2 / 3),
+        "eval_step_score": pytest.approx(sum(scores) / 3),
+        "eval_overlong_rows": 1,
+        "eval_default_loss": pytest.approx((loss(2) + loss(-1)) / 2),
+        "eval_default_step_accuracy": 0.5,
+        "eval_x_loss": pytest.approx(loss(3)),
+        "eval_x_step_accuracy": 1.0,
+    }
+
+
+def test_a_step_that_holds_the_placeholder_or_a_media_token_is_refused_with_the_rows_place():
+    with pytest.raises(UserError, match="^rows.jsonl line 1: a step holds the placeholder .*name what ends them with"):
+        encoder()(row("b * c", labels=(1.0,)))
+    with pytest.raises(UserError, match="^rows.jsonl line 1: a step holds a media token"):
+        encoder()(row("b # c", labels=(1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"model__placeholder_token": "##"}, "--model.placeholder_token ## is 2 tokens"),
+        ({"model__placeholder_token": "#"}, "--model.placeholder_token # stands for an image"),
+        ({"model__reward_tokens": ("yes", "n")}, "--model.reward_tokens yes is 3 tokens"),
+        ({"model__reward_tokens": ("*", "n")}, "must be three different tokens"),
+    ],
+)
+def test_tokens_that_the_tokenizer_does_not_have_are_refused(flags, said, monkeypatch):
+    monkeypatch.setattr("helpers.character_kit.CharacterTokenizer.get_vocab", dict, raising=False)
+    with pytest.raises(UserError) as refused:
+        encoder(**flags)
+    assert said in str(refused.value)
+
+
+def write(path: Path, *records: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def test_rows_are_read_from_the_columns_and_by_the_tag_that_the_flags_name(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    question = [{"role": "user", "content": "<image>1?"}, {"role": "assistant", "content": "One. <s>\nTwo. <s>"}]
+    path = write(tmp_path / "rows.jsonl", {"q": question, "good": [True, 0.5], "pictures": ["a.png"]})
+    given = {"train__batch_size": 1, "data__dataset": path, "data__input_key": "q", "data__label_key": "good"}
+    given |= {"data__image_key": "pictures"}
+    (found,) = training_steps(config(**given, data__step_tag="<s>"))
+    assert (found.steps, found.labels) == (("One.", "Two."), (1.0, 0.5))
+    assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
+    # Left out, the tag is the placeholder.
+    (found,) = training_steps(config(**given, model__placeholder_token="<s>"))
+    assert found.steps == ("One.", "Two.")
+    with pytest.raises(UserError, match=r'rows.jsonl line 1: no step ends with the tag "\*"; .* with --data.step_tag'):
+        training_steps(config(**given))
+
+
+def test_held_out_rows_come_from_their_own_dataset_and_digests_tell_labels_apart(tmp_path):
+    record = {"prompt": "1?", "completions": ["One.", "Two."], "labels": [True, False]}
+    path = write(
+        tmp_path / "rows.jsonl", record, record | {"labels": [True, True]}, record | {"completions": ["1.", "2."]}
+    )
+    assert evaluation_steps(config()) == []
+    rows = evaluation_steps(config(eval__dataset=path))
+    assert len({rows_digest([one]) for one in rows}) == 3
+    encoded = list(read_ahead(rows, encoder(), indices=[2, 0], workers=1))
+    assert [sample.labels for sample in encoded] == [(1.0, 0.0)] * 2
+    path = write(tmp_path / "bad.jsonl", record, record | {"labels": [True]})
+    with pytest.raises(UserError, match='bad.jsonl line 2: "labels" has 1 labels for 2 steps'):
+        training_steps(config(train__batch_size=1, data__dataset=path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"model.placeholder_token": None}, "--model.placeholder_token is missing; give for example"),
+        ({"model.reward_tokens": ("+",)}, "--model.reward_tokens +: give two tokens"),
+        ({"model.reward_tokens": ("+", "+")}, "--model.reward_tokens + +: give two tokens"),
+        ({"model.reward_tokens": ("*", "-")}, "neither of them the --model.placeholder_token *"),
+        ({"data.input_template": "Q: {}", "data.apply_chat_template": True}, "--data.input_template 'Q: {}'"),
+        ({"ds.ulysses_size": 2}, "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(flags, said):
+    given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"}
+    given |= {"model.placeholder_token": "*"} | flags
+    with pytest.raises(UserError) as refused:
+        resolve(dotted.replace(PRMConfig(), given))
+    assert said in str(refused.value)
