@@ -104,4 +104,5 @@ def test_two_ranks_make_the_updates_of_a_padded_process(name, updates_of):
     # The second update starts from another model than the first, and than the reference.
     moved = {"steps": "step_score", "disti": "kd_loss"}.get(name[:5], "reward_margin")
     first = 0.0 if moved == "reward_margin" else alone.means[0][moved]
-    assert abs(alone.means[1][moved] - first) > 0.01
+    # A mean over tokens moves less; far beyond what is taken to be equal all the same.
+    assert abs(alone.means[1][moved] - first) > (20 * SINGLE if moved == "kd_loss" else 0.01)
