@@ -59,6 +59,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_evaluate_run.py",
         "integration/test_gradient_accumulation.py",
         "integration/test_interactive_chat.py",
+        "integration/test_judged_runs.py",
         "integration/test_killed_runs.py",
         "integration/test_lora.py",
         "integration/test_media_nodes.py",

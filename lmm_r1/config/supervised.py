@@ -1,4 +1,4 @@
-"""Flags that every supervised trainer has: `train_sft`, `train_dpo`, `train_rm`."""
+"""Flags that every supervised trainer has: `train_sft`, `train_dpo`, `train_kto`, `train_prm`, `train_rm`."""
 
 from dataclasses import dataclass, field
 

@@ -79,7 +79,7 @@ class StepTokens:
 
     def split(self, response: str) -> list[str]:
         """Return the steps of a response: what its placeholders end, or without any its lines; blank ones are none."""
-        parts = response.split(self.placeholder) if self.placeholder in response else response.splitlines()
+        parts = response.split(self.placeholder) if self.placeholder in response else response.split("\n")
         return [part.strip() for part in parts if part.strip()]
 
 

@@ -167,7 +167,7 @@ class StageSummary:
 
     name: str
     kind: str | None
-    """`sft`, `dpo`, `rm` or `rl`; None while the stage runs."""
+    """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None while the stage runs."""
     steps: int
     seconds: float
     started_at: datetime

@@ -18,7 +18,7 @@ from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.trainer.dpo_rows import PairEncoder, evaluation_pairs, sides_of, training_pairs
-from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
 from lmm_r1.trainer.reference import Reference
@@ -252,21 +252,14 @@ class DPORun(SupervisedRun[PreferenceRow, PairSample, PairBatch]):
         return preferences(policy, reference, mask, model=self.config.model), aux_loss
 
 
-class PairEvaluation(HeldOut[PreferenceRow, PairSample]):
+class PairEvaluation(RunHeldOut[PreferenceRow, PairSample]):
     """The means over all held-out pairs, and of each data source where there are several."""
 
     NAMES = (LOSS, *(f"eval_{name}" for name in (ACCURACY, MARGIN, "chosen_reward", "rejected_reward")))
     OF_SOURCES = (LOSS, f"eval_{ACCURACY}")
 
     def __init__(self, run: DPORun, *, rows: Sequence[PreferenceRow]) -> None:
-        super().__init__(
-            run.config,
-            run.strategy,
-            rows=rows,
-            source_of=lambda row: row.datasource,
-            encode=run.encode,
-            filler=run.filler,
-        )
+        super().__init__(run, rows=rows)
         self.pairs = run
 
     def _measured(self, samples: Sequence[PairSample]) -> torch.Tensor:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-
 from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_file
+from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.preference_samples import PairSample, encode_pair
-from lmm_r1.trainer.supervised_rows import blended_rows
+from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
 
 
 def training_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
@@ -36,10 +33,7 @@ def _load(config: DPOConfig | RMConfig, path: str, *, split: str) -> list[Prefer
     is_plain = data.prompt_key is not None and not data.apply_chat_template
     template = (data.input_template or "{}") if is_plain else None
     reading = replace(reading, names=names, plain_template=template)
-    file = read_judged_file(path, PREFERENCE, split=split, reading=reading)
-    # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
-    return list(file.rows.values())
+    return judged_rows(path, PREFERENCE, split=split, reading=reading)
 
 
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -118,6 +119,18 @@ class HeldOut(ABC, Generic[RowT, SampleT]):
         assert sums is not None, "there are rows, so that each rank makes a pass"
         dist.all_reduce(sums, group=self._group)
         return sums
+
+
+class RunHeldOut(HeldOut[RowT, SampleT]):
+    """Evaluates the model of a run on rows that say where they are from, encoded as those that it learns from."""
+
+    def __init__(
+        self, run: Any, *, rows: Sequence[RowT], source_of: Callable[[Any], str] = attrgetter("datasource")
+    ) -> None:
+        """Args: run: a `SupervisedRun`."""
+        super().__init__(
+            run.config, run.strategy, rows=rows, source_of=source_of, encode=run.encode, filler=run.filler
+        )
 
 
 class BestMetric:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from lmm_r1.config import KTOConfig
 from lmm_r1.data.preferences import UnpairedRow
 from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.dpo import models_of, prepare_policy, prepare_reference
-from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.kto_rows import (
     NeighbourRows,
     Neighbours,
@@ -181,18 +182,11 @@ class KTORun(SupervisedRun[Neighbours, UnpairedSample, UnpairedBatch]):
         return log_probs - reference.to(log_probs), log_probs, aux_loss
 
 
-class UnpairedEvaluation(HeldOut[Neighbours, UnpairedSample]):
+class UnpairedEvaluation(RunHeldOut[Neighbours, UnpairedSample]):
     """The means over all held-out rows, by the KL that is estimated over all of them."""
 
     def __init__(self, run: KTORun, *, rows: Sequence[Neighbours]) -> None:
-        super().__init__(
-            run.config,
-            run.strategy,
-            rows=rows,
-            source_of=lambda found: found.row.datasource,
-            encode=run.encode,
-            filler=run.filler,
-        )
+        super().__init__(run, rows=rows, source_of=attrgetter("row.datasource"))
         self.unpaired = run
         self._estimates = False
 

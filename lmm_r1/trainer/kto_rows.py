@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from lmm_r1.config import KTOConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow, read_judged_file
+from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTBatch
-from lmm_r1.trainer.supervised_rows import blended_rows
+from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +170,4 @@ def _load(config: KTOConfig, path: str, *, split: str) -> list[UnpairedRow]:
         names=replace(reading.names, response=data.output_key),
         plain_template=(data.input_template or "{}") if is_plain else None,
     )
-    file = read_judged_file(path, UNPAIRED, split=split, reading=reading)
-    # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
-    return list(file.rows.values())
+    return judged_rows(path, UNPAIRED, split=split, reading=reading)

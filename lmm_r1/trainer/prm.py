@@ -12,7 +12,7 @@ from lmm_r1.config import PRMConfig
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.prm_rows import (
     StepBatch,
     StepEncoder,
@@ -129,18 +129,11 @@ class PRMRun(SupervisedRun[StepRow, StepSample, StepBatch]):
         return torch.where(wanted[..., None], values, 0.0), aux_loss
 
 
-class StepEvaluation(HeldOut[StepRow, StepSample]):
+class StepEvaluation(RunHeldOut[StepRow, StepSample]):
     """The means over the steps of all held-out rows, and of each data source where there are several."""
 
     def __init__(self, run: PRMRun, *, rows: Sequence[StepRow]) -> None:
-        super().__init__(
-            run.config,
-            run.strategy,
-            rows=rows,
-            source_of=lambda row: row.datasource,
-            encode=run.encode,
-            filler=run.filler,
-        )
+        super().__init__(run, rows=rows)
         self.steps = run
 
     def _measured(self, samples: Sequence[StepSample]) -> torch.Tensor:

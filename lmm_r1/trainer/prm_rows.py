@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from lmm_r1.config import PRMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import STEPS, StepRow, read_judged_file
+from lmm_r1.data.preferences import STEPS, StepRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.supervised_rows import blended_rows
+from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
 
 TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
 
@@ -125,7 +123,4 @@ def _load(config: PRMConfig, path: str, *, split: str) -> list[StepRow]:
     reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
     tag = data.step_tag or config.model.placeholder_token
     reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
-    file = read_judged_file(path, STEPS, split=split, reading=reading)
-    # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
-    return list(file.rows.values())
+    return judged_rows(path, STEPS, split=split, reading=reading)

@@ -13,7 +13,7 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.dpo_rows import sides_of
-from lmm_r1.trainer.held_out import LOSS, HeldOut
+from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import bradley_terry_loss, score_loss
 from lmm_r1.trainer.rm_rows import RewardBatch, RewardEncoder, RewardSample, collate_rewards, reward_rows
 from lmm_r1.trainer.strategy import KitStrategy
@@ -139,18 +139,11 @@ class RMRun(SupervisedRun[PreferenceRow, RewardSample, RewardBatch]):
         return bradley_terry_loss(chosen, rejected, margin=margin)
 
 
-class RewardEvaluation(HeldOut[PreferenceRow, RewardSample]):
+class RewardEvaluation(RunHeldOut[PreferenceRow, RewardSample]):
     """The means over all held-out pairs, and how well the model knows how sure it may be of a ranking."""
 
     def __init__(self, run: RMRun, *, rows: Sequence[PreferenceRow]) -> None:
-        super().__init__(
-            run.config,
-            run.strategy,
-            rows=rows,
-            source_of=lambda row: row.datasource,
-            encode=run.encode,
-            filler=run.filler,
-        )
+        super().__init__(run, rows=rows)
         self.pairs = run
         self.spread: tuple[float, float] | None = None
         """Mean and deviation of the rewards in the last evaluation."""

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.data.formats.row_format import Fields
+from lmm_r1.data.preferences import JudgedRow, RowKind, read_judged_file
+from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
+JudgedT = TypeVar("JudgedT", bound=JudgedRow)
 FoundT_co = TypeVar("FoundT_co", covariant=True)
 
 # Rows that each worker has encoded before they are asked for.
@@ -46,6 +51,14 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
     return rows
+
+
+def judged_rows(path: str, kind: RowKind[Fields, JudgedT], *, split: str, reading: RowReading) -> list[JudgedT]:
+    """Return the rows of a file of judged responses, and say how they were found; raises what `read_judged_file` does."""
+    file = read_judged_file(path, kind, split=split, reading=reading)
+    # Every rank reads them, and one says so.
+    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
+    return list(file.rows.values())
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:

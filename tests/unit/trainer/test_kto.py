@@ -81,8 +81,8 @@ def row(response: str, *, desirable: bool = True, prompt: str = "q", **given: ob
 
 
 def test_the_loss_is_that_of_the_paper_by_hand():
-    # The formula is that of TRL 0.24's KTOTrainer.kto_loss too, which is not installed here: 1 - s(b (r - KL)) of a
-    # desirable response, 1 - s(b (KL - r)) of another. s(0.2) = 0.549834, s(-0.5) = 0.377541, s(0.05) = 0.512497.
+    # The formula is that of TRL's KTOTrainer too, which is not installed here: 1 - s(b (r - KL)) of a desirable
+    # response, 1 - s(b (KL - r)) of another. s(0.2) = 0.549834, s(-0.5) = 0.377541, s(0.05) = 0.512497.
     ratios = torch.tensor([3.0, -4.0, 0.5], requires_grad=True)
     kl = torch.tensor(1.0, requires_grad=True)
     given = {"desirable_weight": 1.5, "undesirable_weight": 0.5}

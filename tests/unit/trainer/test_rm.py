@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
 from helpers.conversations import message
-from torch.distributed.device_mesh import init_device_mesh
+from helpers.table_models import AccumulatingStrategy
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig, resolve
@@ -42,25 +42,6 @@ class Engine:
         pass
 
 
-class Strategy:
-    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
-
-    ring_attn_group = None
-
-    def __init__(self, *, micro_batches: int) -> None:
-        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        self.micro_batches = micro_batches
-
-    def is_rank_0(self) -> bool:
-        return True
-
-    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
-        (loss / self.micro_batches).backward()
-
-    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
-        pass
-
-
 def pair(chosen: str, rejected: str, **judged: object) -> PreferenceRow:
     sides = {name: (message("assistant", text),) for name, text in (("chosen", chosen), ("rejected", rejected))}
     given = {"margin": None, "location": "rows.jsonl line 1"} | judged
@@ -76,7 +57,7 @@ def rm_run(*, micro_batches: int = 1, **flags: object) -> RMRun:
     sample = encoder()(pair("a", "b"))
     return RMRun(
         config,
-        Strategy(micro_batches=micro_batches),
+        AccumulatingStrategy(micro_batches=micro_batches),
         Engine(),
         kit=CharacterKit(),
         processor=None,
