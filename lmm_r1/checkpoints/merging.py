@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _ADAPTER = "default"
 _BESIDE_FACTORS = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
 # Ways to begin that leave the model's own weights as they are; the others change them, and a merge would miss it.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
+_QUANTIZED_FROM = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # What a checkpoint folder may hold that neither the model nor its processor writes.
 _COMPANIONS = ("generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
 
@@ -109,18 +111,32 @@ def _adapter_settings(adapter: Path) -> dict[str, Any]:
 
 
 def _adapter_tensors(adapter: Path) -> dict[str, torch.Tensor]:
-    file = adapter / ADAPTER_WEIGHTS
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
+    with _told_as_damaged(adapter):
+        return load_file(adapter / ADAPTER_WEIGHTS)
 
 
 def quantized_from(adapter: Path) -> torch.dtype | None:
-    """Return the precision from which the base was put in 4 bits that an adapter was trained on; None for a whole base."""
-    with safe_open(adapter / ADAPTER_WEIGHTS, framework="pt") as file:
+    """Return the precision from which the base was put in 4 bits that an adapter was trained on; None for a whole base.
+
+    Raises UserError where the folder holds no LoRA adapter, or names no precision of weights in 4 bits.
+    """
+    _adapter_settings(adapter)
+    with _told_as_damaged(adapter), safe_open(adapter / ADAPTER_WEIGHTS, framework="pt") as file:
         name = (file.metadata() or {}).get(BASE_IN_4BIT)
-    return None if name is None else getattr(torch, name)
+    if name is not None and name not in _QUANTIZED_FROM:
+        raise UserError(
+            f"{adapter / ADAPTER_WEIGHTS}: its base was in 4 bits, rounded from {name}; known are "
+            f"{', '.join(_QUANTIZED_FROM)}"
+        )
+    return None if name is None else _QUANTIZED_FROM[name]
+
+
+@contextlib.contextmanager
+def _told_as_damaged(adapter: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{adapter / ADAPTER_WEIGHTS}: the weight file is damaged ({error}); copy it again") from error
 
 
 def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> LoraConfig:

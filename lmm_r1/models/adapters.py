@@ -1,4 +1,4 @@
-"""LoRA, rsLoRA and DoRA: which layers of a model get an adapter, and what the model weighs with its adapters merged in.
+"""LoRA, rsLoRA and DoRA: which layers of a model get an adapter, and what it weighs with its adapters merged in.
 
 Adapters are put into the model itself, without a wrapper: every parameter that was there keeps its name, but for
 `.base_layer` behind the name of an adapted layer.
@@ -43,7 +43,7 @@ class LoraSettings:
     target_modules: tuple[str, ...]
     """Ends of names, such as `q_proj` or `self_attn.q_proj`; `("all-linear",)` takes every linear layer."""
     use_dora: bool = False
-    """A layer's rows get a length of their own, which is trained, and the factors turn them (https://arxiv.org/abs/2402.09353)."""
+    """Rows of weights get a length of their own, which is trained; the factors turn them (https://arxiv.org/abs/2402.09353)."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
 

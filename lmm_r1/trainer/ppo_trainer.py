@@ -276,7 +276,7 @@ class KitPPOTrainer(BasePPOTrainer):
         ray.get([ref for group in groups for ref in group.async_run_method(method_name="settle_checkpoint", tag=tag)])
 
     def _resume(self) -> bool:
-        """Find the step to go on from and say whether there is one; then also restore the data position and the engines' weights."""
+        """Find the step to go on from, and say whether there is one; then restore data position and engines, too."""
         if not self.config.ckpt.load_enable:
             return False
         states = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))[0]

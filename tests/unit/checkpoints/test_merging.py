@@ -14,7 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lmm_r1.checkpoints.merge_check import DoublePrecision
-from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_adapter, write_checkpoint
+from lmm_r1.checkpoints.merging import (
+    adapter_base,
+    load_with_adapter,
+    merge_adapter,
+    quantized_from,
+    write_checkpoint,
+)
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict, save_adapter
@@ -196,6 +202,16 @@ def changed(adapter: Path, folder: Path, **settings: object) -> Path:
 def test_a_config_that_is_not_of_this_adapter_is_refused(settings, message, base, adapter, tmp_path):
     with pytest.raises(UserError, match=message):
         load(base, changed(adapter, tmp_path / "adapter", **settings))
+
+
+def test_a_base_in_4_bits_that_was_rounded_from_something_unknown_is_refused(base, adapter, tmp_path):
+    folder = changed(adapter, tmp_path / "adapter")
+    assert quantized_from(folder) is None
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, metadata={"base_in_4bit": "bfloat16"})
+    assert quantized_from(folder) is torch.bfloat16
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, metadata={"base_in_4bit": "int3"})
+    with pytest.raises(UserError, match="rounded from int3; known are bfloat16"):
+        load(base, folder)
 
 
 def test_an_adapter_of_another_architecture_is_refused(adapter, tiny_checkpoint, tmp_path):
