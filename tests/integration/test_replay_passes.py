@@ -109,6 +109,8 @@ def test_the_drivers_bytes_do_not_grow_with_the_images_and_nothing_stays_behind(
 
 
 def test_media_are_held_while_a_rollout_is_and_not_put_for_an_evaluation(engine, workers):
+    # The tests' process looks for cycles seldom, see conftest: none of earlier tests may go in the middle of this one.
+    gc.collect()
     step, _ = made_step(engine, workers, side=56)
     before = stored_objects()
     rollout = step.generator.rollout(PromptStream(step.rows, seed=0, episodes=1), count=GROUPS)
@@ -119,9 +121,8 @@ def test_media_are_held_while_a_rollout_is_and_not_put_for_an_evaluation(engine,
     assert [sample.media for (sample,) in evaluated] == [()] * GROUPS
     assert stored_objects() == before + GROUPS
     del rollout
-    # The tests' process looks for cycles seldom: see conftest.
     gc.collect()
-    assert soon(lambda: stored_objects() == before)
+    assert soon(lambda: stored_objects() <= before), f"{stored_objects()} objects, and {before} before"
 
 
 @pytest.mark.usefixtures("workers")
