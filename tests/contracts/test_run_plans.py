@@ -37,6 +37,8 @@ def rl_run(tiny_checkpoint):
             "rollout.max_new_tokens": 256,
             "algo.kl.init_coef": 0.0,
             "ds.param_dtype": "fp32",
+            # By default it has the time in it, to the minute.
+            "logger.wandb.run_name": "planned",
         }
         return resolve(
             dotted.replace(PPOConfig(), given | {name.replace("__", "."): value for name, value in flags.items()})
