@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
@@ -206,6 +205,9 @@ class TokenOutcomes(LayerOutcomes):
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies."""
+        # Here, since chunks need no OpenRLHF, nor do the GPU checks.
+        from openrlhf.models.utils import compute_entropy, log_probs_from_logits
+
         logits = self.sampler(logits)
         log_probs = log_probs_from_logits(logits, self.targets)
         return log_probs, compute_entropy(logits) if self.entropy else torch.zeros_like(log_probs)

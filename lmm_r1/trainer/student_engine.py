@@ -32,7 +32,8 @@ def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
     """Raise UserError where the student cannot sample responses in vLLM as the run is launched."""
     share = f"--rollout.on_policy_share {config.rollout.on_policy_share:g}"
     check_backend("vllm", checkpoint.kit, model=f"{share}: {checkpoint.path}", instead="leave it out")
-    if not cpu.has_cuda() and os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", "1"):
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if not cpu.has_cuda() and os.environ.get("LOCAL_WORLD_SIZE", processes) != processes:
         raise UserError(
             f"{share}: without CUDA the engines take new weights from files in memory, which other machines do not see; "
             "run on one machine, or sample in rounds with lmm-r1 batch_inference"

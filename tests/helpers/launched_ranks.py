@@ -48,6 +48,8 @@ def launch(module: str, *arguments: str, count: int, folder: Path) -> Ranks:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
+        # An engine that ran in this process may have left its own.
+        "LOCAL_WORLD_SIZE": str(count),
     }
     processes = []
     for rank in range(count):

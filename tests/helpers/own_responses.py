@@ -1,6 +1,5 @@
 """Distillation on the student's own responses as one of two ranks: what the engine samples is likeliest to the student now."""
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from lmm_r1 import cpu
 
 
 def main(folder: Path, stage: int) -> None:
-    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     cpu.prepare_process()
     from lmm_r1 import dotted

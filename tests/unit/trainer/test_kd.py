@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from lmm_r1.trainer import student_engine
 from lmm_r1.trainer import teacher as teachers
 from lmm_r1.trainer.kd import KDRun
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.student_engine import StudentEngine
+from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
 from lmm_r1.trainer.teacher import Teacher, check_same_tokens
 
 pytestmark = pytest.mark.unit
@@ -294,3 +295,24 @@ def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
     engine.samples(rows[:1], step=4, numbers=[4])
     seeds = [seed for *_, seed in inner.sampled]
     assert seeds[0] == seeds[1] != seeds[2], "a resumed run draws it again"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "processes", "here", "refused"),
+    [
+        (False, "2", "1", True),
+        (False, "2", "2", False),
+        (False, "2", None, False),  # DeepSpeed's launcher does not say how many are on this machine
+        (True, "2", "1", False),
+    ],
+)
+def test_without_cuda_an_engine_reads_weights_of_this_machine_alone(monkeypatch, cuda, processes, here, refused):
+    monkeypatch.setattr(student_engine.cpu, "has_cuda", lambda: cuda)
+    monkeypatch.setattr(student_engine, "check_backend", lambda *given, **named: None)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    expected = pytest.raises(UserError, match="other machines do not see") if refused else nullcontext()
+    with expected:
+        check_sampled(KDConfig(), SimpleNamespace(path="s", kit=None))
