@@ -2,8 +2,8 @@
 
 python benchmarks/trl_step.py --prompts 8 --samples 16 --new-tokens 96 --image-side 448 --steps 3 [--dtype fp32]
 
-Needs `pip install --no-deps trl==1.16.0` beside this project. TRL samples with transformers, as it does without vLLM's
-server; it was given the same model, images, rewards, KL term and number of tokens.
+TRL is among the dev packages. It samples with transformers, as it does without vLLM's server; it was given the same model,
+images, rewards, KL term and number of tokens.
 """
 
 from __future__ import annotations
