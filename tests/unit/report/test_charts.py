@@ -124,6 +124,16 @@ def test_a_share_that_stays_small_gets_an_axis_of_its_own_size():
     assert [tick.label for tick in chart.y_ticks] == ["0%", "2%", "4%", "6%"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("over_turn", ["0%", "25%", "50%", "75%", "100%"]), ("turns", ["0", "0.25", "0.5", "0.75", "1"])],
+)
+def test_what_is_never_below_zero_has_no_axis_below_it_where_all_is_zero(metric, expected):
+    chart = line_chart(panels(log(**{metric: [0.0, 0.0]}))[0])
+
+    assert [tick.label for tick in chart.y_ticks] == expected
+
+
 def test_a_share_outside_zero_and_one_is_drawn_as_a_plain_number():
     chart = line_chart(panels(log(accuracy=[-1.0, 3.0]))[0])
 
