@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 STAGES = SCRIPTS / "lmm_r1"
-TRAINERS = {"lmm_r1.cli.train_ppo_ray": PPOConfig, "lmm_r1.cli.train_sft": SFTConfig}
+TRAINERS = {
+    "lmm_r1.cli.train_ppo_ray": PPOConfig,
+    "lmm_r1.cli.train_sft": SFTConfig,
+    "lmm_r1.cli.train_dpo": DPOConfig,
+    "lmm_r1.cli.train_rm": RMConfig,
+}
 
 
 def printed_commands(script: Path, *flags: str, folder: Path, **variables: str) -> list[list[str]]:
@@ -24,7 +29,7 @@ def printed_commands(script: Path, *flags: str, folder: Path, **variables: str) 
     return [block.split("\n") for block in done.stdout.strip().split("\n\n")]
 
 
-def trainer_config(command: list[str]) -> PPOConfig | SFTConfig:
+def trainer_config(command: list[str]) -> PPOConfig | SFTConfig | DPOConfig | RMConfig:
     """Return the resolved settings of a printed training command."""
     (module,) = (argument for argument in command if argument in TRAINERS)
     argv = command[command.index(module) + 1 :]

@@ -44,14 +44,8 @@ chained() {
   MODEL=$ROOT/$2
 }
 
-# cold_start: supervised training on SFT_DATA from MODEL into ROOT/cold_start, one process for each GPU.
+# cold_start: supervised training on SFT_DATA from MODEL into ROOT/cold_start.
 cold_start() {
-  local launcher=("$PYTHON") processes=${NUM_GPUS:-$(gpus_here)}
-  ((processes <= 1)) || launcher+=(-m torch.distributed.run --standalone --nproc-per-node "$processes")
-  local output=$ROOT/cold_start
-  fit_to_memory sft
-  stage "$output" "${launcher[@]}" -m lmm_r1.cli.train_sft --config "$SFT_CONFIG" "${FITTING[@]}" \
-    --model.model_name_or_path "$MODEL" --data.dataset "$SFT_DATA" \
-    --ckpt.output_dir "$output" --logger.stage_name cold_start --train.seed "$SEED"
-  MODEL=$output
+  DATA=$SFT_DATA CONFIG=$SFT_CONFIG OUTPUT=$ROOT/cold_start supervised_stage train_sft cold_start --train.seed "$SEED"
+  MODEL=$ROOT/cold_start
 }

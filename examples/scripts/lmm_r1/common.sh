@@ -11,8 +11,11 @@ SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$SCRIPTS/reward_service.sh"
 # shellcheck source=examples/scripts/lmm_r1/gpus.sh
 source "$SCRIPTS/gpus.sh"
+# shellcheck source=examples/scripts/lmm_r1/supervised_stage.sh
+source "$SCRIPTS/supervised_stage.sh"
 # shellcheck source=examples/scripts/lmm_r1/rl_stage.sh
 source "$SCRIPTS/rl_stage.sh"
+SKIPPED_ROWS_CODE=3
 
 stop_children() {
   local pid
@@ -34,6 +37,13 @@ run() {
     "$@" &
     wait "$!"
   fi
+}
+
+# run_on_rows COMMAND...: rows that it cannot use are listed and do not stop the script.
+run_on_rows() {
+  local code=0
+  run "$@" || code=$?
+  ((code == 0 || code == SKIPPED_ROWS_CODE)) || exit "$code"
 }
 
 # stage FOLDER COMMAND...: nothing where FOLDER already holds a finished stage.

@@ -8,19 +8,17 @@
 : "${DATA_FOLDER:=data}"
 : "${SOURCES:=}"
 : "${ROWS:=4096}"
-SKIPPED_ROWS_CODE=3
 
 # prepare_data: sets DATA, and makes the rows unless they are there; rows that cannot be used are listed and do not stop it.
 prepare_data() {
   [[ -z ${DATA:-} ]] || return 0
   if [[ -n ${TASK:-} ]]; then make_rows && return 0; fi
-  local name code=0
+  local name
   name=$(basename "$RECIPE" .yaml)
   DATA=$DATA_FOLDER/$name
   local source=()
   [[ -z $SOURCES ]] || source=(--source "$SOURCES/$name")
-  run "$PYTHON" -m lmm_r1.cli.prepare_data "$RECIPE" --output "$DATA" "${source[@]}" || code=$?
-  ((code == 0 || code == SKIPPED_ROWS_CODE)) || exit "$code"
+  run_on_rows "$PYTHON" -m lmm_r1.cli.prepare_data "$RECIPE" --output "$DATA" "${source[@]}"
 }
 
 # make_rows: sets DATA, and makes the rows of TASK by TASK_FLAGS unless they are there.
