@@ -18,7 +18,7 @@ start() {
     CONFIGS=$CONFIGS/tiny
     : "${EVAL_CONFIG:=$SCRIPTS/configs/demo/evaluate.yaml}"
     digits
-    rows prompts --modality mixed --split train --rows 2000
+    rows prompts --modality mixed --split train --rows 1280
     MODEL=$ROOT/tiny DATA=$SFT_DATA CONFIG=$SCRIPTS/configs/demo/cold_start.yaml OUTPUT=$ROOT/cold_start \
       supervised_stage train_sft cold_start --train.seed "$SEED"
     MODEL=$ROOT/cold_start DATA=$ROOT/data/prompts
