@@ -10,11 +10,17 @@
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lmm_r1/common.sh"
-: "${OUTPUT:=runs/rm_rl}" "${HELD_OUT:=}"
+: "${OUTPUT:=runs/rm_rl}" "${HELD_OUT:=}" "${N:=4}"
 # shellcheck source=examples/scripts/lmm_r1/loop.sh
 source "$SCRIPTS/loop.sh"
 
+# In text: what the tiny model hardly reads in images, a reward model that starts from it cannot judge there.
+PROMPTS=(--modality text --rows 5000)
 start
+if [[ $CONFIGS == */tiny && -z $HELD_OUT ]]; then
+  HELD_OUT=$ROOT/data/held_out
+  rows held_out --modality text --split test --rows 400
+fi
 : "${CONFIG:=$CONFIGS/rl.yaml}" "${RM_CONFIG:=$CONFIGS/rm.yaml}" "${HELD_OUT:=${EVAL_IMAGE:-$EVAL_TEXT}}"
 if [[ ! -f $ROOT/rm/stage.json ]]; then
   sample pairs --seed "$SEED" --select dpo_pairs --min_margin 1

@@ -8,6 +8,8 @@
 : "${SCRIPTS:?loop.sh is sourced behind common.sh}"
 : "${MODEL:=}" "${DATA:=}" "${EVAL_TEXT:=}" "${EVAL_IMAGE:=}" "${N:=8}" "${VERIFIER:=math}" "${SEED:=1}"
 ROOT=$OUTPUT MEASURED=()
+# The prompts that are made where the user names none.
+PROMPTS=(--modality mixed --rows 1280)
 # shellcheck source=examples/scripts/lmm_r1/digits.sh
 source "$SCRIPTS/digits.sh"
 
@@ -18,7 +20,7 @@ start() {
     CONFIGS=$CONFIGS/tiny
     : "${EVAL_CONFIG:=$SCRIPTS/configs/demo/evaluate.yaml}"
     digits
-    rows prompts --modality mixed --split train --rows 1280
+    rows prompts --split train "${PROMPTS[@]}"
     MODEL=$ROOT/tiny DATA=$SFT_DATA CONFIG=$SCRIPTS/configs/demo/cold_start.yaml OUTPUT=$ROOT/cold_start \
       supervised_stage train_sft cold_start --train.seed "$SEED"
     MODEL=$ROOT/cold_start DATA=$ROOT/data/prompts
