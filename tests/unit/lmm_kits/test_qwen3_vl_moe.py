@@ -17,10 +17,12 @@ from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
 from transformers.core_model_loading import Transpose
 
+from lmm_r1.checkpoints.merging import write_checkpoint
 from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.lmm_kits.qwen3_vl_moe.engine_model import released
 from lmm_r1.lmm_kits.qwen3_vl_moe.expert_layout import is_released
+from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.load_balancing import check_balanced, routers_of
 
 KIT = get_kit("qwen3_vl_moe")
@@ -201,6 +203,21 @@ def test_transformers_own_table_reads_what_is_written(tiny, tmp_path):
     assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
 
 
+def test_trained_and_merged_models_are_written_in_the_released_layout(tiny, tmp_path):
+    actor = make_actor(tiny, lora_rank=4)
+    # As a run saves it, and as `lmm-r1 merge` does.
+    actor.model.save_pretrained(tmp_path / "saved", state_dict=merged_state_dict(actor.model))
+    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
+    write_checkpoint(load(tiny), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.float32)
+    own, saved, merged = (
+        load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "saved", tmp_path / "merged")
+    )
+    assert own.keys() == saved.keys() == merged.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(saved[name], tensor, atol=1e-6, rtol=0)
+        assert torch.equal(merged[name], tensor)
+
+
 def test_a_weight_that_is_sent_alone_is_the_checkpoints_also_where_ranks_hold_parts_of_it(tiny):
     model, stored = load(tiny), load_file(tiny / "model.safetensors")
     name = "model.language_model.layers.0.mlp.experts.down_proj"
@@ -275,7 +292,9 @@ def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor
         return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [name if name == "square" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
+)
 def test_other_shapes_are_computed_and_sampled_alike(name, tiny, prompts, tmp_path):
     folder = reshaped(tiny, tmp_path / "model", SHAPES[name])
     for implementation in ("eager", "batched_mm"):
