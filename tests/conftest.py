@@ -73,6 +73,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "integration/test_serve_rm.py",
         "integration/test_sft_trackers.py",
         "integration/test_start_order.py",
+        "integration/test_two_processes_save.py",
         "integration/test_two_ranks.py",
         "integration/test_ulysses.py",
         "integration/test_value_model_errors.py",
