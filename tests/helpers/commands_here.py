@@ -13,6 +13,7 @@ from pathlib import Path
 
 import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
+import ray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 
         except SystemExit as ended:
             code = int(ended.code or 0)
         finally:
+            # As the end of its process would, where the command failed.
+            ray.shutdown()
             os.environ.clear()
             os.environ.update(before)
     return Ended(code=code, stdout=out.getvalue(), stderr=err.getvalue())
