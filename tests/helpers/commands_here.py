@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
@@ -28,8 +28,9 @@ class Ended:
 def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 120) -> Ended:
     """Run `lmm-r1 COMMAND` in a folder, with what it changes in this process put back."""
     main, before = import_module(f"lmm_r1.cli.{command}").main, dict(os.environ)
-    out, err, code = StringIO(), StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+    code = 0
+    # Files of the system: an engine asks for their numbers.
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err, pytest.MonkeyPatch.context() as patch:
         # DeepSpeed keeps the groups of the first training in a process for good.
         patch.setattr("deepspeed.comm.comm.cdb", None)
         patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
@@ -37,7 +38,8 @@ def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 
         patch.setenv("COLUMNS", str(columns))
         patch.chdir(folder)
         try:
-            main(argv)
+            with redirect_stdout(out), redirect_stderr(err):
+                main(argv)
         except SystemExit as ended:
             code = int(ended.code or 0)
         finally:
@@ -45,4 +47,5 @@ def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 
             ray.shutdown()
             os.environ.clear()
             os.environ.update(before)
-    return Ended(code=code, stdout=out.getvalue(), stderr=err.getvalue())
+        said = [stream.seek(0) or stream.read() for stream in (out, err)]
+    return Ended(code=code, stdout=said[0], stderr=said[1])
