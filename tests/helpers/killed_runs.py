@@ -61,8 +61,8 @@ class KillableCommand:
                 while process.poll() is None and not killed:
                     assert time.monotonic() < deadline, f"neither ended nor killed in time:\n{log.read_text()[-3000:]}"
                     killed = kill is not None and kill()
-                    # What a moment looks for may be there for milliseconds.
-                    time.sleep(0 if killed else 0.1 if kill is None else 0.0005)
+                    # What a moment looks for may be there for some milliseconds.
+                    time.sleep(0 if killed else 0.1 if kill is None else 0.002)
             finally:
                 # In the one that ended by itself, too, nothing may be left that writes.
                 _kill_all(process, mark)
