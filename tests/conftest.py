@@ -38,6 +38,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_plans.py",
         "contracts/test_kit_sequence_shares.py",
         "contracts/test_kit_runs.py",
+        "contracts/test_kit_trainers.py",
         "contracts/test_kit_training.py",
         "contracts/test_kit_turn_options.py",
         "contracts/test_kit_values.py",
