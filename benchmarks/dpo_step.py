@@ -137,9 +137,12 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
     """Return a run of one of the ways, in single precision, with a reference model of its own."""
     from lmm_r1 import dotted
     from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
-    from lmm_r1.trainer.dpo import DPORun, prepare_policy, prepare_reference
+    from lmm_r1.records.trackers import Trackers
+    from lmm_r1.trainer.dpo import DPORun
     from lmm_r1.trainer.dpo_rows import PairEncoder
+    from lmm_r1.trainer.stopping import StopRequests
     from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.trainer.supervised_session import Session
 
     flags: dict[str, object] = {
         "model.model_name_or_path": checkpoint.path,
@@ -151,23 +154,21 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
         "adam.lr": 0.0,
     }
     config = resolve(dotted.replace(DPOConfig(), flags | WAYS[way]))
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
+    strategy = make_strategy(to_openrlhf_args(config))
     strategy.setup_distributed()
-    actor = prepare_policy(config, args, strategy, steps=1)
-    actor.train()
-    return DPORun(
-        config,
-        strategy,
-        actor,
-        reference=prepare_reference(config, strategy, policy=actor),
-        kit=checkpoint.kit,
-        processor=checkpoint.processor,
-        rows=[],
+    session = Session(
+        config=config,
+        checkpoint=checkpoint,
+        strategy=strategy,
         folder=None,
-        encode=PairEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=512),
-        filler=filler,
+        stops=StopRequests(),
+        trackers=Trackers(),
+        steps=1,
     )
+    encode = PairEncoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    run = DPORun.of(session, rows=[], encode=encode, filler=filler)
+    run.actor.train()
+    return run
 
 
 def update(run: DPORun, pairs: Sequence[PairSample]) -> dict[str, float]:

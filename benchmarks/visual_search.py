@@ -40,7 +40,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).absolute()
-        runs = [run(seed, folder / str(seed), flags=arguments.flags) for seed in arguments.seeds]
+        for seed in arguments.seeds:
+            learn(seed, folder / str(seed), flags=arguments.flags)
+        runs = [compared(seed, folder / str(seed), flags=arguments.flags) for seed in arguments.seeds]
     result = {
         "benchmark": "visual_search",
         "machine": machine_name(),
@@ -57,14 +59,22 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def run(seed: int, folder: Path, *, flags: list[str]) -> dict:
-    """Run cold start, RL and control of one seed, and return what they show."""
-    variables = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable}
-    cold_start, search = folder / "cold_start", folder / "visual_search"
-    continued, began = (cold_start / "stage.json").exists(), time.time()
-    subprocess.run(["bash", str(DEMO), str(folder), *flags], check=True, env=variables, stdout=sys.stderr)
+def learn(seed: int, folder: Path, *, flags: list[str]) -> None:
+    """Run cold start and RL of one seed, and keep in the file `seconds` how long it took from the end of the cold start."""
+    cold_start = folder / "cold_start/stage.json"
+    continued, began = cold_start.exists(), time.time()
+    subprocess.run(["bash", str(DEMO), str(folder), *flags], check=True, env=variables(seed), stdout=sys.stderr)
+    ended = finished(folder / "visual_search")
+    if ended > began:
+        # The command's start is in it.
+        seconds = ended - (began if continued else finished(folder / "cold_start"))
+        (folder / "seconds").write_text(f"{seconds:.1f}\n")
+
+
+def compared(seed: int, folder: Path, *, flags: list[str]) -> dict:
+    """Run the control of one seed, and return what it and the seed's RL show."""
     control = folder.with_name(f"{folder.name}_control")
-    variables |= {
+    of_stage = variables(seed) | {
         "MODEL": str(folder / "cold_start"),
         "OUTPUT": str(control),
         "DATA": str(folder / "data/prompts"),
@@ -73,20 +83,22 @@ def run(seed: int, folder: Path, *, flags: list[str]) -> dict:
     }
     own = ["--train.agent", str(CONTROL), "--train.seed", str(seed), "--logger.stage_name", "control"]
     own += ["--eval.dataset", str(folder / "data/test"), "--eval.before_training", "--eval.steps", "20"]
-    subprocess.run(["bash", str(STAGE), *own, *flags], check=True, env=variables, stdout=sys.stderr)
+    if not (control / "stage.json").exists():
+        subprocess.run(["bash", str(STAGE), *own, *flags], check=True, env=of_stage, stdout=sys.stderr)
     rows = sum(1 for _ in (folder / "data/test/rows.jsonl").open())
-    learned = json.loads((cold_start / "stage.json").read_text())
-    crop = summary(search, rows=rows)
-    # From the end of the cold start, so that the command's start is in it; not where the run was there before.
-    if finished(search) > began:
-        crop["seconds"] = round(finished(search) - (began if continued else finished(cold_start)), 1)
+    cold_start = json.loads((folder / "cold_start/stage.json").read_text())
+    crop = summary(folder / "visual_search", rows=rows) | {"seconds": float((folder / "seconds").read_text())}
     return {
         "seed": seed,
         "held_out_rows": rows,
-        "cold_start": {"seconds": learned["seconds"], "steps": learned["steps"]},
+        "cold_start": {"seconds": cold_start["seconds"], "steps": cold_start["steps"]},
         "crop": crop,
         "control": summary(control, rows=rows),
     }
+
+
+def variables(seed: int) -> dict[str, str]:
+    return {**os.environ, "SEED": str(seed), "PYTHON": sys.executable}
 
 
 def summary(folder: Path, *, rows: int) -> dict:

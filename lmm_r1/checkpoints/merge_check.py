@@ -131,12 +131,18 @@ def _difference_in_double(
     loaded = load()
     if _DOUBLE_BYTES * loaded.model.num_parameters() > available:
         return None
-    loaded.model.double()
+    in_double(loaded.model)
     with DoublePrecision():
         unmerged = outputs_of(loaded, kit, prompts)
     merge_adapter(loaded.model)
     with DoublePrecision():
         return difference(outputs_of(loaded, kit, prompts), unmerged)
+
+
+def in_double(model: PreTrainedModel) -> None:
+    """Cast a model to double precision, and let it compute its experts such that they take that: one after the other."""
+    model.set_experts_implementation("eager")
+    model.double()
 
 
 def check_written(
@@ -167,7 +173,7 @@ class DoublePrecision(TorchDispatchMode):
     """While it is entered, whatever asks for a lower floating-point precision gets fp64.
 
     Models of transformers cast norms, softmax and rotary angles to fp32 even where their weights are fp64. The model
-    must be loaded before, and cast with `model.double()`, buffers included.
+    must be loaded before, and cast with `in_double`, buffers included.
     """
 
     def __torch_dispatch__(

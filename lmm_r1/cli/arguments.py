@@ -25,7 +25,6 @@ from lmm_r1.errors import RunStopped, UserError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from lmm_r1.config import PPOConfig, SupervisedConfig
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
@@ -83,18 +82,6 @@ def user_errors(prog: str) -> Iterator[None]:
         # What a library said, as part of a message, may hold line breaks.
         print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def prepare_training(config: PPOConfig | SupervisedConfig, *, model: str | None) -> None:
-    """Make this process ready for the training stack; what can be refused is refused before that is loaded."""
-    from lmm_r1 import cpu
-    from lmm_r1.lmm_kits.registry import kit_name_of
-    from lmm_r1.records.trackers import check_trackers
-
-    check_trackers(config.logger)
-    assert model is not None, "resolve requires it"
-    kit_name_of(model, trust_remote_code=config.train.trust_remote_code)
-    cpu.prepare_process()
 
 
 def _exit(prog: str, sentence: str) -> NoReturn:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
     Config,
     DPOConfig,
@@ -116,7 +117,7 @@ def _print(
         path: of the trained model.
         make: makes the plan of settings on a machine, with an image in each prompt or without.
     """
-    prepare_training(config, model=path)
+    prepare_training(config)
     from rich.console import Console
 
     from lmm_r1.lmm_kits import Checkpoint

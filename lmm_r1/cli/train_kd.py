@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import KDConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import KDConfig
 
 PROG = "lmm-r1 train_kd"
 DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, which has the same tokenizer."
@@ -11,13 +11,11 @@ DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, whi
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(KDConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.model.model_name_or_path)
-        from lmm_r1.trainer.kd import train
+    with training(KDConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.trainer.kd import KDRun
+        from lmm_r1.trainer.supervised_start import train
 
-        train(config)
+        train(KDRun, config)
 
 
 if __name__ == "__main__":

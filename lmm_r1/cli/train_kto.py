@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import KTOConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import KTOConfig
 
 PROG = "lmm-r1 train_kto"
 DESCRIPTION = "Train a multimodal model on prompts with one response each, which is desirable or undesirable."
@@ -11,13 +11,11 @@ DESCRIPTION = "Train a multimodal model on prompts with one response each, which
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(KTOConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.model.model_name_or_path)
-        from lmm_r1.trainer.kto import train
+    with training(KTOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.trainer.kto import KTORun
+        from lmm_r1.trainer.supervised_start import train
 
-        train(config)
+        train(KTORun, config)
 
 
 if __name__ == "__main__":

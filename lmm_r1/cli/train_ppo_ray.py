@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import PPOConfig
 
 PROG = "lmm-r1 train_ppo_ray"
 DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning with Ray, DeepSpeed and vLLM."
@@ -11,10 +11,7 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(PPOConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.actor.model_name_or_path)
+    with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
         from lmm_r1.trainer.run import train
 
         train(config)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import PRMConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import PRMConfig
 
 PROG = "lmm-r1 train_prm"
 DESCRIPTION = "Train a multimodal process reward model on solutions whose steps are labelled right or wrong."
@@ -11,13 +11,11 @@ DESCRIPTION = "Train a multimodal process reward model on solutions whose steps 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(PRMConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.model.model_name_or_path)
-        from lmm_r1.trainer.prm import train
+    with training(PRMConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.trainer.prm import PRMRun
+        from lmm_r1.trainer.supervised_start import train
 
-        train(config)
+        train(PRMRun, config)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import RMConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import RMConfig
 
 PROG = "lmm-r1 train_rm"
 DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a rejected response."
@@ -11,13 +11,11 @@ DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a re
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(RMConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.model.model_name_or_path)
-        from lmm_r1.trainer.rm import train
+    with training(RMConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.trainer.rm import RMRun
+        from lmm_r1.trainer.supervised_start import train
 
-        train(config)
+        train(RMRun, config)
 
 
 if __name__ == "__main__":

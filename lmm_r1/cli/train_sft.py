@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.cli.arguments import parse, prepare_training, user_errors
-from lmm_r1.config import SFTConfig, resolve
+from lmm_r1.cli.training import training
+from lmm_r1.config import SFTConfig
 
 PROG = "lmm-r1 train_sft"
 DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last message is the response."
@@ -11,13 +11,11 @@ DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last messa
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
-    config = parse(SFTConfig, argv, prog=PROG, description=DESCRIPTION)
-    with user_errors(PROG):
-        config = resolve(config)
-        prepare_training(config, model=config.model.model_name_or_path)
-        from lmm_r1.trainer.sft import train
+    with training(SFTConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.trainer.sft import SFTRun
+        from lmm_r1.trainer.supervised_start import train
 
-        train(config)
+        train(SFTRun, config)
 
 
 if __name__ == "__main__":

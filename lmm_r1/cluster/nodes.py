@@ -110,6 +110,8 @@ def connect(**settings: Any) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Read by a Ray that is started here: an engine's own process would outlive its worker, and keep the GPU's memory.
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
+    # One process a core, none of which a run's workers take over: they have an environment of their own.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         ray.init(**settings, logging_level=logging.WARNING)
     except ConnectionError as error:

@@ -27,6 +27,7 @@ KITS: dict[str, str] = {
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
     "qwen2_vl": "lmm_r1.lmm_kits.qwen2_vl",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen3_vl",
+    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen3_vl_moe",
     "smolvlm": "lmm_r1.lmm_kits.smolvlm",
 }
 

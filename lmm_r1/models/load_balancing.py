@@ -72,7 +72,9 @@ def load_balancing_loss(logits: Sequence[torch.Tensor], *, top_k: int, mask: tor
 def routers_of(config: PretrainedConfig) -> Routers | None:
     """Return the routers of a checkpoint's architecture, None where transformers knows of none with this loss."""
     text = config.get_text_config()
-    if not (hasattr(text, "output_router_logits") and hasattr(text, "num_experts_per_tok")):
+    # Some configs name the loss's weight alone.
+    with_loss = hasattr(text, "output_router_logits") or hasattr(text, "router_aux_loss_coef")
+    if not (with_loss and hasattr(text, "num_experts_per_tok")):
         return None
     mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
     classes: list[type[PreTrainedModel]] = [

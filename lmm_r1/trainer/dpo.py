@@ -4,97 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from lmm_r1.config import DPOConfig
-from lmm_r1.config.dpo import DPOModelConfig, ReferredConfig
+from lmm_r1.config.dpo import DPOModelConfig
+from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed.self_check import check_packing
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers
 from lmm_r1.trainer.dpo_rows import PairEncoder, evaluation_pairs, sides_of, training_pairs
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
-from lmm_r1.trainer.reference import Reference
-from lmm_r1.trainer.stopping import StopRequests
-from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
-from lmm_r1.trainer.supervised_rows import first_fitting
-from lmm_r1.trainer.supervised_start import (
-    Session,
-    check_rows,
-    load_settings,
-    model_path,
-    opened,
-    prepare_trained,
-    session,
-    trained_settings,
-)
+from lmm_r1.trainer.reference import ReferredRun
+from lmm_r1.trainer.supervised import Counts, Terms
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
-
-
-def train(config: DPOConfig) -> None:
-    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    checkpoint = opened(config)
-    rows, eval_rows = training_pairs(config), evaluation_pairs(config)
-    shown = sides_of(rows)
-    check_rows(config, checkpoint, shown + sides_of(eval_rows))
-    encode = PairEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=config.data.max_len)
-    filler = first_fitting(config, rows, encode).filler
-    models = models_of(config, checkpoint)
-    with session(config, checkpoint, kind="dpo", models=models, rows=rows, shown=shown) as begun:
-        actor = prepare_policy(config, begun.args, begun.strategy, steps=begun.steps)
-        run = DPORun.of(begun, config, actor, rows=rows, encode=encode, filler=filler)
-        if eval_rows:
-            run.evaluate_on(eval_rows)
-        begun.train(run)
-
-
-def models_of(config: ReferredConfig, checkpoint: Checkpoint) -> dict[str, str | None]:
-    """Return the paths of the models that a run starts from, by flag."""
-    models: dict[str, str | None] = {"model.model_name_or_path": checkpoint.path}
-    if config.needs_reference_model:
-        assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
-        models["ref.model_name_or_path"] = config.ref.model_name_or_path
-    return models
-
-
-def prepare_policy(config: ReferredConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> KitActor:
-    """Return the model that is trained, under DeepSpeed."""
-    actor = KitActor(
-        model_path(config), share_prefix=config.train.shared_prefix_enable, **trained_settings(config, strategy)
-    )
-    return prepare_trained(actor, config, args, strategy, steps=steps)
-
-
-def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
-    """Return the reference of a run's loss, None where it has none."""
-    group = strategy.ring_attn_group
-    if config.refers_to_base:
-        return Reference(actor=policy, without_adapters=True, group=group)
-    if not config.needs_reference_model:
-        return None
-    assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
-    actor = KitActor(
-        config.ref.model_name_or_path,
-        share_prefix=config.train.shared_prefix_enable,
-        ds_config=strategy.get_ds_eval_config(offload=config.ref.offload),
-        **load_settings(config),
-    )
-    if config.ref.offload:
-        # Where upstream's strategy looks.
-        actor._offload = True
-    actor = strategy.prepare(actor)
-    actor.eval()
-    check_packing(actor, group=group, longest=config.data.max_len)
-    return Reference(actor=actor, without_adapters=False, group=group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,74 +83,23 @@ def preferences(
     )
 
 
-class DPORun(SupervisedRun[PreferenceRow, PairSample, PairBatch]):
+class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     """The loss is the mean over pairs."""
 
-    config: DPOConfig
+    kind = "dpo"
     shown = (ACCURACY, MARGIN)
-
-    def __init__(
-        self,
-        config: DPOConfig,
-        strategy: KitStrategy,
-        actor: KitActor,
-        *,
-        reference: Reference | None,
-        kit: LmmKit,
-        processor: Any,
-        rows: Sequence[PreferenceRow],
-        folder: RunFolder,
-        encode: PairEncoder,
-        filler: PairSample,
-        stops: StopRequests | None = None,
-        trackers: Trackers | None = None,
-    ) -> None:
-        super().__init__(
-            config,
-            strategy,
-            actor,
-            kit=kit,
-            processor=processor,
-            rows=rows,
-            folder=folder,
-            encode=encode,
-            filler=filler,
-            stops=stops,
-            trackers=trackers,
-        )
-        self.reference = reference
+    encoder = PairEncoder
 
     @classmethod
-    def of(
-        cls,
-        begun: Session,
-        config: DPOConfig,
-        actor: KitActor,
-        *,
-        rows: Sequence[PreferenceRow],
-        encode: PairEncoder,
-        filler: PairSample,
-    ) -> DPORun:
-        """Return the run of a session, with its reference."""
-        return cls(
-            config,
-            begun.strategy,
-            actor,
-            reference=prepare_reference(config, begun.strategy, policy=actor),
-            kit=begun.checkpoint.kit,
-            processor=begun.checkpoint.processor,
-            rows=rows,
-            folder=begun.folder,
-            encode=encode,
-            filler=filler,
-            stops=begun.stops,
-            trackers=begun.trackers,
-        )
+    def read(cls, config: DPOConfig) -> tuple[list[PreferenceRow], list[PreferenceRow]]:
+        return training_pairs(config), evaluation_pairs(config)
 
-    def evaluate_on(self, rows: Sequence[PreferenceRow]) -> None:
-        """Evaluate the run on held-out pairs, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = PairEvaluation(self, rows=rows)
-        self.best.resume()
+    @classmethod
+    def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:
+        return sides_of(rows)
+
+    def held_out(self, rows: Sequence[PreferenceRow]) -> PairEvaluation:
+        return PairEvaluation(self, rows=rows)
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Return pairs as one padded batch."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
-from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.preference_samples import PairSample, encode_pair
-from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
+from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
 
 
 def training_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
@@ -41,13 +39,8 @@ def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
     return [side for row in rows for side in row.sides]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairEncoder:
+class PairEncoder(SampleEncoder):
     """Makes samples of pairs."""
-
-    kit: LmmKit
-    processor: Any
-    max_len: int
 
     def __call__(self, row: PreferenceRow) -> PairSample | None:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""

@@ -3,63 +3,63 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from lmm_r1.config import KDConfig
+from lmm_r1.data.messages import Row
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.distillation import Distillation
 from lmm_r1.models.divergences import Divergence
-from lmm_r1.trainer.sft import SFTRun, prepare_actor
-from lmm_r1.trainer.sft_rows import RowEncoder, evaluation_rows, training_rows
+from lmm_r1.trainer.sft import SFTRun
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
 from lmm_r1.trainer.supervised import Terms, TokenLosses
-from lmm_r1.trainer.supervised_rows import first_fitting
-from lmm_r1.trainer.supervised_start import check_rows, opened, session
+from lmm_r1.trainer.supervised_models import prepare_policy
+from lmm_r1.trainer.supervised_session import Session
 from lmm_r1.trainer.teacher import Teacher, check_teacher, teacher_path
 
 DISTANCE, NLL, ON_POLICY = "kd_loss", "nll_loss", "on_policy"
 
 
-def train(config: KDConfig) -> None:
-    """Train on `--data.dataset` and write the student to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    checkpoint = opened(config)
-    rows, eval_rows = training_rows(config), evaluation_rows(config)
-    check_rows(config, checkpoint, rows + eval_rows)
-    check_teacher(config, checkpoint, rows + eval_rows)
-    if config.rollout.on_policy_share:
-        check_sampled(config, checkpoint)
-    fitting = first_fitting(config, rows, RowEncoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor))
-    models = {"model.model_name_or_path": checkpoint.path, "teacher.model_name_or_path": teacher_path(config)}
-    with session(config, checkpoint, kind="kd", models=models, rows=rows, shown=rows) as begun:
-        student = prepare_actor(config, begun.args, begun.strategy, steps=begun.steps)
-        teacher = Teacher.prepared(config, begun.strategy)
-        engine = StudentEngine(config, checkpoint, rows) if config.rollout.on_policy_share else None
-        run = KDRun.of(begun, config, student, rows=rows, fitting=fitting, teacher=teacher, student_engine=engine)
-        if eval_rows:
-            run.evaluate_on(eval_rows, checkpoint=checkpoint)
-        begun.train(run)
-
-
-class KDRun(SFTRun):
+class KDRun(SFTRun[KDConfig]):
     """The loss is the mean over all loss tokens of c times the distance and 1 - c times the cross-entropy."""
 
-    config: KDConfig
+    kind = "kd"
     shown = (DISTANCE,)
 
     def __init__(
-        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **named: Any
+        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **learned: Any
     ) -> None:
         """Args:
         student_engine: samples the student's own responses.
-        given, named: those of `SFTRun`.
+        given, learned: those of `SFTRun`.
         """
-        super().__init__(*given, **named)
+        super().__init__(*given, **learned)
         self.teacher = teacher
         self.student_engine = student_engine
         # Whether the update's responses are the student's own.
         self.on_policy = False
+
+    @classmethod
+    def models(cls, config: KDConfig) -> dict[str, str | None]:
+        return {**super().models(config), "teacher.model_name_or_path": teacher_path(config)}
+
+    @classmethod
+    def check(cls, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
+        check_teacher(config, checkpoint, rows)
+        if config.rollout.on_policy_share:
+            check_sampled(config, checkpoint)
+
+    @classmethod
+    def of(cls, session: Session[KDConfig], **learned: Any) -> Self:
+        student, config = prepare_policy(session), session.config
+        teacher = Teacher.prepared(config, session.strategy)
+        engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None
+        return cls(session, student, teacher=teacher, student_engine=engine, **learned)
 
     @property
     def divergence(self) -> Divergence:

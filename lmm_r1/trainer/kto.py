@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1.config import KTOConfig
+from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UnpairedRow
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.dpo import models_of, prepare_policy, prepare_reference
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.kto_rows import (
     NeighbourRows,
@@ -24,59 +24,49 @@ from lmm_r1.trainer.kto_rows import (
     collate_unpaired,
     conversations_of,
     evaluation_rows,
-    neighbours_of,
     shifted,
     training_rows,
 )
 from lmm_r1.trainer.preference_losses import kto_loss
-from lmm_r1.trainer.reference import Reference
-from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
-from lmm_r1.trainer.supervised_rows import first_fitting
-from lmm_r1.trainer.supervised_start import check_rows, opened, session
+from lmm_r1.trainer.reference import Reference, ReferredRun
+from lmm_r1.trainer.supervised import Counts, Terms
 
 ACCURACY, KL, MARGIN = "accuracy", "kl", "reward_margin"
 KINDS = ("desirable", "undesirable")
 
 
-def train(config: KTOConfig) -> None:
-    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    checkpoint = opened(config)
-    rows, held_out = training_rows(config), evaluation_rows(config)
-    shown = conversations_of(rows)
-    check_rows(config, checkpoint, shown + conversations_of(held_out))
-    encode = UnpairedEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=config.data.max_len)
-    filler = first_fitting(config, neighbours_of(rows), encode).filler
-    models = models_of(config, checkpoint)
-    with session(config, checkpoint, kind="kto", models=models, rows=rows, shown=shown) as begun:
-        actor = prepare_policy(config, begun.args, begun.strategy, steps=begun.steps)
-        run = begun.made(KTORun, actor, rows=NeighbourRows(rows), encode=encode, filler=filler)
-        reference = prepare_reference(config, begun.strategy, policy=actor)
-        assert reference is not None, "KTO always has one"
-        run.refer_to(reference)
-        if held_out:
-            run.evaluate_on(held_out)
-        begun.train(run)
-
-
-class KTORun(SupervisedRun[Neighbours, UnpairedSample, UnpairedBatch]):
+class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
     """The loss is the mean over rows; the KL is estimated over the rows of an update, however they are spread."""
 
-    config: KTOConfig
+    kind = "kto"
+    shown = (KL, ACCURACY)
+    encoder = UnpairedEncoder
     actor: KitActor
     reference: Reference
-    shown = (KL, ACCURACY)
 
-    def refer_to(self, reference: Reference) -> None:
-        """Compare the policy with this reference."""
-        self.reference = reference
+    def __init__(self, *given: Any, **learned: Any) -> None:
+        """Args:
+        given, learned: those of `ReferredRun`.
+        """
+        super().__init__(*given, **learned)
         # Of the update, or the evaluation, that is being made.
         self.kl = torch.zeros(())
         self.numbers = dict.fromkeys(KINDS, 0.0)
 
-    def evaluate_on(self, rows: Sequence[UnpairedRow]) -> None:
-        """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = UnpairedEvaluation(self, rows=neighbours_of(rows))
-        self.best.resume()
+    @classmethod
+    def read(cls, config: KTOConfig) -> tuple[list[UnpairedRow], list[UnpairedRow]]:
+        return training_rows(config), evaluation_rows(config)
+
+    @classmethod
+    def conversations(cls, rows: Sequence[UnpairedRow]) -> list[Row]:
+        return conversations_of(rows)
+
+    @classmethod
+    def learned(cls, rows: Sequence[UnpairedRow]) -> NeighbourRows:
+        return NeighbourRows(rows)
+
+    def held_out(self, rows: Sequence[UnpairedRow]) -> UnpairedEvaluation:
+        return UnpairedEvaluation(self, rows=list(self.learned(rows)))
 
     def indices(self, step: int) -> list[Any]:
         """Return the rows of an update, each with the one after it in the batch and the last with the first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTBatch
-from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
+from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,10 @@ class NeighbourRows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[Neighbours]:
+        """Give each row with the one after it, and the last with the first."""
+        return map(self.__getitem__, shifted(range(len(self.rows))))
 
     def __getitem__(self, places: tuple[int, int]) -> Neighbours:
         first, second = places
@@ -86,13 +89,8 @@ class UnpairedBatch:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnpairedEncoder:
+class UnpairedEncoder(SampleEncoder):
     """Makes samples of rows and their neighbours."""
-
-    kit: LmmKit
-    processor: Any
-    max_len: int
 
     def __call__(self, found: Neighbours) -> UnpairedSample | None:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken.
@@ -132,11 +130,6 @@ def collate_unpaired(samples: Sequence[UnpairedSample], *, pad_token_id: int) ->
 def shifted(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
     """`[1, 2, 3]` → `[(1, 2), (2, 3), (3, 1)]`."""
     return list(zip(rows, [*rows[1:], *rows[:1]], strict=True))
-
-
-def neighbours_of(rows: Sequence[UnpairedRow]) -> list[Neighbours]:
-    """Return each row with the one after it, and the last with the first."""
-    return [Neighbours(row=row, following=following) for row, following in shifted(rows)]
 
 
 def training_rows(config: KTOConfig) -> list[UnpairedRow]:

@@ -27,7 +27,7 @@ class PairSample:
     @property
     def filler(self) -> PairSample:
         """A pair that teaches nothing."""
-        return PairSample(chosen=_without_loss(self.chosen), rejected=_without_loss(self.rejected))
+        return PairSample(chosen=self.chosen.filler, rejected=self.rejected.filler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,3 @@ def _pair(chosen: SFTSample, rejected: SFTSample) -> PairSample:
     assert any(chosen.loss_mask[1:]), "an assistant turn has its end token at least"
     assert any(rejected.loss_mask[1:]), "an assistant turn has its end token at least"
     return PairSample(chosen=chosen, rejected=rejected)
-
-
-def _without_loss(sample: SFTSample) -> SFTSample:
-    return replace(sample, loss_mask=[False] * len(sample.loss_mask))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import Self
 
 from lmm_r1.config import PRMConfig
+from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import StepRow
-from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
+from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY
 from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.prm_rows import (
@@ -22,45 +24,11 @@ from lmm_r1.trainer.prm_rows import (
     solutions_of,
     training_steps,
 )
-from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
-from lmm_r1.trainer.supervised_rows import first_fitting
-from lmm_r1.trainer.supervised_start import (
-    check_rows,
-    model_path,
-    opened,
-    prepare_trained,
-    session,
-    trained_settings,
-)
+from lmm_r1.trainer.supervised_models import load_policy, prepare_trained
+from lmm_r1.trainer.supervised_session import Session
 
 ACCURACY, SCORE = "step_accuracy", "step_score"
-
-
-def train(config: PRMConfig) -> None:
-    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    checkpoint = opened(config)
-    rows, held_out = training_steps(config), evaluation_steps(config)
-    shown = solutions_of(rows)
-    check_rows(config, checkpoint, shown + solutions_of(held_out))
-    encode = StepEncoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
-    filler = first_fitting(config, rows, encode).filler
-    models: dict[str, str | None] = {"model.model_name_or_path": checkpoint.path}
-    with session(config, checkpoint, kind="prm", models=models, rows=rows, shown=shown) as begun:
-        actor = prepare_model(config, begun.args, begun.strategy, steps=begun.steps, tokens=encode.tokens)
-        run = begun.made(PRMRun, actor, rows=rows, encode=encode, filler=filler)
-        if held_out:
-            run.evaluate_on(held_out)
-        begun.train(run)
-
-
-def prepare_model(
-    config: PRMConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int, tokens: StepTokens
-) -> KitActor:
-    """Return the model that is trained, under DeepSpeed; whatever is saved of it says by which tokens it judges."""
-    actor = KitActor(model_path(config), **trained_settings(config, strategy))
-    setattr(actor.model_config, CONFIG_KEY, tokens.in_config)
-    return prepare_trained(actor, config, args, strategy, steps=steps)
 
 
 def step_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -76,18 +44,32 @@ def step_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -labels * F.logsigmoid(difference) - (1 - labels) * F.logsigmoid(-difference)
 
 
-class PRMRun(SupervisedRun[StepRow, StepSample, StepBatch]):
+class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     """The loss is the mean over steps."""
 
-    config: PRMConfig
+    kind = "prm"
+    shown = (ACCURACY,)
+    encoder = StepEncoder
     actor: KitActor
     encode: StepEncoder
-    shown = (ACCURACY,)
 
-    def evaluate_on(self, rows: Sequence[StepRow]) -> None:
-        """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = StepEvaluation(self, rows=rows)
-        self.best.resume()
+    @classmethod
+    def read(cls, config: PRMConfig) -> tuple[list[StepRow], list[StepRow]]:
+        return training_steps(config), evaluation_steps(config)
+
+    @classmethod
+    def conversations(cls, rows: Sequence[StepRow]) -> list[Row]:
+        return solutions_of(rows)
+
+    @classmethod
+    def of(cls, session: Session[PRMConfig], **learned: Any) -> Self:
+        """Return the run of a session; whatever is saved of its model says by which tokens it judges."""
+        actor = load_policy(session)
+        setattr(actor.model_config, CONFIG_KEY, learned["encode"].tokens.in_config)
+        return cls(session, prepare_trained(session, actor), **learned)
+
+    def held_out(self, rows: Sequence[StepRow]) -> StepEvaluation:
+        return StepEvaluation(self, rows=rows)
 
     def collate(self, samples: Sequence[StepSample]) -> StepBatch:
         """Return samples as one padded batch."""

@@ -18,7 +18,7 @@ from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.supervised_rows import blended_rows, judged_rows
+from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
 
 TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
 
@@ -33,7 +33,7 @@ class StepSample:
     @property
     def filler(self) -> StepSample:
         """A sample that teaches nothing."""
-        return StepSample(tokens=replace(self.tokens, loss_mask=[False] * len(self.tokens.loss_mask)), labels=())
+        return StepSample(tokens=self.tokens.filler, labels=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,9 @@ class StepBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepEncoder:
+class StepEncoder(SampleEncoder):
     """Makes samples of rows."""
 
-    kit: LmmKit
-    processor: Any
-    max_len: int
     tokens: StepTokens
 
     @classmethod

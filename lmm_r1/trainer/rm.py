@@ -3,84 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from lmm_r1.config import RMConfig
+from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.dpo_rows import sides_of
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import bradley_terry_loss, score_loss
 from lmm_r1.trainer.rm_rows import RewardBatch, RewardEncoder, RewardSample, collate_rewards, reward_rows
-from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
-from lmm_r1.trainer.supervised_rows import first_fitting
-from lmm_r1.trainer.supervised_start import (
-    check_rows,
-    model_path,
-    opened,
-    optimizer_settings,
-    session,
-    trained_settings,
-)
+from lmm_r1.trainer.supervised_models import model_path, prepare_trained, trained_settings
+from lmm_r1.trainer.supervised_session import Session
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
 # Bins of the confidence with which a pair is ranked, from 0.5 to 1.
 BINS = 10
 
 
-def train(config: RMConfig) -> None:
-    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
-    checkpoint = opened(config)
-    rows, eval_rows = reward_rows(config)
-    shown = sides_of(rows)
-    check_rows(config, checkpoint, shown + sides_of(eval_rows))
-    encode = RewardEncoder(kit=checkpoint.kit, processor=checkpoint.processor, max_len=config.data.max_len)
-    filler = first_fitting(config, rows, encode).filler
-    models = {"model.model_name_or_path": checkpoint.path}
-    with session(config, checkpoint, kind="rm", models=models, rows=rows, shown=shown) as begun:
-        model = prepare_model(config, begun.args, begun.strategy, steps=begun.steps)
-        run = begun.made(RMRun, model, rows=rows, encode=encode, filler=filler)
-        if eval_rows:
-            run.evaluate_on(eval_rows)
-        begun.train(run)
-
-
-def prepare_model(config: RMConfig, args: SimpleNamespace, strategy: KitStrategy, *, steps: int) -> Any:
-    """Return DeepSpeed's engine around the reward model, whose head is the checkpoint's where that has one."""
-    model = KitValueModel(
-        model_path(config),
-        "critic",
-        value_head_prefix=config.ds.value_head_prefix,
-        share_prefix=config.train.shared_prefix_enable,
-        **trained_settings(config, strategy),
-    )
-    if config.model.gradient_checkpointing_enable:
-        model.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
-    engine, _, _ = strategy.prepare((model, optimizer_settings(config, args, steps=steps)))
-    check_packing(model, run=engine, group=strategy.ring_attn_group, longest=config.data.max_len)
-    return engine
-
-
-class RMRun(SupervisedRun[PreferenceRow, RewardSample, RewardBatch]):
+class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
     """The loss is the mean over pairs."""
 
-    config: RMConfig
+    kind = "rm"
     shown = (ACCURACY, MARGIN)
+    encoder = RewardEncoder
+
+    @classmethod
+    def read(cls, config: RMConfig) -> tuple[list[PreferenceRow], list[PreferenceRow]]:
+        return reward_rows(config)
+
+    @classmethod
+    def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:
+        return sides_of(rows)
+
+    @classmethod
+    def of(cls, session: Session[RMConfig], **learned: Any) -> Self:
+        """Return the run of a session; the reward model's head is the checkpoint's where that has one."""
+        config = session.config
+        model = KitValueModel(
+            model_path(config),
+            "critic",
+            value_head_prefix=config.ds.value_head_prefix,
+            share_prefix=config.train.shared_prefix_enable,
+            **trained_settings(config, session.strategy),
+        )
+        return cls(session, prepare_trained(session, model), **learned)
 
     @property
     def engine(self) -> Any:
         """DeepSpeed's engine, which is around all of a value model."""
         return self.actor
 
-    def evaluate_on(self, rows: Sequence[PreferenceRow]) -> None:
-        """Evaluate the run on held-out pairs, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = RewardEvaluation(self, rows=rows)
-        self.best.resume()
+    def held_out(self, rows: Sequence[PreferenceRow]) -> RewardEvaluation:
+        return RewardEvaluation(self, rows=rows)
 
     def finish(self) -> None:
         """Note mean and deviation of held-out rewards in the model, by which they may be normalized where it is used."""

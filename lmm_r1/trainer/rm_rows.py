@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from lmm_r1.config import RMConfig
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.dpo_rows import evaluation_pairs, training_pairs
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTSample
+from lmm_r1.trainer.supervised_rows import SampleEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +43,8 @@ class RewardBatch:
         return torch.where(mask.any(-1), mask.long().argmax(-1) + 1, whole)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardEncoder:
+class RewardEncoder(SampleEncoder):
     """Makes samples of pairs."""
-
-    kit: LmmKit
-    processor: Any
-    max_len: int
 
     def __call__(self, row: PreferenceRow) -> RewardSample | None:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""

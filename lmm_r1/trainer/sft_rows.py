@@ -15,7 +15,7 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.sft_samples import SFTSample, encode_sample, loss_turns
-from lmm_r1.trainer.supervised_rows import blended_rows
+from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows
 from lmm_r1.trainer.supervised_rows import chat_template as chat_template
 from lmm_r1.trainer.supervised_rows import read_ahead as read_ahead
 
@@ -63,12 +63,9 @@ def _check_turns(config: SFTConfig, rows: Sequence[Row]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowEncoder:
+class RowEncoder(SampleEncoder):
     """Makes samples of rows."""
 
-    kit: LmmKit
-    processor: Any
-    max_len: int
     every_turn: bool
     every_token: bool
 

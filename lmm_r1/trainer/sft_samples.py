@@ -23,6 +23,11 @@ class SFTSample:
     """True for each token that an assistant turn consists of, its end token included; in pre-training for all but media."""
     media: Media | None
 
+    @property
+    def filler(self) -> SFTSample:
+        """A sample that teaches nothing."""
+        return replace(self, loss_mask=[False] * len(self.loss_mask))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SFTBatch:

@@ -13,17 +13,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from typing_extensions import Self
 
-from lmm_r1.config import SupervisedConfig, checkpoint_folder
+from lmm_r1.config import checkpoint_folder
+from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.trainer.held_out import BestMetric, HeldOut
 from lmm_r1.trainer.sft_samples import SFTBatch
-from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
-from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.supervised_rows import Rows, batch_indices, read_ahead
+from lmm_r1.trainer.stopping import Progress, SaveSchedule
+from lmm_r1.trainer.supervised_models import model_path
+from lmm_r1.trainer.supervised_rows import Rows, SampleEncoder, batch_indices, read_ahead
+from lmm_r1.trainer.supervised_session import ConfigT, Session
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
@@ -63,43 +64,41 @@ class TokenLosses:
     """The load-balancing loss of experts."""
 
 
-class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
-    """The training loop and what it needs; a trainer says what a batch is and what its loss.
+class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
+    """The training loop and what it needs; a trainer says what its rows and models are, what a batch is and what its loss.
 
     An update's loss is the mean over the units of all micro-batches of all ranks, however they are spread.
     """
 
+    kind: ClassVar[str]
+    """Of the stage, as its stage.json says it."""
+    encoder: ClassVar[type[SampleEncoder]]
+    """Makes samples of rows."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Of the names in `Terms.sums`, those that are printed with each step."""
 
     def __init__(
         self,
-        config: SupervisedConfig,
-        strategy: KitStrategy,
+        session: Session[ConfigT],
         actor: Any,
         *,
-        kit: LmmKit,
-        processor: Any,
         rows: Rows[RowT],
-        folder: RunFolder,
         encode: Callable[[RowT], SampleT | None],
         filler: SampleT,
-        stops: StopRequests | None = None,
-        trackers: Trackers | None = None,
     ) -> None:
         """Args:
         actor: what is trained, as the strategy has prepared it.
         encode: gives a row's sample, None where it is too long.
         filler: a sample that teaches nothing: DeepSpeed counts micro-batches, so that one in which no row fits is filled.
         """
-        self.config = config
-        self.strategy = strategy
+        self.config = config = session.config
+        self.strategy = strategy = session.strategy
+        self.checkpoint = session.checkpoint
+        self.folder = session.folder
+        self.stops = session.stops
+        self.trackers = session.trackers
         self.actor = actor
-        self.kit = kit
-        self.processor = processor
         self.rows = rows
-        self.folder = folder
-        self.trackers = trackers or Trackers()
         self.encode = encode
         self.filler = filler
         # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
@@ -108,11 +107,43 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         self.best = BestMetric(config)
         self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
         self.skipped = 0
-        self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
         # Of the last update, by the names of `Terms.sums`.
         self.means: dict[str, float] = {}
+
+    @classmethod
+    @abstractmethod
+    def read(cls, config: ConfigT) -> tuple[list[Any], list[Any]]:
+        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from."""
+
+    @classmethod
+    def conversations(cls, rows: Sequence[Any]) -> list[Row]:
+        """Return the conversations of rows, which hold their images."""
+        return list(rows)
+
+    @classmethod
+    def learned(cls, rows: Sequence[Any]) -> Rows[RowT]:
+        """Return rows as the loop takes them."""
+        return rows
+
+    @classmethod
+    def models(cls, config: ConfigT) -> dict[str, str | None]:
+        """Return the paths of the models that a run starts from, by flag."""
+        return {"model.model_name_or_path": model_path(config)}
+
+    @classmethod
+    def check(cls, config: ConfigT, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
+        """Raise UserError where the flags ask for what cannot be had of these conversations."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, session: Session[ConfigT], **learned: Any) -> Self:
+        """Return the run of a session, with its models loaded.
+
+        Args:
+            learned: the named arguments of a run.
+        """
 
     @property
     def engine(self) -> Any:
@@ -122,7 +153,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
     @property
     def pad_token_id(self) -> int:
         """What fills batches up."""
-        return self.kit.tokenizer_of(self.processor).pad_token_id
+        return self.checkpoint.tokenizer.pad_token_id
 
     @abstractmethod
     def collate(self, samples: Sequence[SampleT]) -> BatchT:
@@ -139,6 +170,32 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
     def prepared(self, batches: Sequence[BatchT]) -> Sequence[BatchT]:
         """Return an update's micro-batches with what has to be known of all of them before the first is learned from."""
         return batches
+
+    @abstractmethod
+    def held_out(self, rows: Sequence[Any]) -> HeldOut[RowT, SampleT]:
+        """Return what evaluates the run on held-out rows."""
+
+    def evaluate_on(self, rows: Sequence[Any]) -> None:
+        """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
+        self.evaluation = self.held_out(rows)
+        self.best.resume()
+
+    def train(self, *, steps: int) -> None:
+        """Run the updates up to so many that are left, from the newest checkpoint where there is one, and write the model."""
+        start = self._resume()
+        if self.strategy.is_rank_0():
+            self.folder.resume(start)
+        self.fit(start=start, steps=steps)
+        self.finish()
+        with self.stops.held():
+            self.strategy.save_model(self.actor, self.checkpoint.processor, self.config.ckpt.output_dir)
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint where asked to, and return the step to go on from."""
+        if not self.config.ckpt.load_enable:
+            return 0
+        _, states = self.strategy.load_ckpt(self.engine, str(checkpoint_folder(self.config)))
+        return states.get("global_step", 0)
 
     def fit(self, *, start: int, steps: int) -> None:
         """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
@@ -348,7 +405,7 @@ class SupervisedRun(ABC, Generic[RowT, SampleT, BatchT]):
         tag = f"best_global_step{step}" if best else f"global_step{step}"
         # Before the checkpoint, so that one that is whole has a whole copy.
         if ckpt.save_hf:
-            self.strategy.save_model(self.actor, self.processor, f"{folder}/{tag}_hf")
+            self.strategy.save_model(self.actor, self.checkpoint.processor, f"{folder}/{tag}_hf")
         self.strategy.save_ckpt(
             self.engine,
             folder,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Self
 
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.data.formats.row_format import Fields
@@ -18,6 +21,7 @@ from lmm_r1.data.preferences import JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import blend, parse_dataset_spec
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
 
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
@@ -33,7 +37,27 @@ class Rows(Protocol[FoundT_co]):
 
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[FoundT_co]: ...
+
     def __getitem__(self, place: Any, /) -> FoundT_co: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleEncoder(ABC):
+    """What a trainer makes samples of rows with; it is called with one."""
+
+    kit: LmmKit
+    processor: Any
+    max_len: int
+
+    @classmethod
+    def of(cls, config: Any, *, kit: LmmKit, processor: Any) -> Self:
+        """Return the encoder of a run; raises UserError where the processor lacks what the flags ask for."""
+        return cls(kit=kit, processor=processor, max_len=config.data.max_len)
+
+    @abstractmethod
+    def __call__(self, row: Any) -> Any:
+        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
 
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]) -> list[RowT]:

@@ -23,7 +23,7 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.strategy import KitStrategy
-from lmm_r1.trainer.supervised_start import load_settings
+from lmm_r1.trainer.supervised_models import load_settings
 
 # What is shown to both models, to see whether their processors make the same of it.
 _WIDTH, _HEIGHT, _FRAMES = 280, 196, 4

@@ -65,3 +65,16 @@ def prompts_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., list[Enc
         return [encode(get_kit(name), processor(name), messages) for messages in conversations]
 
     return prompts
+
+
+@pytest.fixture(scope="session")
+def larger_teacher(built_once: Callable[..., Path]) -> Callable[[str], Path]:
+    """A function from a kit's name to a checkpoint that is larger than the tiny one, and surer of its predictions."""
+    from helpers.kd_steps import build_teacher
+
+    from lmm_r1.lmm_kits import get_kit
+
+    def teacher(name: str) -> Path:
+        return built_once(f"teacher/{name}", lambda folder: build_teacher(get_kit(name), folder))
+
+    return teacher

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture, row
-from helpers.kd_steps import BETA, TEMPERATURE, build_teacher, losses_by_hand
+from helpers.kd_steps import BETA, TEMPERATURE, losses_by_hand
 from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
@@ -23,11 +23,10 @@ DIVERGENCE = Divergence(name="jsd", beta=BETA, temperature=TEMPERATURE)
 
 @pytest.mark.parametrize("name", KITS)
 def test_a_student_is_as_far_from_a_larger_teacher_as_its_logits_say(
-    name: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    name: str, tiny_checkpoint: Callable[[str], Path], larger_teacher: Callable[[str], Path]
 ):
-    kit, folder = get_kit(name), tiny_checkpoint(name)
-    build_teacher(kit, tmp_path)
-    student, teacher = Checkpoint(str(folder)), Checkpoint(str(tmp_path))
+    kit, folder, larger = get_kit(name), tiny_checkpoint(name), larger_teacher(name)
+    student, teacher = Checkpoint(str(folder)), Checkpoint(str(larger))
     media = [picture(84, 56)] if kit.takes_images else []
     rows = [
         row(message("user", *media, "Which digit?"), message("assistant", "<think>easy</think><answer>4</answer>")),
@@ -39,7 +38,7 @@ def test_a_student_is_as_far_from_a_larger_teacher_as_its_logits_say(
 
     samples = [encode_sample(one, kit=kit, processor=student.processor, max_len=8192, every_turn=True) for one in rows]
     packs = packing_refusal(make_actor(folder).model) is None
-    ours, theirs = (make_actor(path, packing_samples=packs) for path in (folder, tmp_path))
+    ours, theirs = (make_actor(path, packing_samples=packs) for path in (folder, larger))
     batch = collate(samples, pad_token_id=0)
     arguments = {"attention_mask": batch.attention_mask, "media": batch.media, "ring_attn_group": None}
     with torch.no_grad():

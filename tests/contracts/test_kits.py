@@ -59,8 +59,8 @@ IMAGES = {
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
 # Qwen2-VL, Qwen2.5-VL and GLM-4.1V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
 # sqrt(20000 / 9408) = 1.458 gives 5 x 6.
-# Qwen3-VL has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2; with 1.458, 3.8 x 5.1 up to
-# 4 x 6.
+# Qwen3-VL, with experts or without, has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2;
+# with 1.458, 3.8 x 5.1 up to 4 x 6.
 # Gemma 3 scales every image to one size: 112 x 112 pixels in patches of 14, of which each 2 x 2 become one placeholder,
 # are 4 x 4 whatever the bounds.
 # Phi-3.5-vision scales every image to as many crops as its shape allows, with ratio 4 : 3 and 4 crops at most to 2 x 2
@@ -85,6 +85,7 @@ BOUNDED_PLACEHOLDERS = {
     "qwen2_5_vl": (12, 4, 30),
     "qwen2_vl": (12, 4, 30),
     "qwen3_vl": (12, 2, 24),
+    "qwen3_vl_moe": (12, 2, 24),
     "smolvlm": (20, 20, 20),
 }
 # Their processor takes an image of 300 x 1 pixels.

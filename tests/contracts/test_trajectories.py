@@ -22,6 +22,7 @@ from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoi
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.agents.registry import ENVIRONMENTS
+from lmm_r1.checkpoints.merge_check import in_double
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import KITS, Checkpoint, Media, get_kit
@@ -213,7 +214,7 @@ class Models:
         self.packing.model.load_state_dict(self.alone.model.state_dict())
         if dtype == "fp64":
             for actor in (self.alone, self.packing):
-                actor.model.double()
+                in_double(actor.model)
 
     def running(self, way: str) -> KitActor:
         self.packing.share_prefix = way == "shared"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.conversations import message, picture
 from helpers.launched_ranks import Ranks, launch
+from helpers.sessions import begun, run_of
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
@@ -184,11 +185,11 @@ def _rewards_by_hand(case: Case) -> Updates:
 
 
 def _unpaired_by_hand(case: Case) -> Updates:
-    from lmm_r1.trainer.kto_rows import UnpairedEncoder, neighbours_of
+    from lmm_r1.trainer.kto_rows import NeighbourRows, UnpairedEncoder
 
     kit, processor = _kit_of(case)
     encode = UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
-    samples = [encode(found) for found in neighbours_of(unpaired_rows())]
+    samples = [encode(found) for found in NeighbourRows(unpaired_rows())]
     policy, reference = policy_of(str(case.folder), lora=case.lora).train(), make_actor(case.folder)
 
     def ratio(side: Any) -> torch.Tensor:
@@ -337,81 +338,31 @@ def _settings(case: Case) -> Any:
 
 def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
-    from lmm_r1.config import to_openrlhf_args
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.trainer import supervised_models
+    from lmm_r1.trainer.dpo import DPORun
+    from lmm_r1.trainer.kto import KTORun
+    from lmm_r1.trainer.prm import PRMRun
+    from lmm_r1.trainer.rm import RMRun
 
-    config = _settings(case)
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
-    strategy.setup_distributed()
-    kit, processor = _kit_of(case)
-    parts = {"pairs": _pairs_run, "rewards": _rewards_run, "unpaired": _unpaired_run, "steps": _steps_run}[case.kind]
-    run_class, actor, found, encode, more = parts(config, args, strategy, kit, processor)
-    run = run_class(
-        config,
-        strategy,
-        actor,
-        kit=kit,
-        processor=processor,
-        rows=found,
-        folder=None,
-        encode=encode,
-        filler=encode(found[(0, 1) if case.kind == "unpaired" else 0]).filler,
-        **({"reference": more} if case.kind == "pairs" else {}),
-    )
-    if case.kind == "unpaired":
-        run.refer_to(more)
-    return updates_made(run)
+    session = begun(_settings(case), steps=STEPS)
+    run_class, found = {
+        "pairs": (DPORun, rows()),
+        "rewards": (RMRun, rows()),
+        "unpaired": (KTORun, unpaired_rows()),
+        "steps": (PRMRun, step_rows()),
+    }[case.kind]
+    load = supervised_models.KitActor
 
-
-def _pairs_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
-    from lmm_r1.trainer import dpo
-    from lmm_r1.trainer.dpo_rows import PairEncoder
-
-    actor, reference = _policy_and_reference(config, args, strategy)
-    return dpo.DPORun, actor, rows(), PairEncoder(kit=kit, processor=processor, max_len=4096), reference
-
-
-def _rewards_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
-    from lmm_r1.trainer import rm
-
-    engine = rm.prepare_model(config, args, strategy, steps=STEPS)
-    return rm.RMRun, engine, rows(), rm.RewardEncoder(kit=kit, processor=processor, max_len=4096), None
-
-
-def _unpaired_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
-    from lmm_r1.trainer import kto
-
-    actor, reference = _policy_and_reference(config, args, strategy)
-    encode = kto.UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
-    return kto.KTORun, actor, kto.NeighbourRows(unpaired_rows()), encode, reference
-
-
-def _steps_run(config: Any, args: Any, strategy: Any, kit: Any, processor: Any) -> tuple[Any, ...]:
-    from lmm_r1.trainer import prm
-
-    encode = prm.StepEncoder.of(config, kit=kit, processor=processor)
-    actor = prm.prepare_model(config, args, strategy, steps=STEPS, tokens=encode.tokens)
-    return prm.PRMRun, actor, step_rows(), encode, None
-
-
-def _policy_and_reference(config: Any, args: Any, strategy: Any) -> tuple[Any, Any]:
-    """The policy's adapters are as they are by hand; the reference has none."""
-    from lmm_r1.trainer import dpo
-
-    load = dpo.KitActor
-
-    def made(path: str, **settings: Any) -> KitActor:
+    def with_adapters_as_by_hand(path: str, **settings: Any) -> KitActor:
         if not settings.get("lora_rank"):
             return load(path, **settings)
         return policy_of(path, lora=True, attention=settings.pop("attn_implementation"), **settings)
 
-    dpo.KitActor = made
+    supervised_models.KitActor = with_adapters_as_by_hand
     try:
-        actor = dpo.prepare_policy(config, args, strategy, steps=STEPS)
-        return actor, dpo.prepare_reference(config, strategy, policy=actor)
+        return updates_made(run_of(run_class, session, found))
     finally:
-        dpo.KitActor = load
+        supervised_models.KitActor = load
 
 
 def updates_made(run: Any) -> Updates:

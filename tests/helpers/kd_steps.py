@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from helpers.dpo_steps import ADAM, KIT, STEPS, Case, Updates, flags_of, rows, updates_made
+from helpers.sessions import begun, run_of
 from helpers.tiny_models import CORPUS, make_actor
 
 from lmm_r1.data.messages import Row
@@ -80,31 +81,9 @@ def by_hand(case: Case) -> Updates:
 def ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1 import dotted
-    from lmm_r1.config import KDConfig, resolve, to_openrlhf_args
+    from lmm_r1.config import KDConfig, resolve
     from lmm_r1.trainer.kd import KDRun
-    from lmm_r1.trainer.sft import prepare_actor
-    from lmm_r1.trainer.strategy import make_strategy
-    from lmm_r1.trainer.teacher import Teacher
 
     given = {"teacher.model_name_or_path": str(case.teacher), **FLAGS, **flags_of(case)}
     config = resolve(dotted.replace(KDConfig(), given))
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
-    strategy.setup_distributed()
-    kit = get_kit(KIT)
-    processor = kit.load_processor(str(case.folder), trust_remote_code=False)
-    student = prepare_actor(config, args, strategy, steps=STEPS)
-    fitting = encode_sample(conversations()[0], kit=kit, processor=processor, max_len=4096, every_turn=True)
-    return updates_made(
-        KDRun(
-            config,
-            strategy,
-            student,
-            kit=kit,
-            processor=processor,
-            rows=conversations(),
-            folder=None,
-            fitting=fitting,
-            teacher=Teacher.prepared(config, strategy),
-        )
-    )
+    return updates_made(run_of(KDRun, begun(config, steps=STEPS), conversations()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from helpers.commands_here import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 # Inherited by whatever a command starts, also by Ray's processes, which leave its session and outlive it.
@@ -60,12 +61,18 @@ class KillableCommand:
                 while process.poll() is None and not killed:
                     assert time.monotonic() < deadline, f"neither ended nor killed in time:\n{log.read_text()[-3000:]}"
                     killed = kill is not None and kill()
-                    # What a moment looks for may be there for milliseconds.
-                    time.sleep(0 if killed else 0.1 if kill is None else 0.0005)
+                    # What a moment looks for may be there for some milliseconds.
+                    time.sleep(0 if killed else 0.1 if kill is None else 0.002)
             finally:
                 # In the one that ended by itself, too, nothing may be left that writes.
                 _kill_all(process, mark)
         return Ended(killed=killed, code=process.wait(), output=log.read_text())
+
+    def run_here(self) -> Ended:
+        """Run to the end in this process, where the libraries are loaded."""
+        _, _, module, *arguments = self.argv
+        ended = run_here(module.rpartition(".")[2], arguments, folder=self.cwd)
+        return Ended(killed=False, code=ended.code, output=ended.stdout + ended.stderr)
 
     def repeat(self, moments: Sequence[Moment], *, limit_s: float = 600) -> list[Ended]:
         """Kill the command once at each moment, then let it run to its end; returns how each session ended."""

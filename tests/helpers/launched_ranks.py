@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,19 @@ class Ranks:
         assert not any(code is None or code for code in codes), "\n".join(logs)
 
 
+def free_ports(count: int) -> list[int]:
+    """So many ports of this machine that nothing listens at."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def launch(module: str, *arguments: str, count: int, folder: Path) -> Ranks:
     """Start `python -m MODULE ARGUMENTS` once per rank, each on one thread; their logs go into a new folder."""
     folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(parent) for parent in Path(__file__).parents[1:3]),

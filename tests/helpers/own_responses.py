@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from helpers.dpo_steps import KIT
 from helpers.kd_steps import conversations
+from helpers.sessions import begun, run_of
 
 from lmm_r1 import cpu
 
@@ -16,14 +17,10 @@ def main(folder: Path, stage: int) -> None:
     torch.set_num_threads(1)
     cpu.prepare_process()
     from lmm_r1 import dotted
-    from lmm_r1.config import KDConfig, resolve, to_openrlhf_args
-    from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.config import KDConfig, resolve
     from lmm_r1.trainer.kd import KDRun
-    from lmm_r1.trainer.sft import prepare_actor
-    from lmm_r1.trainer.sft_samples import collate, encode_sample
-    from lmm_r1.trainer.strategy import make_strategy
-    from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
-    from lmm_r1.trainer.teacher import Teacher
+    from lmm_r1.trainer.sft_samples import collate
+    from lmm_r1.trainer.student_engine import check_sampled
 
     flags = {
         "model.model_name_or_path": str(folder / "student"),
@@ -43,27 +40,12 @@ def main(folder: Path, stage: int) -> None:
         "lr_warmup_ratio": 0.0,
     }
     config = resolve(dotted.replace(KDConfig(), flags))
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
-    strategy.setup_distributed()
-    checkpoint = Checkpoint(str(folder / "student"))
+    session = begun(config, steps=2)
+    checkpoint = session.checkpoint
+    assert checkpoint.kit.model_type == KIT
     check_sampled(config, checkpoint)
     rows = [replace(row, location=f"row {number}") for number, row in enumerate(conversations())]
-    kit, processor = checkpoint.kit, checkpoint.processor
-    assert kit.model_type == KIT
-    fitting = encode_sample(rows[0], kit=kit, processor=processor, max_len=256, every_turn=True)
-    run = KDRun(
-        config,
-        strategy,
-        prepare_actor(config, args, strategy, steps=2),
-        kit=kit,
-        processor=processor,
-        rows=rows,
-        folder=None,
-        fitting=fitting,
-        teacher=Teacher.prepared(config, strategy),
-        student_engine=StudentEngine(config, checkpoint, rows),
-    )
+    run = run_of(KDRun, session, rows)
     banned = torch.tensor(checkpoint.banned_token_ids)
     seen = []
     for step in range(3):

@@ -277,12 +277,14 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
 
     With an epsilon that large, AdamW's steps are as large as the gradients, and would show a wrong scale.
     """
+    from helpers.sessions import begun, run_of
+
     from lmm_r1 import dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.lmm_kits import get_kit
-    from lmm_r1.trainer.sft import SFTRun, prepare_actor
+    from lmm_r1.trainer.sft import SFTRun
     from lmm_r1.trainer.sft_rows import RowEncoder
-    from lmm_r1.trainer.strategy import make_strategy, whole_state_dict
+    from lmm_r1.trainer.strategy import whole_state_dict
 
     flags = {
         "model.model_name_or_path": path,
@@ -307,19 +309,15 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
     samples = [encode(row) for row in rows]
     expected = _by_hand(config, samples, kit=own, processor=processor)
 
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
-    strategy.setup_distributed()
-    actor = prepare_actor(config, args, strategy, steps=2)
-    run = SFTRun(config, strategy, actor, kit=own, processor=processor, rows=rows, folder=None, fitting=samples[0])
-    actor.train()
+    run = run_of(SFTRun, begun(config, steps=2), rows)
+    run.actor.train()
     found: dict[str, Any] = {"losses": [], "norms": [], "tokens": []}
     for step in range(2):
         loss, tokens = run._update(run._micro_batches(step))
         found["losses"].append(loss)
         found["tokens"].append(tokens)
-        found["norms"].append(strategy.get_grad_norm(actor))
-    weights = whole_state_dict(actor.model)
+        found["norms"].append(run.strategy.get_grad_norm(run.actor))
+    weights = whole_state_dict(run.engine)
     if dist.get_rank() == 0:
         differences = [(weights[name] - weight).abs().max().item() for name, weight in expected["weights"].items()]
         found["weights"] = max(differences)

@@ -36,7 +36,6 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_row_formats.py": (),
     "test_zero_log_probs.py": (),
     "test_training_benchmarks.py": (),
-    "test_two_processes_save.py": ("[ZeRO-2]", "[LoRA", "[experts", "saved[2]"),
     "test_two_ranks.py": (),
     "test_ulysses.py": ("four_ranks",),
     "test_video_rows.py": ("rolled_out_and_evaluated",),

@@ -1,9 +1,6 @@
 """PPO with a critic on text and image rows: it learns its returns, goes on where it stopped, and gives rewards itself."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.commands import flags, with_image, write_rows
+from helpers.commands_here import Ended, run_here
 from helpers.conversations import message
 from helpers.value_models import make_value_model
 from PIL import Image
@@ -19,7 +17,6 @@ from safetensors.torch import load_file
 from lmm_r1.cli import merge
 from lmm_r1.lmm_kits import get_kit
 
-ROOT = Path(__file__).resolve().parents[2]
 KIT = "qwen2_5_vl"
 PROMPTS, SAMPLES, STEPS = 4, 2, 6
 PER_STEP = PROMPTS * SAMPLES
@@ -44,7 +41,7 @@ class Runs:
     """A folder in which runs take place, and how one is made."""
 
     folder: Path
-    start: Callable[..., subprocess.CompletedProcess]
+    start: Callable[..., Ended]
 
     def metrics(self, name: str) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
@@ -84,12 +81,10 @@ def runs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPa
         "logger.rollouts_per_step": PER_STEP,
     }
 
-    def start(name: str, *switches: str, **changes: object) -> subprocess.CompletedProcess:
+    def start(name: str, *switches: str, **changes: object) -> Ended:
         given = values | {"ckpt.output_dir": name}
         argv = flags(given | {key.replace("__", "."): value for key, value in changes.items()})
-        command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *argv, *switches]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        return run_here("train_ppo_ray", ["--train.colocate_all", *argv, *switches], folder=folder)
 
     return Runs(folder=folder, start=start)
 
@@ -99,7 +94,7 @@ def finished(runs: Runs) -> Runs:
     """A run that the reward source stops in its fourth step, and that is then taken up to its end."""
     (runs.folder / "limit").write_text(str(3 * PER_STEP))
     stopped = runs.start("ppo", "--critic.save_value_network", reward__remote_url="reward.py")
-    assert stopped.returncode == 1, stopped.stdout + stopped.stderr
+    assert stopped.code == 1, stopped.stdout + stopped.stderr
     assert "error: rows.jsonl line " in stopped.stderr
     assert ": --reward.remote_url gives reward nan, score nan for a response" in stopped.stderr
     assert (
@@ -114,7 +109,7 @@ def finished(runs: Runs) -> Runs:
         reward__remote_url="reward.py",
         ckpt__save_steps=STEPS,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.code == 0, ended.stdout + ended.stderr
     assert f"resumed at step 3/{STEPS}" in ended.stdout
     return runs
 
@@ -188,7 +183,7 @@ def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
         # The text of two random tokens mostly gives these tokens again.
         rollout__max_new_tokens=2,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.code == 0, ended.stdout + ended.stderr
     (line,) = finished.metrics("from_model")
     rollouts = finished.rollouts("from_model", step=1)
     assert line["reward"] == pytest.approx(sum(rollout["reward"] for rollout in rollouts) / PER_STEP)

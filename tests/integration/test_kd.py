@@ -87,7 +87,7 @@ def test_eight_rows_with_images_are_learned_of_a_teacher_and_a_killed_run_goes_o
     run = tmp_path / "killed"
     ended = command.run(kill=lines_in(run / "metrics.jsonl", 30), limit_s=240)
     assert ended.killed, ended.output
-    ended = command.run(limit_s=240)
+    ended = command.run_here()
     assert ended.code == 0, ended.output
     assert "kd resumed at step 20/60" in ended.output
     curve = {line["step"]: line["loss"] for line in lines_of(run)}

@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_in_its_episodes_makes_the_episodes_of_one_that_was
     whole = make_command("whole")
     for name in ("driver", "policy", "engine"):
         (whole.cwd / f"{name} is killed").touch()
-    ended = whole.run(limit_s=240)
+    ended = whole.run_here()
     assert ended.code == 0, ended.output
 
     command = make_command("killed")

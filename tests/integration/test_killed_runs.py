@@ -62,7 +62,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_command):
     command, expected = make_command()
-    whole = command.run(limit_s=120)
+    whole = command.run_here()
     assert whole.code == 0, whole.output
     assert [step for step, _ in losses(expected)] == list(range(1, STEPS + 1))
     assert len({loss for _, loss in losses(expected)}) == STEPS
@@ -81,7 +81,7 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
         steps = complete_steps(checkpoints)
         assert steps or name == "in the first save", name
         assert not (run / "stage.json").exists()
-    ended = command.run(limit_s=120)
+    ended = command.run_here()
     assert ended.code == 0, ended.output
     assert complete_steps(checkpoints) == [STEPS]
     assert losses(run) == losses(expected), "the same data in the same order, and no step twice"
@@ -95,18 +95,18 @@ def test_runs_do_not_touch_each_others_checkpoints(make_command, refused):
     command, run = make_command()
     assert command.run(kill=lines_in(run / "metrics.jsonl", 4), limit_s=120).killed
     other, its_run = make_command()
-    ended = other.run(limit_s=120)
+    ended = other.run_here()
     assert (ended.code, "resumed" in ended.output) == (0, False), ended.output
     assert [step for step, _ in losses(its_run)] == list(range(1, STEPS + 1))
     paths = ("--ckpt.output_dir", str(its_run.parent / "third"), "--ckpt.path", str(run / "checkpoints"))
     assert ANOTHER_RUN in refused(other, *paths, "--max_norm", "0.5", run=run)
     assert ANOTHER_RUN in refused(command, "--model.model_name_or_path", str(its_run), run=run)
 
-    ended = command.run(limit_s=120)
+    ended = command.run_here()
     assert ended.code == 0, ended.output
     assert losses(run) == losses(its_run)
     assert "--ckpt.overwrite" in refused(command, run=run), "finished"
-    ended = KillableCommand(argv=[*command.argv, "--ckpt.overwrite"], cwd=command.cwd).run(limit_s=120)
+    ended = KillableCommand(argv=[*command.argv, "--ckpt.overwrite"], cwd=command.cwd).run_here()
     assert ended.code == 0, ended.output
     assert losses(run) == losses(its_run)
 
@@ -177,7 +177,7 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     assert common[0] in (1, 2)
     assert common[1] == 4, "the step before was only deleted as both had this one"
     assert ANOTHER_RUN in refused(command, "--actor.adam.lr", "0.5", run=run)
-    ended = command.run(limit_s=240)
+    ended = command.run_here()
     assert ended.code == 0, ended.output
     assert f"resumed at step 4/{RL_STEPS}" in ended.output
     assert [complete_steps(folder) for folder in folders] == [[RL_STEPS], [RL_STEPS]]

@@ -1,4 +1,4 @@
-"""What a killed worker leaves behind in the Ray that a run starts."""
+"""The processes of the Ray that a run starts: those it asked for, and none that outlive a killed worker."""
 
 import os
 import signal
@@ -25,13 +25,21 @@ class Engine:
         return os.getpid(), subprocess.Popen(["sleep", "600"]).pid
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(nodes.ADDRESS, raising=False)
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    nodes.connect(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(nodes.ADDRESS, raising=False)
+        nodes.connect(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.mark.usefixtures("started")
+def test_no_worker_is_started_that_nobody_asked_for():
+    ray.get(Engine.remote().start.remote())
+    titles = [process.cmdline()[:1] for process in psutil.Process().children(recursive=True)]
+    assert not [title for title in titles if title and title[0].startswith("ray::IDLE")]
 
 
 @pytest.mark.usefixtures("started")

@@ -1,10 +1,7 @@
 """`lmm-r1 merge` on what real runs left behind: it writes what the trainer itself saved, and tells what it cannot use."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,8 +12,9 @@ import huggingface_hub.constants
 import pytest
 import torch
 from helpers.commands import ANSWERED, error_of, flags, tree, with_image, write_rows
+from helpers.commands_here import run_here
 from helpers.conversations import picture
-from helpers.launched_ranks import launch
+from helpers.several_commands import run_in_ranks
 from safetensors.torch import load_file
 
 from lmm_r1 import hub
@@ -25,7 +23,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-ROOT = Path(__file__).resolve().parents[2]
 KIT = "qwen2_5_vl"
 WEIGHTS = "model.safetensors"
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -53,7 +50,7 @@ def base(demo: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    """All runs, which are made at the same time, of texts and images."""
+    """All runs, of texts and images; those of so many processes take place in the same ones."""
     folder = tmp_path_factory.mktemp("runs")
     picture(84, 56).save(folder / "picture.png")
     rows = write_rows(folder, *[ANSWERED, with_image("picture.png", base=ANSWERED)] * 4)
@@ -69,25 +66,20 @@ def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trai
         "lr_warmup_ratio": 0.0,
         "ckpt.save_steps": 1,
     }
-    started, made = [], {}
-    for number, (name, (count, own)) in enumerate(RUNS.items()):
-        place = folder / f"run{number}"
-        made[name] = Trained(model=place, checkpoint=place / "checkpoints")
-        argv = flags(settings | own | {"ckpt.output_dir": place})
-        started.append(launch("lmm_r1.cli.train_sft", *argv, count=count, folder=folder / f"logs{number}"))
-    for ranks in started:
-        ranks.wait()
+    made = {}
+    for count in (1, 2):
+        own = {name: changes for name, (ranks, changes) in RUNS.items() if ranks == count}
+        made |= {name: Trained(model=folder / name, checkpoint=folder / name / "checkpoints") for name in own}
+        commands = [flags(settings | own[name] | {"ckpt.output_dir": folder / name}) for name in own]
+        ended = run_in_ranks(commands, count=count, folder=folder / f"ranks of {count}")
+        assert not any(rank.code for of_ranks in ended for rank in of_ranks), ended
     return made
 
 
 def run_merge(*argv: object) -> str:
-    """What the command, as a process of its own, prints; fails unless it ends well and says nothing else."""
-    command = [sys.executable, "-W", "ignore", "-m", "lmm_r1.cli.merge", *map(str, argv)]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert not ended.stderr
+    """What the command prints; fails unless it ends well and says nothing else."""
+    ended = run_here("merge", list(map(str, argv)), folder=Path.cwd())
+    assert (ended.code, ended.stderr) == (0, "")
     return ended.stdout
 
 

@@ -1,17 +1,14 @@
 """A prompt that turns out too long for the budget when the engine encodes it, and an engine that disagrees."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, flags, one_sentence, with_image, write_rows
+from helpers.commands_here import Ended, run_here
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
 # A reward file of EasyR1's, which gets both responses of a group at once, with the images of their row.
 REWARD = """
 REWARD_TYPE = "batch"
@@ -33,8 +30,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture
-def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """One RL run over rows.jsonl in `tmp_path`, in a process of its own, two prompts a step."""
+def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..., Ended]:
+    """One RL run over rows.jsonl in `tmp_path`, two prompts a step."""
     (tmp_path / "reward.py").write_text(REWARD)
     values: dict[str, object] = {
         "actor.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
@@ -55,11 +52,9 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..
         "ckpt.path": "out/checkpoints",
     }
 
-    def run(**changes: object) -> subprocess.CompletedProcess:
+    def run(**changes: object) -> Ended:
         argv = flags(values | {name.replace("__", "."): value for name, value in changes.items()})
-        command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", *argv]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return run_here("train_ppo_ray", ["--train.colocate_all", *argv], folder=tmp_path)
 
     return run
 
@@ -70,7 +65,7 @@ def test_an_image_prompt_over_the_budget_is_skipped_counted_and_never_cut(train,
     # With the default seed the first two rows drawn are 0 and 2, so the third takes the place of the skipped one.
     write_rows(tmp_path, with_image("large.png"), QUESTION, with_image("small.png"))
     ended = train(data__overlong_prompts="skip")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.stderr
     assert "(1 overlong prompts skipped)" in ended.stdout
     (metrics,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
     assert metrics["overlong_prompts"] == 1
@@ -90,7 +85,7 @@ def test_a_run_whose_engine_and_trainer_disagree_stops_before_its_first_update(t
     write_rows(tmp_path, QUESTION, QUESTION)
     # Rounding alone is beyond this limit.
     ended = train(algo__mismatch_limit=1e-12)
-    assert ended.returncode == 1
+    assert ended.code == 1
     sentence = one_sentence(ended.stderr, prefix="lmm-r1 train_ppo_ray: error: ")
     assert "disagree on the log-probs of the first step's samples" in sentence
     assert "of text rows" in sentence

@@ -1,14 +1,12 @@
 """Rows in every format train a supervised and an RL step through the commands, all of them in one batch."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags
+from helpers.commands_here import run_here
 
 from lmm_r1.data.formats import FORMATS
 
@@ -24,15 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def run(command: str, folder: Path, *switches: str, **values: object) -> list[str]:
     """Run a command that must do well, and return the formats that it says it has found, in order."""
     argv = flags({name.replace("__", "."): value for name, value in values.items()})
-    ended = subprocess.run(
-        [sys.executable, "-m", f"lmm_r1.cli.{command}", *switches, *argv],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = run_here(command, [*switches, *argv], folder=folder, columns=300)
+    assert ended.code == 0, ended.stderr
     return re.findall(r"rows in the format (\w+)", ended.stdout)
 
 

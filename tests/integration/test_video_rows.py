@@ -1,16 +1,13 @@
 """Rows with videos, as a file and as frames, through supervised training, reinforcement learning and evaluation."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
+from helpers.commands_here import Ended, run_here
 from helpers.conversations import clip, picture
 
-ROOT = Path(__file__).resolve().parents[2]
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
 # The two that are unlike each other: with an engine class of its own, and with times as text between the frames.
 VIDEO_KITS = ("qwen2_5_vl", "qwen3_vl")
@@ -37,16 +34,9 @@ def questions() -> list[list[dict]]:
     return [[file, text], [frames, file, text], [{"type": "image", "image": "still.png"}, frames, text], [text]]
 
 
-def run(command: str, folder: Path, *switches: str, **values: object) -> subprocess.CompletedProcess:
+def run(command: str, folder: Path, *switches: str, **values: object) -> Ended:
     argv = flags({name.replace("__", "."): value for name, value in values.items()})
-    return subprocess.run(
-        [sys.executable, "-m", f"lmm_r1.cli.{command}", *switches, *argv],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_here(command, [*switches, *argv], folder=folder)
 
 
 # What each kit makes of videos is test_kit_videos' subject; this is about the commands.
@@ -73,7 +63,7 @@ def test_rows_with_videos_are_learnt_rolled_out_and_evaluated(name, tiny_checkpo
         ckpt__path="sft/checkpoints",
         **shared,
     )
-    assert learnt.returncode == 0, learnt.stderr
+    assert learnt.code == 0, learnt.stderr
     rolled_out = run(
         "train_ppo_ray",
         tmp_path,
@@ -95,7 +85,7 @@ def test_rows_with_videos_are_learnt_rolled_out_and_evaluated(name, tiny_checkpo
         ckpt__path="rl/checkpoints",
         **shared,
     )
-    assert rolled_out.returncode == 0, rolled_out.stderr
+    assert rolled_out.code == 0, rolled_out.stderr
     (metrics,) = map(json.loads, (tmp_path / "rl/metrics.jsonl").read_text().splitlines())
     # The engine's log-probs are the policy's own, so that nothing is corrected.
     assert abs(metrics["vllm_kl"]) < 1e-4
@@ -111,7 +101,7 @@ def test_rows_with_videos_are_learnt_rolled_out_and_evaluated(name, tiny_checkpo
         max_model_len=1024,
         output="evaluation.json",
     )
-    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.code == 0, evaluated.stderr
     (checkpoint,) = json.loads((tmp_path / "evaluation.json").read_text())["checkpoints"]
     assert checkpoint["files"]["rows"]["rows"] == 4
 
@@ -134,5 +124,5 @@ def test_a_video_for_a_language_model_or_a_broken_one_stops_the_command_with_its
             train__micro_batch_size=1,
             ckpt__output_dir="out",
         )
-        assert ended.returncode == 1
+        assert ended.code == 1
         assert f"error: rows.jsonl line 1: {sentence}" in ended.stderr, ended.stderr

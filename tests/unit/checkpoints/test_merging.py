@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lmm_r1.checkpoints.merge_check import DoublePrecision
+from lmm_r1.checkpoints.merge_check import DoublePrecision, in_double
 from lmm_r1.checkpoints.merging import (
     adapter_base,
     load_with_adapter,
@@ -93,7 +93,8 @@ def test_an_adapter_is_loaded_and_merged_exactly(name, tiny_checkpoint, tmp_path
     assert difference(logits(model, kit, base)[-1], unmerged[-1]) <= 1e-5
 
     # Where nothing is rounded to single precision, the two are the same to 13 digits, and another model is not.
-    model = load(base, tmp_path / "adapter", torch.float64).double()
+    model = load(base, tmp_path / "adapter", torch.float64)
+    in_double(model)
     with DoublePrecision():
         unmerged = logits(model, kit, base)
     merge_adapter(model)

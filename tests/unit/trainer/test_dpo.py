@@ -8,15 +8,18 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message
+from helpers.sessions import session_of
 from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, TableReference, responding
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, to_openrlhf_args
+from lmm_r1.config import DPOConfig
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.trainer import dpo
+from lmm_r1.trainer import reference as references
+from lmm_r1.trainer import supervised_models
 from lmm_r1.trainer.dpo import DPORun
 from lmm_r1.trainer.dpo_rows import PairEncoder
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
+from lmm_r1.trainer.reference import prepare_reference
 
 pytestmark = pytest.mark.unit
 
@@ -38,14 +41,10 @@ def dpo_run(*, micro_batches: int = 1, **flags: object) -> DPORun:
     settings = config(**flags)
     kit = CharacterKit()
     return DPORun(
-        settings,
-        AccumulatingStrategy(micro_batches=micro_batches),
+        session_of(settings, AccumulatingStrategy(micro_batches=micro_batches), kit=kit),
         TableActor(POLICY),
         reference=None if settings.model.simpo_enable else TableReference(),
-        kit=kit,
-        processor=None,
         rows=[],
-        folder=None,
         encode=PairEncoder(kit=kit, processor=None, max_len=16),
         filler=sample([1], [2]).filler,
     )
@@ -136,6 +135,9 @@ class Model(torch.nn.Module):
 class Strategy(SimpleNamespace):
     ring_attn_group = None
 
+    def is_rank_0(self) -> bool:
+        return True
+
     def get_ds_train_config(self) -> str:
         return "to train"
 
@@ -148,9 +150,9 @@ class Strategy(SimpleNamespace):
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dpo, "KitActor", Model)
-    monkeypatch.setattr(dpo, "check_packing", lambda *model, **settings: None)
-    monkeypatch.setattr("lmm_r1.trainer.supervised_start.check_packing", lambda *model, **settings: None)
+    for module in (supervised_models, references):
+        monkeypatch.setattr(module, "KitActor", Model)
+        monkeypatch.setattr(module, "check_packing", lambda *model, **settings: None)
 
 
 def settled(**flags: object) -> DPOConfig:
@@ -161,8 +163,8 @@ def settled(**flags: object) -> DPOConfig:
 def test_policy_and_reference_compute_what_a_pair_has_in_common_once_where_the_flag_says_so():
     for shared in (True, False):
         settings = settled(train__shared_prefix_enable=shared)
-        policy = dpo.prepare_policy(settings, to_openrlhf_args(settings), Strategy(), steps=1)
-        reference = dpo.prepare_reference(settings, Strategy(), policy=policy)
+        run = DPORun.of(session_of(settings, Strategy()), rows=[], encode=None, filler=None)
+        policy, reference = run.actor, run.reference
         assert policy.settings["share_prefix"] is reference.actor.settings["share_prefix"] is shared
 
 
@@ -170,7 +172,7 @@ def test_policy_and_reference_compute_what_a_pair_has_in_common_once_where_the_f
 def test_the_reference_is_a_model_of_its_own_that_is_not_trained():
     settings = settled(ds__zero_stage=3, ref__offload=True, ds__param_dtype="fp32", data__max_len=77)
     settings = dotted.replace(settings, {"ref.model_name_or_path": "base"})
-    reference = dpo.prepare_reference(settings, Strategy(), policy=Model("m"))
+    reference = prepare_reference(settings, Strategy(), policy=Model("m"))
     assert (reference.actor.path, reference.without_adapters) == ("base", False)
     assert {
         "ds_config": "offloaded: True",
@@ -185,8 +187,8 @@ def test_the_reference_is_a_model_of_its_own_that_is_not_trained():
 @pytest.mark.usefixtures("loaded")
 def test_with_lora_the_policy_without_its_adapter_is_the_reference_unless_another_is_named():
     policy = Model("m")
-    own = dpo.prepare_reference(settled(ds__lora__rank=4), Strategy(), policy=policy)
+    own = prepare_reference(settled(ds__lora__rank=4), Strategy(), policy=policy)
     assert (own.actor, own.without_adapters) == (policy, True)
     other = dotted.replace(settled(ds__lora__rank=4), {"ref.model_name_or_path": "base"})
-    assert dpo.prepare_reference(other, Strategy(), policy=policy).actor.path == "base"
-    assert dpo.prepare_reference(settled(model__simpo_enable=True), Strategy(), policy=policy) is None
+    assert prepare_reference(other, Strategy(), policy=policy).actor.path == "base"
+    assert prepare_reference(settled(model__simpo_enable=True), Strategy(), policy=policy) is None

@@ -11,6 +11,7 @@ import torch
 from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
+from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig
@@ -21,6 +22,7 @@ from lmm_r1.models.divergences import Divergence
 from lmm_r1.trainer import student_engine
 from lmm_r1.trainer import teacher as teachers
 from lmm_r1.trainer.kd import KDRun
+from lmm_r1.trainer.sft_rows import RowEncoder
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
 from lmm_r1.trainer.teacher import Teacher, check_same_tokens
@@ -51,15 +53,13 @@ class TableActor:
 
 def kd_run(*, micro_batches: int = 1, **flags: object) -> KDRun:
     config = dotted.replace(KDConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    kit = CharacterKit()
     return KDRun(
-        config,
-        AccumulatingStrategy(micro_batches=micro_batches),
+        session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=kit),
         TableActor(),
-        kit=CharacterKit(),
-        processor=None,
         rows=[],
-        folder=None,
-        fitting=SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None),
+        encode=RowEncoder.of(config, kit=kit, processor=None),
+        filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
         teacher=SimpleNamespace(tokens=lambda batch: ("tokens of", batch)),
     )
 
@@ -96,7 +96,7 @@ def test_the_distance_is_the_one_that_the_flags_name():
 def test_held_out_rows_are_measured_by_the_loss_and_by_both_of_its_parts():
     run = kd_run(model__kd_coef=0.5, eval__dataset="held.jsonl", train__micro_batch_size=2)
     run.actor.table = -torch.arange(128.0)
-    run.evaluate_on([row(message("user", "q"), message("assistant", "\4"))], checkpoint=None)
+    run.evaluate_on([row(message("user", "q"), message("assistant", "\4"))])
     metrics = run.evaluation.run(run.actor)
     # The tokens 4 and 1, which ends the response.
     assert metrics == {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
+from helpers.sessions import session_of
 from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, TableReference, responding
 from PIL import Image
 
@@ -56,19 +57,14 @@ def encoder(max_len: int = 32) -> UnpairedEncoder:
 
 
 def kto_run(*, micro_batches: int = 1, rows: tuple[UnpairedRow, ...] = (), **flags: object) -> KTORun:
-    run = KTORun(
-        config(**flags),
-        AccumulatingStrategy(micro_batches=micro_batches),
+    return KTORun(
+        session_of(config(**flags), AccumulatingStrategy(micro_batches=micro_batches), kit=CharacterKit()),
         TableActor(POLICY),
-        kit=CharacterKit(),
-        processor=None,
+        reference=TableReference(),
         rows=NeighbourRows(rows),
-        folder=None,
         encode=encoder(),
         filler=sample([1], [2], desirable=True).filler,
     )
-    run.refer_to(TableReference())
-    return run
 
 
 def row(response: str, *, desirable: bool = True, prompt: str = "q", **given: object) -> UnpairedRow:
@@ -178,7 +174,7 @@ def test_held_out_rows_are_measured_by_the_kl_of_all_of_them():
     run.actor.table = torch.zeros(128)
     table = [0.0] * 128
     table[ord("a")], table[ord("b")] = -2.0, -1.0
-    run.refer_to(TableReference(table))
+    run.reference = TableReference(table)
     run.evaluate_on(rows)
     metrics = run.evaluation.run(run.actor)
     # The mismatched responses: b behind the first prompt; behind the second one the too long one, which is left out.

@@ -10,13 +10,14 @@ import deepspeed
 import pytest
 import torch
 import transformers
+from helpers.sessions import session_of
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import optimizer_step, sft, strategy, workers
+from lmm_r1.trainer import optimizer_step, strategy, supervised_models, workers
 from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
@@ -85,7 +86,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
     """What a role's start hands to DeepSpeed."""
     monkeypatch.setattr(ppo_actor, "Actor", Model)
     monkeypatch.setattr(launcher, "Actor", Model)
-    monkeypatch.setattr(sft, "KitActor", Model)
+    monkeypatch.setattr(supervised_models, "KitActor", Model)
     for module in (ppo_critic, launcher):
         monkeypatch.setattr(module, "get_llm_for_sequence_regression", Model)
     monkeypatch.setattr(ppo_actor, "get_tokenizer", lambda *given, **settings: None)
@@ -101,7 +102,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
         "reward": launcher.RewardModelActor,
     }
     if is_sft:
-        start = partial(sft.prepare_actor, config, own.args, own, steps=7)
+        start = partial(supervised_models.prepare_policy, session_of(config, own, steps=7))
     else:
         method = classes[role].__ray_metadata__.modified_class.init_model_from_pretrained
         start = partial(method, worker, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ()))

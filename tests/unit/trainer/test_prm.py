@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
+from helpers.sessions import session_of
 from helpers.table_models import AccumulatingStrategy
 from PIL import Image
 
@@ -63,13 +64,9 @@ def row(*steps: str, labels: tuple[float, ...], **given: object) -> StepRow:
 def prm_run(*, micro_batches: int = 1, **flags: object) -> PRMRun:
     encode = encoder(**flags)
     return PRMRun(
-        config(**flags),
-        AccumulatingStrategy(micro_batches=micro_batches),
+        session_of(config(**flags), AccumulatingStrategy(micro_batches=micro_batches), kit=CharacterKit()),
         Actor(),
-        kit=CharacterKit(),
-        processor=None,
         rows=[],
-        folder=None,
         encode=encode,
         filler=encode(row("a", labels=(1.0,))).filler,
     )

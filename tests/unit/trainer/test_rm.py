@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
 from helpers.conversations import message
+from helpers.sessions import session_of
 from helpers.table_models import AccumulatingStrategy
 
 from lmm_r1 import dotted
@@ -56,13 +57,9 @@ def rm_run(*, micro_batches: int = 1, **flags: object) -> RMRun:
     config = dotted.replace(RMConfig(), {name.replace("__", "."): value for name, value in flags.items()})
     sample = encoder()(pair("a", "b"))
     return RMRun(
-        config,
-        AccumulatingStrategy(micro_batches=micro_batches),
+        session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=CharacterKit()),
         Engine(),
-        kit=CharacterKit(),
-        processor=None,
         rows=[],
-        folder=None,
         encode=encoder(),
         filler=sample.filler,
     )

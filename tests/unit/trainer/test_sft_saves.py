@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from helpers.character_kit import CharacterKit
+from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.sft import SFTRun
-from lmm_r1.trainer.sft_samples import SFTSample
 from lmm_r1.trainer.stopping import SaveSchedule
 
 pytestmark = pytest.mark.unit
@@ -39,12 +39,11 @@ class Strategy(SimpleNamespace):
 def run(tmp_path: Path, **flags: object) -> tuple[SFTRun, Strategy]:
     given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
     strategy = Strategy()
-    fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
     actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
     config = dotted.replace(SFTConfig(), given)
     folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
-    made = SFTRun(config, strategy, actor, kit=CharacterKit(), processor=None, rows=[], folder=folder, fitting=fitting)
-    return made, strategy
+    session = session_of(config, strategy, kit=CharacterKit(), folder=folder)
+    return SFTRun(session, actor, rows=[], encode=None, filler=None), strategy
 
 
 def test_a_checkpoint_is_saved_within_the_limits_and_where_the_flags_say(tmp_path):

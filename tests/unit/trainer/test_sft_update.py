@@ -8,13 +8,16 @@ import torch
 from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
+from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.sft import SFTRun, _check_processes
+from lmm_r1.trainer.sft import SFTRun
+from lmm_r1.trainer.sft_rows import RowEncoder
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
+from lmm_r1.trainer.supervised_start import _check_processes
 
 pytestmark = pytest.mark.unit
 
@@ -36,10 +39,10 @@ def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
 
 def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> SFTRun:
     config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
-    fitting = SFTSample(token_ids=[1, 1], loss_mask=[False, True], media=None)
-    return SFTRun(
-        config, strategy, actor, kit=CharacterKit(), processor=None, rows=list(rows), folder=None, fitting=fitting
-    )
+    kit = CharacterKit()
+    encode = RowEncoder.of(config, kit=kit, processor=None)
+    filler = SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None)
+    return SFTRun(session_of(config, strategy, kit=kit), actor, rows=list(rows), encode=encode, filler=filler)
 
 
 @pytest.mark.usefixtures("one_process")

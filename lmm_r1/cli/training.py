@@ -1,0 +1,34 @@
+"""What the commands that train have in common: flags read, settings resolved, and the process made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+
+
+@contextmanager
+def training(
+    config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
+) -> Iterator[Config]:
+    """Yield the settings of the flags, as `parse` reads them, in a process that is ready to train; tell errors as its end."""
+    config = parse(config_class, argv, prog=prog, description=description)
+    with user_errors(prog):
+        config = resolve(config)
+        prepare_training(config)
+        yield config
+
+
+def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
+    """Make this process ready for the training stack; what can be refused is refused before that is loaded."""
+    from lmm_r1 import cpu
+    from lmm_r1.lmm_kits.registry import kit_name_of
+    from lmm_r1.records.trackers import check_trackers
+
+    check_trackers(config.logger)
+    model = config.actor if isinstance(config, PPOConfig) else config.model
+    assert model.model_name_or_path is not None, "resolve requires it"
+    kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
+    cpu.prepare_process()

@@ -1,0 +1,59 @@
+"""Supervised runs between their start and their end, without a command around them."""
+
+from typing import Any
+
+from lmm_r1.config import SupervisedConfig, to_openrlhf_args
+from lmm_r1.lmm_kits import Checkpoint, LmmKit
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Trackers
+from lmm_r1.trainer.stopping import StopRequests
+from lmm_r1.trainer.supervised_session import Session
+
+
+def session_of(
+    config: SupervisedConfig,
+    strategy: Any,
+    *,
+    kit: LmmKit | None = None,
+    checkpoint: Checkpoint | None = None,
+    folder: RunFolder | None = None,
+    steps: int = 1,
+) -> Session:
+    """Return the session of a strategy, without a folder unless one is given.
+
+    Args:
+        kit: of a checkpoint that has no files, and no processor.
+    """
+    if checkpoint is None:
+        checkpoint = Checkpoint("m")
+        # Where its parts are kept once they are loaded.
+        vars(checkpoint).update(kit=kit, processor=None)
+    return Session(
+        config=config,
+        checkpoint=checkpoint,
+        strategy=strategy,
+        folder=folder,
+        stops=StopRequests(),
+        trackers=Trackers(),
+        steps=steps,
+    )
+
+
+def begun(
+    config: SupervisedConfig, *, checkpoint: Checkpoint | None = None, folder: RunFolder | None = None, steps: int
+) -> Session:
+    """Return the session of a run under DeepSpeed, in the processes that this one is of."""
+    from lmm_r1.trainer.strategy import make_strategy
+
+    strategy = make_strategy(to_openrlhf_args(config))
+    strategy.setup_distributed()
+    checkpoint = checkpoint or Checkpoint(config.model.model_name_or_path)
+    return session_of(config, strategy, checkpoint=checkpoint, folder=folder, steps=steps)
+
+
+def run_of(run_class: Any, session: Session, rows: Any) -> Any:
+    """Return the run of a session on rows, of which the first fits."""
+    checkpoint = session.checkpoint
+    encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)
+    learned = run_class.learned(rows)
+    return run_class.of(session, rows=learned, encode=encode, filler=encode(next(iter(learned))).filler)

@@ -1,0 +1,324 @@
+"""The kit of Qwen3-VL's mixtures: released names and layouts, the load-balancing loss, other shapes than the tiny model's."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import largest_difference, running_engine, sampled
+from helpers.packed_batches import Batch, groups
+from helpers.tiny_models import encode, make_actor, pad
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
+from transformers.core_model_loading import Transpose
+
+from lmm_r1.checkpoints.merging import write_checkpoint
+from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
+from lmm_r1.lmm_kits.qwen3_vl_moe.engine_model import released
+from lmm_r1.lmm_kits.qwen3_vl_moe.expert_layout import is_released
+from lmm_r1.models.adapters import merged_state_dict
+from lmm_r1.models.load_balancing import check_balanced, routers_of
+
+KIT = get_kit("qwen3_vl_moe")
+# As the released 30B-A3B's config.json has them.
+TEXT_CONFIG = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_vl_moe_text",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    "rope_theta": 5000000,
+    "use_cache": True,
+    "vocab_size": 151936,
+}
+VISION_CONFIG = {
+    "deepstack_visual_indexes": [8, 16, 24],
+    "depth": 27,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "in_channels": 3,
+    "initializer_range": 0.02,
+    "intermediate_size": 4304,
+    "model_type": "qwen3_vl_moe",
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 2048,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+TOP_CONFIG = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl_moe",
+    "tie_word_embeddings": False,
+    "video_token_id": 151656,
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}
+# Of one layer, in the files of the releases.
+RELEASED_LAYER = {
+    "input_layernorm.weight": (2048,),
+    "mlp.experts.down_proj": (128, 768, 2048),
+    "mlp.experts.gate_up_proj": (128, 2048, 1536),
+    "mlp.gate.weight": (128, 2048),
+    "post_attention_layernorm.weight": (2048,),
+    "self_attn.k_norm.weight": (128,),
+    "self_attn.k_proj.weight": (512, 2048),
+    "self_attn.o_proj.weight": (2048, 4096),
+    "self_attn.q_norm.weight": (128,),
+    "self_attn.q_proj.weight": (4096, 2048),
+    "self_attn.v_proj.weight": (512, 2048),
+}
+# More heads, experts and choices, one head of keys, and experts whose two layouts have the same shapes: 64 = 2 x 32.
+SQUARE = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": False,
+}
+# Few of many, one of few, and layers without experts.
+SHAPES: dict[str, dict[str, object]] = {
+    "square": SQUARE,
+    "one of three": {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 160},
+    "every other layer": {"num_hidden_layers": 3, "mlp_only_layers": [0], "intermediate_size": 80},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("qwen3_vl_moe")
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny: Path) -> list[EncodedPrompt]:
+    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
+    texts = ([picture(84, 56), "Which digit is this?"], ["What is 12 + 34?"])
+    return [encode(KIT, processor, [message("user", *parts)]) for parts in texts]
+
+
+def load(folder: Path) -> Qwen3VLMoeForConditionalGeneration:
+    return KIT.load_model(str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
+
+
+def reshaped(tiny: Path, folder: Path, settings: Mapping[str, object]) -> Path:
+    """Write a checkpoint like the tiny one, with other sizes in its language model."""
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= settings
+    torch.manual_seed(0)
+    Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**config)).save_pretrained(folder)
+    return folder
+
+
+def turned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint with its experts' the other way round."""
+    return {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def test_the_released_config_gives_the_released_names_and_shapes():
+    config = Qwen3VLMoeConfig(**TOP_CONFIG, text_config=TEXT_CONFIG, vision_config=VISION_CONFIG)
+    assert (config.text_config.num_experts, config.text_config.num_experts_per_tok) == (128, 8)
+    config.text_config.num_hidden_layers, config.vision_config.depth = 1, 1
+    with torch.device("meta"):
+        model = Qwen3VLMoeForConditionalGeneration(config)
+    weights = dict(model.named_parameters())
+    stored: dict[str, tuple[int, ...]] = {}
+    for group in stored_weights(model, weights):
+        tensors = as_stored(model, {name: weights[name] for name in group.names})
+        stored |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    prefix = "model.language_model.layers.0."
+    assert {name.removeprefix(prefix): shape for name, shape in stored.items() if prefix in name} == RELEASED_LAYER
+    others = {name for name in stored if prefix not in name and "visual" not in name}
+    language = "model.language_model."
+    assert others == {"lm_head.weight", f"{language}embed_tokens.weight", f"{language}norm.weight"}
+    tower = "model.visual."
+    assert stored[f"{tower}deepstack_merger_list.2.linear_fc2.weight"] == (2048, 4608)
+    assert stored[f"{tower}pos_embed.weight"] == (2304, 1152)
+
+
+def test_what_transformers_converts_are_these_tensors_alone_which_it_does_not_turn_back(tiny, tmp_path):
+    table = _build_checkpoint_conversion_mapping()["qwen3_vl_moe"]
+    turns = {tuple(one.source_patterns): one.operations for one in table}
+    assert set(turns) == {("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",)}
+    assert all(type(operation) is Transpose for (operation,) in turns.values())
+    # As it writes what it has read by its own table.
+    model = load(tiny)
+    model._weight_conversions = table
+    model.save_pretrained(tmp_path / "theirs")
+    model = load(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    theirs, ours, own = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "theirs", tmp_path / "ours", tiny)
+    )
+    gate_up, down = (f"model.language_model.layers.1.mlp.experts.{name}_proj" for name in ("gate_up", "down"))
+    # Four experts of 96 in a model of 64.
+    assert (own[gate_up].shape, own[down].shape) == ((4, 64, 192), (4, 96, 64))
+    assert (theirs[gate_up].shape, theirs[down].shape) == ((4, 192, 64), (4, 64, 96)), "transformers turns them back"
+    assert own.keys() == ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in own.items())
+    assert all(torch.equal(turned(theirs)[name], tensor) for name, tensor in own.items())
+
+
+def test_transformers_own_table_reads_what_is_written(tiny, tmp_path):
+    from transformers import conversion_mapping
+
+    ours = load(tiny).state_dict()
+    registered = conversion_mapping.get_checkpoint_conversion_mapping("qwen3_vl_moe")
+    table = _build_checkpoint_conversion_mapping()["qwen3_vl_moe"]
+    conversion_mapping.register_checkpoint_conversion_mapping("qwen3_vl_moe", table, overwrite=True)
+    try:
+        theirs = Qwen3VLMoeForConditionalGeneration.from_pretrained(tiny, dtype=torch.float32).state_dict()
+    finally:
+        conversion_mapping.register_checkpoint_conversion_mapping("qwen3_vl_moe", registered, overwrite=True)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
+
+
+def test_trained_and_merged_models_are_written_in_the_released_layout(tiny, tmp_path):
+    actor = make_actor(tiny, lora_rank=4)
+    # As a run saves it, and as `lmm-r1 merge` does.
+    actor.model.save_pretrained(tmp_path / "saved", state_dict=merged_state_dict(actor.model))
+    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
+    write_checkpoint(load(tiny), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.float32)
+    own, saved, merged = (
+        load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "saved", tmp_path / "merged")
+    )
+    assert own.keys() == saved.keys() == merged.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(saved[name], tensor, atol=1e-6, rtol=0)
+        assert torch.equal(merged[name], tensor)
+
+
+def test_a_weight_that_is_sent_alone_is_the_checkpoints_also_where_ranks_hold_parts_of_it(tiny):
+    model, stored = load(tiny), load_file(tiny / "model.safetensors")
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    whole = model.get_parameter(name).detach().clone()
+    # What ZeRO-3 leaves of a weight between passes.
+    model.get_parameter(name).data = torch.empty(0)
+    assert torch.equal(as_stored(model, {name: whole})[name], stored[name])
+
+
+def test_the_layout_of_a_file_is_told_by_the_width_of_the_model():
+    gate_up, down = "layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj"
+    for shape, expected in (((4, 64, 192), True), ((4, 192, 64), False), ((4, 64, 64), True)):
+        assert is_released(gate_up, torch.Size(shape), hidden_size=64) is expected
+    for shape, expected in (((4, 96, 64), True), ((4, 64, 96), False), ((4, 64, 64), True)):
+        assert is_released(down, torch.Size(shape), hidden_size=64) is expected
+    weights = {gate_up: torch.rand(4, 192, 64), down: torch.rand(4, 96, 64), "lm_head.weight": torch.rand(5, 64)}
+    found = dict(released(weights.items(), hidden_size=64))
+    assert torch.equal(found[gate_up], weights[gate_up].transpose(1, 2))
+    assert all(found[name] is weights[name] for name in (down, "lm_head.weight"))
+
+
+def test_the_router_and_the_experts_that_it_chooses_learn_and_are_balanced(tiny, prompts):
+    config = KIT.load_config(str(tiny), trust_remote_code=False)
+    check_balanced(config, coef=0.01, flag="actor.aux_loss_coef", model="model")
+    assert routers_of(config).top_k == 2
+    batch = Batch(tuple(groups(prompts, [(4, 7), (5,)]))).padded("left")
+    found = []
+    for packing in (False, True):
+        actor = make_actor(tiny, packing_samples=packing)
+        actor.balance_experts()
+        actor.train()
+        _, output = actor(
+            batch.sequences,
+            batch.action_mask,
+            attention_mask=batch.attention_mask,
+            media=batch.media,
+            return_output=True,
+        )
+        output.aux_loss.backward()
+        found.append((output.aux_loss.item(), actor.model.model.language_model.layers[1].mlp.gate.weight.grad))
+    (padded, gradient), (packed, packed_gradient) = found
+    # Balanced experts give the number of choices.
+    assert 2 < padded < 4
+    assert packed == pytest.approx(padded, rel=1e-5)
+    torch.testing.assert_close(packed_gradient, gradient, atol=1e-7, rtol=1e-4)
+    assert gradient.abs().max() > 1e-6
+
+
+def test_the_loss_is_that_of_transformers(tiny):
+    actor = make_actor(tiny)
+    actor.balance_experts()
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
+    with torch.no_grad():
+        _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        given = {"attention_mask": mask, "position_ids": positions.expand(3, *positions.shape)}
+        expected = actor.model(sequences, **given, output_router_logits=True, use_cache=False).aux_loss
+    assert output.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_layer_of_experts_is_gathered_as_one_by_zero_3(tiny):
+    from deepspeed.utils import z3_leaf_module
+
+    layers = make_actor(tiny).model.model.language_model.layers
+    assert all(z3_leaf_module(layer.mlp) for layer in layers)
+
+
+def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor:
+    actor = make_actor(folder, **settings)
+    sequences, mask = pad([prompt.token_ids], side="right")
+    with torch.no_grad():
+        return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "square" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
+)
+def test_other_shapes_are_computed_and_sampled_alike(name, tiny, prompts, tmp_path):
+    folder = reshaped(tiny, tmp_path / "model", SHAPES[name])
+    for implementation in ("eager", "batched_mm"):
+        torch.testing.assert_close(
+            logits(folder, prompts[0], experts_implementation=implementation),
+            logits(folder, prompts[0]),
+            atol=1e-5,
+            rtol=0,
+        )
+    actor = make_actor(folder, ban_media_tokens=True)
+    with running_engine(KIT, folder, max_images=1) as llm:
+        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=12)
+    assert largest_difference(actor, prompts, samples) <= 1e-4
+
+
+def test_the_engine_reads_what_transformers_writes(tiny, prompts, tmp_path):
+    folder = tmp_path / "theirs"
+    shutil.copytree(tiny, folder)
+    save_file(turned(load_file(tiny / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
+    # Nor does a config need to say how the weights of a token's experts are scaled.
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["norm_topk_prob"]
+    (folder / "config.json").write_text(json.dumps(config))
+    actor = make_actor(tiny, ban_media_tokens=True)
+    with running_engine(KIT, folder, max_images=1) as llm:
+        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=12)
+    assert largest_difference(actor, prompts, samples) <= 1e-4
