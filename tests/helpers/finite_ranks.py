@@ -135,7 +135,7 @@ def main(folder: Path) -> None:
     cpu.prepare_process()
     # DeepSpeed asks for instructions that make half precision quick.
     importlib.import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported = lambda: True
-    outcomes = [outcome_of(*case) for case in CASES[int(os.environ["WORLD_SIZE"])]]
+    outcomes = [outcome_of(*case) for case in json.loads((folder / "cases.json").read_text())]
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
 

@@ -6,7 +6,8 @@ import pytest
 
 # By file; an empty tuple stands for all of its tests, else for those whose name holds one of the words.
 FULL_RUN: dict[str, tuple[str, ...]] = {
-    "test_batch_inference.py": ("killed_ten_times", "an_adapter_is_merged_in", "two_engines"),
+    "test_agent_runs.py": ("branches_are_computed_once", "[served]"),
+    "test_batch_inference.py": ("killed_five_times", "killed_ten_times", "an_adapter_is_merged_in", "two_engines"),
     "test_checkpoints.py": ("can_be_gone_on_from[1-", "can_be_gone_on_from[2-", "save_all_shards[2]"),
     "test_clusters.py": ("no_node_has_room", "path_that_a_node"),
     "test_critic_runs.py": (),
@@ -21,8 +22,13 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
         "two ranks share",
         "checkpointing",
         "rewards, ZeRO-2",
+        "DoRA",
+        "unpaired",
     ),
+    "test_finite_steps.py": ("[1-", "fp32", "in CPU memory"),
+    "test_gradient_accumulation.py": ("offload", "fp16", "bf16-bf16", "zero_first", "announced-1]"),
     "test_interactive_chat.py": ("thinks_dimly",),
+    "test_kd.py": ("two_ranks_sample",),
     "test_killed_episodes.py": (),
     "test_killed_runs.py": (),
     "test_lost_workers.py": (),
@@ -30,7 +36,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_packed_training.py": (),
     "test_ray_collective.py": (),
     "test_serve_chat.py": ("[qwen3_vl]", "[janus]"),
-    "test_reward_failures.py": ("one_of_two_servers",),
+    "test_reward_failures.py": ("one_of_two_servers", "killed_under_load"),
     "test_reward_fuzz.py": (),
     "test_rl_prompts.py": (),
     "test_row_formats.py": (),
@@ -39,7 +45,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_two_ranks.py": (),
     "test_ulysses.py": ("four_ranks",),
     "test_video_rows.py": ("rolled_out_and_evaluated",),
-    "test_worker_devices.py": ("told_nothing",),
+    "test_worker_devices.py": (),
 }
 
 

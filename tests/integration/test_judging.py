@@ -93,7 +93,7 @@ def test_a_language_model_is_asked_about_what_the_rule_does_not_take_for_right(t
     with chat_server(reply) as server:
         spec = f"llm_judge:judge_url={server.url},judge_model=m,judge_folder={tmp_path}"
         for _ in range(2):
-            with Judge(spec, workers=1, item_timeout_seconds=1.0) as judge:
+            with Judge(spec, workers=1, item_timeout_seconds=4.0) as judge:
                 scores = judge.judge(items)
             assert [score.score for score in scores] == [1.0, 1.0, 1.0, 0.0]
             assert [score.parts["judge_asked"] for score in scores] == [0.0, 0.0, 1.0, 1.0]
