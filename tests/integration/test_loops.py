@@ -30,7 +30,7 @@ def finished(folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def variables(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The demo's model and its rows with images, as a loop takes them; plain transformers start sooner than vLLM."""
+    """The demo's model and its rows of text, some of which it gets right; plain transformers start sooner than vLLM."""
     folder = tmp_path_factory.mktemp("loops")
     few = {"max_epochs": 1, "batch_size": 4, "micro_batch_size": 4}
     rl = {
@@ -41,9 +41,9 @@ def variables(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {
         "PYTHON": sys.executable,
         "MODEL": str(demo / "model"),
-        "DATA": str(demo / "image"),
-        "EVAL_IMAGE": str(demo / "image"),
-        "N": "4",
+        "DATA": str(demo / "text"),
+        "EVAL_TEXT": str(demo / "text"),
+        "N": "8",
         "ROUNDS": "1",
         "SAMPLING": written(folder, "loops/tiny/sampling.yaml", eval_task="generate", max_new_tokens=24),
         "EVAL_CONFIG": written(folder, "demo/evaluate.yaml", backend="transformers", max_new_tokens=24),
@@ -60,7 +60,7 @@ def measured_start(variables: dict[str, str], tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("start") / "measured"
     subprocess.run(
         [sys.executable, "-m", "lmm_r1.cli.evaluate", "--config", variables["EVAL_CONFIG"], "--verifiers", "math"]
-        + ["--checkpoints", f"start={variables['MODEL']}", "--files", f"image={variables['DATA']}"]
+        + ["--checkpoints", f"start={variables['MODEL']}", "--files", f"text={variables['DATA']}"]
         + ["--output", str(folder / "start.json")],
         check=True,
     )
@@ -71,12 +71,12 @@ def measured_start(variables: dict[str, str], tmp_path_factory: pytest.TempPathF
 def loop(variables: dict[str, str], measured_start: Path, tmp_path: Path) -> Callable[..., Path]:
     """A function that runs a loop with its settings and flags into a folder, where the start was measured before."""
 
-    def run(script: str, config: str, *flags: str, code: int = 0) -> Path:
+    def run(script: str, config: str, *flags: str, code: int = 0, **others: str) -> Path:
         output = tmp_path / "loop"
         output.mkdir(exist_ok=True)
         if not (output / "measured").exists():
             shutil.copytree(measured_start, output / "measured")
-        environment = os.environ | variables | {"CONFIG": variables[config], "OUTPUT": str(output)}
+        environment = os.environ | variables | {"CONFIG": variables[config], "OUTPUT": str(output)} | others
         done = subprocess.run(["bash", str(SCRIPTS / script), *flags], env=environment, timeout=300)
         assert done.returncode == code
         return output
@@ -104,6 +104,15 @@ def test_a_round_samples_trains_and_is_compared_with_the_start(script, config, k
     assert (output / "round_1/model.safetensors").exists()
     assert len((output / "samples/round_1.all.jsonl").read_text().splitlines()) == 16
     assert compared(output) == [("start", "round_1")]
+
+
+def test_a_round_without_a_right_response_says_so_and_trains_nothing(loop, variables, demo, capfd):
+    output = loop("train_rejection_sampling.sh", "SFT", code=1, MODEL=str(demo / "tiny"), N="2")
+    assert (
+        f"of N=2 responses of MODEL={demo / 'tiny'} to each prompt of DATA={variables['DATA']}"
+        in capfd.readouterr().err
+    )
+    assert not (output / "round_1").exists()
 
 
 def test_a_reward_model_is_trained_and_rl_goes_on_against_it_after_it_was_stopped(loop):

@@ -37,6 +37,10 @@ sample() {
   run_on_rows "$PYTHON" -m lmm_r1.cli.batch_inference --config "$SAMPLING" --model "$MODEL" --data "$DATA" \
     --n_samples "$N" --verifier "$VERIFIER" --engines "$(processes)" --output "$ROOT/samples/$1.all.jsonl" \
     --selected "$ROOT/samples/$1.jsonl" "${@:2}"
+  if [[ $DRY_RUN != 1 && ! -s $ROOT/samples/$1.jsonl ]]; then
+    echo "${0##*/}: VERIFIER=$VERIFIER leaves none of MODEL=$MODEL's N=$N responses a prompt to train on; sample more of them (N)" >&2
+    exit 1
+  fi
 }
 
 # measure NAME: MODEL on the held-out rows, unless that was done.
