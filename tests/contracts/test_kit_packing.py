@@ -99,9 +99,10 @@ def batch_of(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[str], 
         # A prompt comes again: texts become one group, images that were encoded twice do not.
         conversations, lengths = [TEXT, OTHER_TEXT, TEXT], [(5, 1, 9), (4, 7), (3, 0)]
         if name in IMAGE_KITS:
-            of_turns = TWO_IMAGES_OF_TURNS if name in LARGE_IMAGES else THREE_IMAGES
-            conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, of_turns, TEXT, ONE_IMAGE]
+            conversations = [TEXT, ONE_IMAGE, TWO_IMAGES, THREE_IMAGES, TEXT, ONE_IMAGE]
             lengths = [(5, 1, 9), (4, 1, 7), (6,), (2, 3), (3, 0), (8,)]
+        if name in LARGE_IMAGES:
+            conversations[2:4], lengths[2:4] = [TWO_IMAGES_OF_TURNS], [(2, 3)]
         samples = groups(prompts_of(name, *conversations), lengths, gap=True)
         # The loss takes nothing of one that only fills up a batch.
         samples.append(replace(samples[0], loss_mask=(False,) * len(samples[0].response)))

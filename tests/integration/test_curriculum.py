@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lmm_r1.cli import make_task
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "examples/scripts/lmm_r1"
 DEMO = SCRIPTS / "configs/demo"
 STEPS = 2
 PROMPTS = 4
-
-
-def lmm_r1(command: str, *arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", f"lmm_r1.cli.{command}", *map(str, arguments)], check=True)
 
 
 def small(config: str, folder: Path, **changes: object) -> Path:
@@ -32,10 +30,9 @@ def small(config: str, folder: Path, **changes: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> dict[str, str]:
+def inputs(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
     """A tiny model, rows, and configs: what run_curriculum.sh takes from its environment."""
     folder = tmp_path_factory.mktemp("curriculum")
-    lmm_r1("make_tiny_model", "--arch", "qwen2_5_vl", "--output", folder / "tiny")
     sets = {
         "sft": ("mixed", "train", 32, "--solutions"),
         "text": ("text", "train", PROMPTS * STEPS),
@@ -44,10 +41,8 @@ def inputs(tmp_path_factory) -> dict[str, str]:
         "image_test": ("image", "test", 4),
     }
     for name, (modality, split, rows, *more) in sets.items():
-        lmm_r1(
-            "make_task", "digits", "--modality", modality, "--split", split, "--rows", rows, *more,
-            "--output", folder / name,
-        )  # fmt: skip
+        flags = ("--modality", modality, "--split", split, "--rows", rows, *more, "--output", folder / name)
+        make_task.main(["digits", *map(str, flags)])
     rl = {
         "rollout": {
             "batch_size": PROMPTS,
@@ -61,7 +56,7 @@ def inputs(tmp_path_factory) -> dict[str, str]:
     }
     sft = {"train": {"max_steps": STEPS, "batch_size": 8, "micro_batch_size": 4, "max_epochs": 10}}
     return {
-        "MODEL": str(folder / "tiny"),
+        "MODEL": str(tiny_checkpoint("qwen2_5_vl")),
         "ROOT": str(folder / "run"),
         "SFT_DATA": str(folder / "sft"),
         "FRE_DATA": str(folder / "text"),

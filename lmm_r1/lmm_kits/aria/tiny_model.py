@@ -52,7 +52,7 @@ CHAT_TEMPLATE = """\
 VISION_LAYERS = 2
 # The processor knows two sizes of an image. The released model cuts them into 35 x 35 and 70 x 70 patches and hands
 # 128 and 256 tokens on; larger patches and a sixteenth of the tokens keep the tiny one fast.
-PATCH_SIZE = 35
+PATCH_SIZE = 49
 IMAGE_TOKENS = {490: 8, 980: 16}
 
 
