@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from lmm_r1.chat.attachments import read_image, read_video, sources_of
-from lmm_r1.chat.conversation import load, save, saved_path
+from lmm_r1.chat.conversation import is_saved_conversation, load, save, saved_path
 from lmm_r1.chat.sampling import NAMES, changed
 from lmm_r1.chat.session import Session
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 
 SIGN = "/"
+WORDS = {"exit": "/exit", "quit": "/exit"}
+"""What is a command without a slash, as in other programs, where nothing else is said."""
 _NO_TEXT = ('""', "''")
 _SHOWN = 60
 
@@ -112,7 +114,11 @@ def _save(session: Session, argument: str) -> None:
     path = saved_path(argument)
     if session.conversation.turns == 0:
         raise UserError("there is nothing to save yet")
+    if path not in (session.kept, session.asked) and path.is_file() and is_saved_conversation(path):
+        session.asked = path
+        raise UserError(f"{path} holds another conversation; the same command once more overwrites it")
     save(path, session.conversation, sampling=session.sampling, model=session.model.name)
+    session.kept, session.asked = path, None
     session.screen.say(f"saved to {path}")
 
 
@@ -148,8 +154,9 @@ COMMANDS: dict[str, Command] = {
     "/retry": Command(argument="", help="ask for the last answer again", run=_retry),
     "/undo": Command(argument="", help="take the last turn back", run=_undo),
     "/reset": Command(argument="", help="begin a new conversation", run=_reset),
+    "/clear": Command(argument="", help="the same as /reset", run=_reset),
     "/save": Command(argument="FILE", help="write the conversation to a file", run=_save, takes_path=True),
     "/load": Command(argument="FILE", help="go on with a conversation from a file", run=_load, takes_path=True),
     "/help": Command(argument="", help="show this", run=_help),
-    "/exit": Command(argument="", help="leave", run=_leave),
+    "/exit": Command(argument="", help="leave; so do exit and quit by themselves", run=_leave),
 }

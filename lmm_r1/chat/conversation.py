@@ -117,7 +117,7 @@ def save(path: Path, conversation: Conversation, *, sampling: Sampling, model: s
 
     Raises UserError where nothing can be written, and for a file that holds anything but a conversation of this kind.
     """
-    if path.is_file() and not _is_saved_conversation(path):
+    if path.is_file() and not is_saved_conversation(path):
         raise UserError(f"{path}: is there and holds no saved conversation; choose another name")
     row = {
         "messages": stored_messages(conversation.messages),
@@ -166,7 +166,7 @@ def _only_record(path: Path) -> Record:
     return records[0]
 
 
-def _is_saved_conversation(path: Path) -> bool:
+def is_saved_conversation(path: Path) -> bool:
     try:
         return _only_record(path)[0].get("datasource") == DATASOURCE
     except UserError:

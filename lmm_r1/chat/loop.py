@@ -14,7 +14,7 @@ from types import FrameType
 
 from lmm_r1.chat.attachments import dragged_image
 from lmm_r1.chat.chat_model import load_model
-from lmm_r1.chat.commands import COMMANDS, SIGN, attach_images, run_command
+from lmm_r1.chat.commands import COMMANDS, SIGN, WORDS, attach_images, run_command
 from lmm_r1.chat.conversation import SavedConversation, load
 from lmm_r1.chat.episodes import greeting
 from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
@@ -75,7 +75,9 @@ def respond(session: Session, line: str) -> None:
     text = line.strip()
     if not text:
         return
-    if text.split()[0] in COMMANDS:
+    if text in WORDS:
+        run_command(session, WORDS[text])
+    elif text.split()[0] in COMMANDS:
         run_command(session, text)
     elif dragged_image(text) is not None:
         attach_images(session, text)

@@ -36,6 +36,10 @@ class Session:
         self.attached: list[Attachment] = []
         self.unanswered: str | None = None
         """Text of a message that got no answer; what was attached to it still is."""
+        self.kept: Path | None = None
+        """The file that this conversation was written to, or comes from."""
+        self.asked: Path | None = None
+        """A file of something else that the user has asked to write to, once."""
         self.leaving = False
         self.stopped = False
         """Whether Ctrl-C ended the last answer."""
@@ -78,6 +82,7 @@ class Session:
     def reset(self) -> None:
         """Forget all turns and what is attached; the system prompt and the settings stay."""
         self.conversation = self.conversation.without_turns()
+        self.kept, self.asked = None, None
         self.attached = []
         self.unanswered = None
 
@@ -88,6 +93,7 @@ class Session:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         self.sampling = saved.applied_to(self.sampling)
+        self.kept, self.asked = path, None
         self.conversation = saved.conversation
         self.attached = []
         self.unanswered = None

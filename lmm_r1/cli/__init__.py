@@ -35,6 +35,8 @@ COMMANDS = {
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
 }
 
+HELP = ("-h", "--help", "help")
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command named by the first argument; an unknown name ends the process with code 2.
@@ -63,7 +65,9 @@ def _reader_has_gone() -> bool:
 
 def _run(arguments: list[str]) -> None:
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    if name in HELP and arguments[1:]:
+        _run([arguments[1], "--help"])
+    elif name in HELP:
         print(_usage())
     elif name == "--version":
         from importlib.metadata import version
@@ -81,4 +85,4 @@ def _run(arguments: list[str]) -> None:
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
-    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 COMMAND --help lists the flags of a command."
+    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND lists the flags of a command."

@@ -7,10 +7,13 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import io
+import itertools
+import os
 import signal
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import tyro
 
 from lmm_r1 import dotted
-from lmm_r1.cli.yaml_file import YamlError, read_settings
+from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import RunStopped, UserError
 
@@ -31,6 +34,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 # tyro answers these itself, whatever the command.
 TYRO_FLAGS = ("help", "tyro_print_completion", "tyro_write_completion")
 CONFIG_FLAG = "config"
+_WIDTH = "COLUMNS"
 CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
 
 
@@ -46,6 +50,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
     _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog)
+    _refuse_wrong_values(arguments, flags, prog=prog)
     default = tyro.MISSING_NONPROP
     if config_files:
         try:
@@ -53,9 +58,8 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
         except YamlError as error:
             _exit(prog, str(error))
         default = dotted.replace(_defaults(config_class), settings)
-    if {"-h", "--help"} & set(arguments):
-        attach_help(config_class)
-    return tyro.cli(
+    read = functools.partial(
+        tyro.cli,
         config_class,
         prog=prog,
         description=f"{description} {CONFIG_HELP}",
@@ -63,6 +67,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
         default=default,
         use_underscores=True,
     )
+    if {"-h", "--help"} & set(arguments):
+        attach_help(config_class)
+        return read()
+    return _in_a_sentence(read, prog=prog)
 
 
 @contextlib.contextmanager
@@ -127,6 +135,48 @@ def _refuse_unknown_flags(
         match = nearest(name, known=flags)
         hint = f"did you mean --{match}?" if match else f"{prog} --help lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")
+
+
+def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:
+    for place, argument in enumerate(arguments):
+        spelled, equals, value = argument.partition("=")
+        hint = flags.get(spelled[2:].replace("-", "_")) if spelled.startswith("--") else None
+        value = value if equals else next(iter(arguments[place + 1 :]), "--")
+        if hint is None or value.startswith("--"):
+            continue
+        if refusal := refused_value(value, hint):
+            _exit(prog, f"{spelled} {refusal}")
+
+
+def _in_a_sentence(read: Callable[[], Config], *, prog: str) -> Config:
+    """Return what `read` does; where tyro draws a box around what is wrong, say it in a line."""
+    said = io.StringIO()
+    width = os.environ.get(_WIDTH)
+    # As wide as any sentence, so that none is broken.
+    os.environ[_WIDTH] = "10000"
+    try:
+        with contextlib.redirect_stderr(said):
+            return read()
+    except SystemExit as end:
+        inside = _inside_of_box(said.getvalue())
+        if end.code in (0, None) or not inside:
+            print(said.getvalue(), end="", file=sys.stderr)
+            raise
+        _exit(prog, f"{' '.join(inside).rstrip('.')}; {prog} --help lists all flags")
+    finally:
+        os.environ.pop(_WIDTH)
+        if width is not None:
+            os.environ[_WIDTH] = width
+
+
+def _inside_of_box(text: str) -> list[str]:
+    """Return the lines of what tyro says that stand below its title, without the help of flags that may follow."""
+    # Drawn with dashes and bars where the terminal has no lines.
+    lines = [line.strip(" │|╭╮╰╯") for line in text.splitlines()]
+    rules = [place for place, line in enumerate(lines) if line.endswith(("─", "---"))]
+    below = lines[rules[0] + 1 :] if rules else lines
+    told = itertools.takewhile(lambda line: line != "Argument helptext:", below)
+    return [line for line in told if line and not line.endswith(("─", "---")) and "For full helptext" not in line]
 
 
 def _defaults(config_class: type[Config]) -> Config:

@@ -47,14 +47,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=column != COLUMNS[-1])
+    told, common = apart(rows)
+    for place in told:
+        table.add_column(COLUMNS[place], no_wrap=COLUMNS[place] != COLUMNS[-1])
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in told))
     console = Console(highlight=False)
     console.print(table)
+    console.print(common)
     for note in notes:
         console.print(note)
+
+
+def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:
+    """Return the columns in which kits differ, and a sentence for those in which they do not."""
+    told = [place for place in range(len(COLUMNS)) if len({row[place] for row in rows}) > 1]
+    same = [f"{COLUMNS[place]} {rows[0][place]}" for place in range(len(COLUMNS)) if place not in told]
+    return told, f"All kits: {', '.join(same)}."
 
 
 def engine_version() -> str:

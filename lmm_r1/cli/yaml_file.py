@@ -167,7 +167,37 @@ def _convert_text(text: str, hint: object) -> object:
             return typing.cast(type, hint)(text)
         except (TypeError, ValueError):
             pass
-    raise ValueError(f"must be {_describe(hint)}, not {text!r}")
+    raise ValueError(f"must be {_describe(hint)}, not {text!r}{_meant(text, hint)}")
+
+
+def refused_value(text: str, hint: object) -> str | None:
+    """Say what is wrong with a number or one of the values that `hint` names, None where nothing is or it is neither."""
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = typing.get_args(hint) if optional else (hint,)
+    kinds = [member for member in members if member is not type(None)]
+    if len(kinds) != 1 or (kinds[0] not in (int, float) and typing.get_origin(kinds[0]) is not typing.Literal):
+        return None
+    if type(None) in members and text == "None":
+        return None
+    try:
+        _convert_text(text, kinds[0])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _meant(text: str, hint: object) -> str:
+    """Return what a value that is none of the choices may have meant, as the end of a sentence."""
+    if typing.get_origin(hint) is not typing.Literal:
+        return ""
+    from lmm_r1.config.ppo import ESTIMATORS_ELSEWHERE
+
+    choices = [str(choice) for choice in typing.get_args(hint)]
+    here = ESTIMATORS_ELSEWHERE.get(text.lower().replace("-", "_"))
+    if here in choices:
+        return f", which is called {here} here"
+    match = nearest(text, known=choices)
+    return f"; did you mean {match}?" if match else ""
 
 
 def _describe(hint: object) -> str:

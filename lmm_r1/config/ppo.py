@@ -128,6 +128,18 @@ class RewardConfig:
     """For a response cut off at the limit: 0 to 1 scales its reward, a negative number replaces it."""
 
 
+# What papers and other trainers call them.
+ESTIMATORS_ELSEWHERE = {
+    "grpo": "group_norm",
+    "ppo": "gae",
+    "reinforce++": "reinforce",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce++_baseline": "reinforce_baseline",
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+    "drgrpo": "dr_grpo",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"

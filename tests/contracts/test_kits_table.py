@@ -36,6 +36,15 @@ def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
     assert kits.kit_notes() == ["llm takes no part in RL: it has no class for it."]
 
 
+def test_the_terminals_table_leaves_out_what_is_the_same_for_all():
+    rows = [("a", "yes", "no", "yes", "yes", "yes", "yes", "yes", "1.0", "A"), ("b", "no", *["no"] * 6, "1.0", "B")]
+    places, sentence = kits.apart(rows)
+    assert [kits.COLUMNS[place] for place in places] == [
+        "kit", "images", "SFT", "RL", "LoRA", "packing", "critic", "checkpoints",
+    ]  # fmt: skip
+    assert sentence == "All kits: video no, vLLM 1.0."
+
+
 @pytest.mark.parametrize("flags", [[], ["--markdown"]])
 def test_the_command_prints_every_kit_with_the_engines_version(flags, capsys):
     kits.main(flags)

@@ -38,4 +38,4 @@ if ((${#files[@]})); then
   run "$PYTHON" -m lmm_r1.cli.evaluate --config "$EVAL_CONFIG" --checkpoints "${checkpoints[@]}" --files "${files[@]}" \
     --output "$ROOT/evaluation.json"
 fi
-run "$PYTHON" -m lmm_r1.cli.report "$ROOT" --seconds "$SECONDS"
+run "$PYTHON" -m lmm_r1.cli.report "$ROOT"

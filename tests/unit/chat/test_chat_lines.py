@@ -129,6 +129,40 @@ def test_undo_and_reset():
     assert failure(session, "/retry") == "there is no turn yet to ask for again"
 
 
+@pytest.mark.parametrize("word", ["exit", "quit", " quit ", "/exit"])
+def test_a_word_by_itself_leaves_and_in_a_message_it_does_not(word):
+    session = chat(answer("Type it."))
+    assert enter(session, "exit how?", word, "never read")
+    assert texts(session) == [("user", "exit how?"), ("assistant", "Type it.")]
+    assert session.leaving
+
+
+def test_clear_begins_anew_as_reset_does():
+    session = chat(answer("2"), system="Count.")
+    assert enter(session, "1+1?", "/clear")
+    assert texts(session) == [("system", "Count.")]
+
+
+def test_what_is_not_of_this_conversation_is_overwritten_only_on_the_second_demand(folder):
+    session = chat(answer("2"), answer("4"), answer("6"))
+    enter(session, "1+1?", "/save old.json")
+    precious = (folder / "old.json").read_text()
+    enter(session, "/reset", "2+2?")
+    assert (
+        failure(session, "/save old.json")
+        == "old.json holds another conversation; the same command once more overwrites it"
+    )
+    assert (folder / "old.json").read_text() == precious
+    assert enter(session, "/save new.json", "3+3?", "/save new.json"), "its own file is its own"
+    assert (
+        failure(session, "/save old.json")
+        == "old.json holds another conversation; the same command once more overwrites it"
+    )
+    assert enter(session, "/save old.json")
+    assert len(json.loads((folder / "old.json").read_text())[0]["messages"]) == 4
+    assert enter(session, "/load new.json", "/undo", "/save new.json")
+
+
 def test_a_stopped_answer_stays_and_is_marked():
     session = chat(answer("2 and", finish_reason="aborted"))
     enter(session, "1+1?", "/system Count.")

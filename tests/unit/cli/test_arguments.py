@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.config.ppo import EstimatorName, PPOConfig
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -86,9 +87,50 @@ def test_a_flag_like_no_other_points_to_help(capsys):
     assert "unknown flag --zzz; lmm-r1 stage --help lists them all" in refused(capsys, "--zzz")
 
 
-def test_a_value_of_the_wrong_type_and_a_missing_flag_end_with_code_two(capsys):
-    assert "--max-rows" in refused(capsys, "--output", "o", "--max_rows", "many").replace("_", "-")
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--max_rows", "many"], "--max_rows must be a whole number, not 'many'"),
+        (["--max_rows=1.5"], "--max_rows must be a whole number, not '1.5'"),
+        (["--actor.adam.lr", "fast"], "--actor.adam.lr must be a number, not 'fast'"),
+        (["--level", "of"], "--level must be one of off, token, not 'of'; did you mean off?"),
+        (["--level"], "Missing value for argument '--level'. Expected 1 values; lmm-r1 stage --help lists all flags"),
+        (["stray"], "Unrecognized options: stray; lmm-r1 stage --help lists all flags"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_in_a_line(argv, told, capsys):
+    assert refused(capsys, "--output", "o", *argv) == f"lmm-r1 stage: error: {told}\n"
+
+
+def test_a_missing_flag_ends_with_code_two(capsys):
     assert "--output" in refused(capsys)
+
+
+def test_none_and_negative_numbers_are_values():
+    assert run("--output", "o", "--max_rows", "None").max_rows is None
+    assert run("--output", "o", "--max_rows", "-3", "--actor.adam.lr", "-1e-3").actor.adam.lr == -1e-3
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "here"),
+    [
+        ("grpo", "group_norm"),
+        ("PPO", "gae"),
+        ("reinforce++", "reinforce"),
+        ("reinforce++-baseline", "reinforce_baseline"),
+    ],
+)
+def test_an_estimator_by_the_name_of_its_paper_is_answered_with_its_name_here(elsewhere, here, tmp_path, capsys):
+    told = f"algo.advantage.estimator must be one of {', '.join(get_args(EstimatorName))}, not '{elsewhere}'"
+    file = write(tmp_path, f"algo.advantage.estimator: {elsewhere}\n")
+    for argv, place in (
+        (["--algo.advantage.estimator", elsewhere], "--"),
+        (["--config", file], f"{file}:1: "),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            parse(PPOConfig, argv, prog="p", description="")
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err == f"p: error: {place}{told}, which is called {here} here\n"
 
 
 def test_yaml_lies_over_the_defaults_and_under_the_flags(tmp_path):
@@ -196,3 +238,12 @@ def test_the_dispatcher_lists_its_commands_and_names_the_nearest(capsys):
 def test_the_dispatcher_knows_its_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out.startswith("lmm-r1 ")
+
+
+def test_help_lists_the_commands_or_the_flags_of_one(capsys):
+    main(["help"])
+    assert capsys.readouterr().out.startswith("usage: lmm-r1 COMMAND [flags]")
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "report"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: lmm-r1 report")
