@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from machine import machine_name
@@ -43,8 +44,10 @@ def main() -> None:
 def run(seed: int, folder: Path, *, flags: list[str]) -> dict:
     """Run the demo and return its summary with the gains over the cold start, in points."""
     environment = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable}
+    began = time.perf_counter()
     subprocess.run(["bash", str(DEMO), str(folder), *flags], check=True, env=environment, stdout=sys.stderr)
-    summary = json.loads((folder / "summary.json").read_text())
+    seconds = round(time.perf_counter() - began, 1)
+    summary = json.loads((folder / "summary.json").read_text()) | {"seconds": seconds}
     stages = {stage["name"]: stage for stage in summary["stages"]}
 
     def gain(stage: str, kind: str) -> float:

@@ -18,7 +18,7 @@ from lmm_r1.report.rollout_sample import (
     sample_rollouts,
 )
 from lmm_r1.report.settings import without_secrets
-from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_rows, total_seconds
+from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_before, stage_rows, total_seconds
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
@@ -108,7 +108,7 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
             title=f"Held-out {cell.file} accuracy",
             value=percent(accuracy),
             remark=(
-                f"{points(cell.change)} points since {run.stages[0].name}"
+                f"{points(cell.change)} points since {run.stages[0].name}{_since_before(run, name, cell)}"
                 if cell.change is not None
                 else f"after {name}"
             ),
@@ -123,6 +123,11 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
         remark=f"{steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
     )
     return [*held_out, took]
+
+
+def _since_before(run: Run, name: str, cell: HeldOut) -> str:
+    before = next((stage_before(run, stage) for stage in run.stages if stage.name == name), None)
+    return f", {points(cell.step)} since {before.name}" if before and cell.step is not None else ""
 
 
 def _evaluated_with(run: Run) -> dict[str, str]:

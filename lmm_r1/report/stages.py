@@ -23,6 +23,8 @@ class HeldOut:
     """None where the stage was not evaluated on this file."""
     change: float | None
     """Accuracy less that of the first stage; None for the first stage itself, or where either is unknown."""
+    step: float | None
+    """Accuracy less that of the stage before; None where that is the first one, or where either is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +52,31 @@ def stage_rows(run: Run) -> list[StageRow]:
 
 
 def _row(run: Run, name: str, checkpoint: Checkpoint | None, *, stage: Stage | None = None) -> StageRow:
-    files = checkpoint.files if checkpoint else {}
+    files, first = checkpoint.files if checkpoint else {}, run.stages[0]
     return StageRow(
         name=name,
         stage=stage,
         held_out=tuple(
             HeldOut(
-                file=file, scores=files.get(file), change=_change(run, file=file, scores=files.get(file), of=stage)
+                file=file,
+                scores=files.get(file),
+                change=_change(run, file=file, scores=files.get(file), since=None if stage is first else first),
+                step=_change(run, file=file, scores=files.get(file), since=stage_before(run, stage)),
             )
             for file in run.evaluation.file_names
         ),
     )
 
 
-def _change(run: Run, *, file: str, scores: FileScores | None, of: Stage | None) -> float | None:
-    first = run.stages[0]
-    baseline = run.held_out(first).get(file)
-    if of is first or scores is None or scores.accuracy is None or baseline is None or baseline.accuracy is None:
+def stage_before(run: Run, stage: Stage | None) -> Stage | None:
+    """Return the stage that this one went on from where it is not the run's first, None where there is none."""
+    place = next((place for place, other in enumerate(run.stages) if other is stage), 0)
+    return run.stages[place - 1] if place > 1 else None
+
+
+def _change(run: Run, *, file: str, scores: FileScores | None, since: Stage | None) -> float | None:
+    baseline = run.held_out(since).get(file) if since else None
+    if scores is None or scores.accuracy is None or baseline is None or baseline.accuracy is None:
         return None
     return scores.accuracy - baseline.accuracy
 
