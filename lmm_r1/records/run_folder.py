@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class RunFolder:
     kind: str
     started: float = field(default_factory=time.time)
     """When the stage started; `open` moves it back by the time that earlier sessions of the same stage took."""
+    _first: tuple[int, float] | None = None
+    """The first step of this session, and when it was made: with it comes what is done only once."""
 
     def open(self, settings_yaml: str) -> None:
         """Create the folder, or take up the records of an interrupted stage, and write the resolved settings.
@@ -104,7 +106,19 @@ class RunFolder:
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Append one step's metrics; values that are not numbers are left out."""
-        append_metrics(self.path / METRICS_FILE, step=step, seconds=time.time() - self.started, values=values)
+        now = time.time()
+        self._first = self._first or (step, now)
+        append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
+
+    def time_left(self, step: int, *, total: int) -> str:
+        """Return how long the steps behind `step` will take by those that were made: `  0:02:05 left`.
+
+        Empty where nothing is left, or only one step was made, which tells little of the others.
+        """
+        if self._first is None or not self._first[0] < step < total:
+            return ""
+        first, began = self._first
+        return f"  {_clock((time.time() - began) / (step - first) * (total - step))} left"
 
     def rollout(
         self, response: SampledResponse, *, messages: Sequence[Message], location: str
@@ -136,9 +150,15 @@ class RunFolder:
         record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
         append_json_lines(self.path / RESTARTS_FILE, [record])
 
-    def finish(self, *, steps: int) -> None:
-        """Mark the stage as finished; nothing of it is written after this."""
-        write_stage(self.path, name=self.name, kind=self.kind, steps=steps, started=self.started, finished=time.time())
+    def finish(self, *, steps: int) -> str:
+        """Mark the stage as finished, after which nothing of it is written; return what was done, and where the model is."""
+        now = time.time()
+        write_stage(self.path, name=self.name, kind=self.kind, steps=steps, started=self.started, finished=now)
+        return f"{self.name}: {steps} steps in {_clock(now - self.started)}; the model is in {self.path}"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:

@@ -91,7 +91,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.eval_rows = eval_rows
         self.folder = folder
         self.trackers = trackers or Trackers()
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.generator = KitSamplesGenerator(
             self.args, engines, group_settings(config), part_weights=part_weights(config.reward)
         )
@@ -392,6 +392,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.console.print(
             f"{self.folder.name} step {step}/{self.total_steps}  reward {metrics['reward']:.3f}  {shown}  "
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
+            + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
         )

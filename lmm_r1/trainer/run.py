@@ -184,7 +184,8 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         ray.get(workers.actor.async_save_model())
         if workers.critic is not None and config.critic.save_value_network:
             ray.get(workers.critic.async_save_model())
-        folder.finish(steps=done)
+        told = folder.finish(steps=done)
+    trainer.console.print(told)
     ray.shutdown()
 
 

@@ -105,7 +105,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.ahead: Generator[SampleT | None, None, None] | None = None
         self.evaluation: HeldOut[RowT, SampleT] | None = None
         self.best = BestMetric(config)
-        self.console = Console(highlight=False, quiet=not strategy.is_rank_0())
+        self.console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         self.skipped = 0
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
@@ -396,7 +396,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             self.trackers.log(step, values)
             more = "".join(f"  {name} {values[name]:.3f}" for name in self.shown)
             self.console.print(
-                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s"
+                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s  "
+                f"{values['tokens_per_second']:,.0f} tokens/s{self.folder.time_left(step, total=steps)}"
             )
 
     def _save(self, step: int, *, best: bool = False) -> None:

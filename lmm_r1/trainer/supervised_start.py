@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
 from lmm_r1.config import SupervisedConfig, to_openrlhf_args
 from lmm_r1.data.messages import Row
@@ -108,6 +109,10 @@ def session(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+        console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
+        console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
+        # Its bars would stand between the lines of the steps, one for each rank.
+        transformers_logging.disable_progress_bar()
         with trackers:
             yield Session(
                 config=config,
@@ -119,7 +124,7 @@ def session(
                 steps=steps,
             )
         if strategy.is_rank_0():
-            folder.finish(steps=steps)
+            console.print(folder.finish(steps=steps))
         dist.destroy_process_group()
 
 

@@ -182,3 +182,29 @@ def test_half_an_image_is_never_left_under_its_name(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         folder.rollout(RESPONSE, messages=(message("user", picture(4, 4)),), location="rows.jsonl, line 1")
     assert not (tmp_path / "rollouts.jsonl").exists()
+
+
+def test_the_time_that_is_left_follows_from_the_steps_behind_the_first_of_a_session(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("lmm_r1.records.run_folder.time.time", lambda: now[0])
+    folder = opened(tmp_path)
+    assert folder.time_left(0, total=10) == "", "no step was made"
+    now[0] += 600
+    folder.metrics(4, {})
+    assert folder.time_left(4, total=10) == "", "the first takes what is done only once"
+    now[0] += 30
+    folder.metrics(5, {})
+    assert folder.time_left(5, total=10) == "  0:02:30 left"
+    now[0] += 60
+    folder.metrics(6, {})
+    assert folder.time_left(6, total=10) == "  0:03:00 left", "45 s for each of four"
+    assert folder.time_left(10, total=10) == ""
+
+
+def test_the_end_says_how_long_it_took_and_where_the_model_is(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("lmm_r1.records.run_folder.time.time", lambda: now[0])
+    folder = RunFolder(path=tmp_path / "run", name="fre", kind="rl", started=1000.0)
+    folder.open("")
+    now[0] += 3725.4
+    assert folder.finish(steps=12) == f"fre: 12 steps in 1:02:05; the model is in {tmp_path / 'run'}"
