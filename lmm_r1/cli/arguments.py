@@ -35,6 +35,8 @@ Config = TypeVar("Config", bound="DataclassInstance")
 TYRO_FLAGS = ("help", "tyro_print_completion", "tyro_write_completion")
 CONFIG_FLAG = "config"
 _WIDTH = "COLUMNS"
+# Of what is given in most runs.
+SHORT_FLAGS = {"reward": "reward.remote_url"}
 CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
 
 
@@ -49,6 +51,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
     """
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
+    arguments = [_in_full(argument, flags) for argument in arguments]
     _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog)
     _refuse_wrong_values(arguments, flags, prog=prog)
     default = tyro.MISSING_NONPROP
@@ -112,6 +115,13 @@ def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], 
             _exit(prog, "--config needs a file: --config stage.yaml")
         files.append(Path(value))
     return rest, files
+
+
+def _in_full(argument: str, flags: dict[str, object]) -> str:
+    """Return `--reward.remote_url=x` for `--reward=x`, and so on; what is no short form is left as it is."""
+    spelled, equals, value = argument.partition("=")
+    full = SHORT_FLAGS.get(spelled[2:]) if spelled.startswith("--") else None
+    return f"--{full}{equals}{value}" if full in flags else argument
 
 
 def _refuse_unknown_flags(

@@ -77,8 +77,6 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
     unread: dict[str, object] = {}
     if not given.data.prompt_dataset:
         unread["data.prompt_dataset"] = NOT_READ
-    if not (given.reward.remote_url or given.reward.model_name_or_path):
-        unread["reward.remote_url"] = f"http://{NOT_READ}"
     config = resolve(dotted.replace(_without_machine(given, PPOConfig), unread))
 
     def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:

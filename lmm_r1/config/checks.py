@@ -21,7 +21,7 @@ from lmm_r1.config.ppo import (
     RolloutConfig,
     ThoughtConfig,
 )
-from lmm_r1.config.reward_source import reward_function
+from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
@@ -503,20 +503,21 @@ def _check_value_models(config: PPOConfig) -> None:
 
 def _check_reward_source(config: PPOConfig) -> None:
     model, url = config.reward.model_name_or_path, config.reward.remote_url
-    function = reward_function(config.reward)
+    function, verifier = reward_function(config.reward), named_verifier(config.reward)
     weights = part_weights(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
-    if not (model or url or config.train.plays):
-        raise UserError(
-            "nothing gives rewards: start `python -m remote_rm.math_verifier` and give its address, "
-            "for example --reward.remote_url http://127.0.0.1:5000/get_reward"
-        )
     if function is not None and config.reward.timeout_s != RewardConfig.timeout_s:
         raise UserError(
             f"--reward.timeout_s {config.reward.timeout_s:g} is for requests to a reward server; how long the function "
             f"{function.path} may take for a prompt's responses is --reward.deadline_s"
         )
+    for name in ("timeout_s", "deadline_s") if verifier is not None else ():
+        if getattr(config.reward, name) != getattr(RewardConfig, name):
+            raise UserError(
+                f"--reward.{name} {getattr(config.reward, name):g} has no effect on --reward.remote_url {verifier}, which "
+                "asks no server; leave it out"
+            )
     if not model:
         return
     if weights:

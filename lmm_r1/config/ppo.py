@@ -88,11 +88,15 @@ class RefConfig:
     """Keep the reference model in CPU memory while it is not needed."""
 
 
+DEFAULT_VERIFIER = "math"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     remote_url: str | None = None
-    """Address of the reward service's /get_reward, several are separated by commas; or a reward function: FILE.py, or
-    FILE.py:NAME."""
+    """Address of the reward service's /get_reward, several are separated by commas; a reward function: FILE.py, or
+    FILE.py:NAME; or a verifier that the engines ask themselves: math, list:unordered, composition:math=1,format=0.5. None
+    takes math, unless a reward model or an environment gives the rewards."""
     function_kwargs: JsonText | None = None
     """Further arguments of the reward function, as a JSON object."""
     score_key: str | None = None

@@ -10,7 +10,7 @@ from lmm_r1.config.checks import check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
-from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import RMConfig
@@ -43,6 +43,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
+    if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
+        settings["reward.remote_url"] = DEFAULT_VERIFIER
     if config.rollout.vllm_generate_batch_size is None:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
     if config.train.dynamic_batch_enable:

@@ -1,4 +1,4 @@
-"""What `--reward.remote_url` names where it is no address: a function in a Python file."""
+"""What `--reward.remote_url` names where it is no address: a function in a Python file, or a verifier."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
+from remote_rm.registry import VERIFIERS
 
 _FUNCTION = re.compile(r"(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
 
@@ -24,6 +25,22 @@ class RewardFunction:
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
     deadline_s: float
     """Seconds within which it must have scored the responses to one prompt."""
+
+
+def named_verifier(reward: RewardConfig) -> str | None:
+    """Return the verifier that gives the rewards, as `verifier_from` reads it, None where something else does.
+
+    Raises UserError for settings that only requests to a server have.
+    """
+    spec = reward.remote_url or ""
+    if spec.partition(":")[0] not in VERIFIERS:
+        return None
+    if reward.request_fields:
+        raise UserError(
+            f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server, and "
+            f"--reward.remote_url {spec} asks none; leave it out"
+        )
+    return spec
 
 
 def reward_function(reward: RewardConfig) -> RewardFunction | None:

@@ -44,14 +44,17 @@ class Judge:
     Its worker processes are killed at a time limit, so that no response can hang a command.
     """
 
-    def __init__(self, verifier_name: str, *, workers: int, item_timeout_seconds: float) -> None:
+    def __init__(
+        self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--verifiers"
+    ) -> None:
         """Take a verifier by the name that `verifier_from` reads; raises UserError for one that there is not.
 
         Args:
             item_timeout_seconds: an answer that is not judged by then is wrong, and its score says so.
+            flag: that names the verifier, for messages.
         """
         self.name = verifier_name
-        self._verifier = verifier_from(verifier_name)
+        self._verifier = verifier_from(verifier_name, flag=flag)
         self._pool = BlockingPool(
             self._verifier,
             workers=workers,

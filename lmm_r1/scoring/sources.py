@@ -1,4 +1,4 @@
-"""Where rewards come from: reward servers over HTTP, or a Python function in a file."""
+"""Where rewards come from: reward servers over HTTP, a Python function in a file, or a verifier by its name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1.config.ppo import RewardConfig
-from lmm_r1.config.reward_source import reward_function
+from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.row_client import RowClient
 from lmm_r1.scoring.scored_response import ScoredResponse
+from lmm_r1.scoring.verifier_scorer import VerifierScorer
 from remote_rm.client import RewardClient
 from remote_rm.verifier import Score
 
@@ -54,10 +55,12 @@ class RowChecker(Protocol):
 
 
 def make_scorer(reward: RewardConfig) -> Scorer:
-    """Return what `--reward.remote_url` names: a client of servers, or a function of a Python file."""
+    """Return what `--reward.remote_url` names: a client of servers, a function of a Python file, or a verifier."""
     function = reward_function(reward)
     if function is not None:
         return FunctionScorer(function)
+    if (verifier := named_verifier(reward)) is not None:
+        return VerifierScorer(verifier)
     assert reward.remote_url is not None, "only a run with a reward service has a scorer"
     try:
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)

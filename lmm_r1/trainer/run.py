@@ -23,7 +23,7 @@ from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
-from lmm_r1.config.reward_source import reward_function
+from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
@@ -318,6 +318,10 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
         asyncio.run(check())
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
+    if verifier := named_verifier(config.reward):
+        Console(highlight=False).print(
+            f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
+        )
 
 
 def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:

@@ -247,8 +247,11 @@ def test_the_command_writes_a_file_that_the_trainer_takes(tmp_path, capsys):
 
 
 def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
-    main([str(EASYR1_FILE), "worker.reward.reward_function=null"])
-    assert "train_ppo_ray will refuse this until it is mended: nothing gives rewards" in capsys.readouterr().err
+    main([str(EASYR1_FILE), "data.rollout_batch_size=0"])
+    assert (
+        "train_ppo_ray will refuse this until it is mended: --train.batch_size 640 is more than the 0 samples"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

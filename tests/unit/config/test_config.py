@@ -254,6 +254,14 @@ def test_a_template_without_a_place_for_the_prompt_is_not_used(caplog):
     assert "has no {}" in caplog.text
 
 
+def test_where_nothing_gives_rewards_the_math_verifier_does():
+    assert resolve(ppo(reward__remote_url=None)).reward.remote_url == "math"
+    by_model = ppo(reward__remote_url=None, reward__model_name_or_path="rm")
+    assert resolve(by_model).reward.remote_url is None
+    playing = ppo(reward__remote_url=None, train__agent="digits")
+    assert resolve(playing).reward.remote_url is None
+
+
 def test_resolving_twice_changes_nothing():
     once = resolve(ppo())
     assert resolve(once) == once
@@ -265,7 +273,14 @@ def test_resolving_twice_changes_nothing():
     [
         ({"actor__model_name_or_path": None}, "--actor.model_name_or_path is missing"),
         ({"data__prompt_dataset": None}, "--data.prompt_dataset is missing"),
-        ({"reward__remote_url": None}, "nothing gives rewards"),
+        (
+            {"reward__remote_url": "math", "reward__request_fields": ("step",)},
+            "--reward.request_fields step is for requests to a reward server, and --reward.remote_url math asks none",
+        ),
+        (
+            {"reward__remote_url": "number", "reward__timeout_s": 9.0},
+            "--reward.timeout_s 9 has no effect on --reward.remote_url number",
+        ),
         (
             {"reward__model_name_or_path": "rm"},
             "--reward.remote_url http://127.0.0.1:5000/get_reward and --reward.model_name_or_path rm: give one of them",

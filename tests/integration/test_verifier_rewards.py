@@ -1,0 +1,85 @@
+"""Rewards by a verifier that the engines ask themselves: no service is started, and none need be named."""
+
+import asyncio
+import json
+import os
+
+import psutil
+import pytest
+from helpers.commands import flags, write_rows
+from helpers.commands_here import run_here
+
+from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.data.messages import Message, Row, TextPart
+from lmm_r1.errors import UserError
+from lmm_r1.scoring.scored_response import ScoredResponse
+from lmm_r1.scoring.sources import GroupSource, RowChecker, make_scorer
+from lmm_r1.scoring.verifier_scorer import MOST_WORKERS
+from remote_rm.verifier import Score
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+THOUGHT = "<think>It is easy.</think>"
+
+
+def row(answer: str) -> Row:
+    question = Message(role="user", parts=(TextPart("What is 1/3 + 1/3?"),))
+    return Row(messages=(question,), answer=answer, datasource="default", location="rows.jsonl line 1")
+
+
+def given(response: str, *, of: Row) -> ScoredResponse:
+    return ScoredResponse(row=of, query="?", response=response, num_tokens=9)
+
+
+def test_the_scores_of_a_group_are_the_verifiers_and_its_workers_end_with_it():
+    def children() -> int:
+        return len(psutil.Process().children(recursive=True))
+
+    async def scored() -> tuple[list[Score], int]:
+        scorer = make_scorer(RewardConfig(remote_url="composition:math=1.0,format=0.5"))
+        assert isinstance(scorer, GroupSource)
+        said = [f"{THOUGHT}<answer>2/3</answer>", "<answer>2/3</answer>", f"{THOUGHT}<answer>3/2</answer>", ""]
+        try:
+            return await scorer.rewards([given(text, of=row("\\frac{2}{3}")) for text in said]), children()
+        finally:
+            await scorer.close()
+
+    scores, working = asyncio.run(scored())
+    assert [score.reward for score in scores] == [1.5, 1.0, 0.5, 0.0]
+    assert [score.parts["accuracy"] for score in scores] == [1.0, 1.0, 0.0, 0.0]
+    assert working - children() == min(MOST_WORKERS, os.cpu_count())
+
+
+def test_a_label_that_it_cannot_judge_by_and_an_unknown_setting_are_told_with_the_flag():
+    scorer = make_scorer(RewardConfig(remote_url="exact"))
+    assert isinstance(scorer, RowChecker)
+    with pytest.raises(UserError, match="^rows.jsonl line 1: exact cannot judge by this row's answer"):
+        scorer.check_rows([row("seven"), row(" ")])
+    with pytest.raises(UserError, match="^--reward.remote_url list:shuffled: list has no setting 'shuffled'"):
+        make_scorer(RewardConfig(remote_url="list:shuffled"))
+
+
+def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoint, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"What is {n} + 1?"}], "answer": str(n + 1)} for n in range(4)]
+    values = {
+        "actor.model_name_or_path": tiny_checkpoint("llm"),
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": write_rows(tmp_path, *rows),
+        "data.max_len": 128,
+        "algo.kl.init_coef": 0,
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 8,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 2,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "run",
+    }
+    ended = run_here("train_ppo_ray", ["--train.colocate_all", *flags(values)], folder=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "rewards: the verifier math, asked by the engines themselves; --reward names another source" in ended.stdout
+    assert "rl: 2 steps in 0:0" in ended.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all({"accuracy", "format"} <= line.keys() for line in lines)
