@@ -1,8 +1,6 @@
 """Commands that are killed, with every process they have started, at a chosen moment, and then repeated as they were."""
 
-import fnmatch
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,13 +12,19 @@ from pathlib import Path
 
 import psutil
 from helpers.commands_here import run_here
+from helpers.stopping.moments import MOMENT, FileMoment
 
 ROOT = Path(__file__).resolve().parents[2]
+# What lies there is imported by every interpreter that starts, also by those of Ray's workers.
+STOPPING = Path(__file__).parent / "stopping"
 # Inherited by whatever a command starts, also by Ray's processes, which leave its session and outlive it.
 MARK = "LMM_R1_TEST_RUN"
 
-Moment = Callable[[], bool]
-"""Asked again and again while a command runs; once it says yes, everything is killed."""
+Moment = FileMoment | Callable[[], bool]
+"""Asked again and again while a command runs; once it says yes, everything is killed.
+
+At a moment that shows in files the process that reaches it stops by itself, so that it cannot be missed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,10 @@ class KillableCommand:
     def run(self, *, kill: Moment | None = None, limit_s: float = 600) -> Ended:
         """Run to the end, or until the moment of the kill; fails where neither comes in time."""
         mark = uuid.uuid4().hex
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment, MARK: mark}
+        path = os.pathsep.join(map(str, (ROOT, STOPPING)))
+        environment = {**os.environ, "PYTHONPATH": path, **self.environment, MARK: mark}
+        if isinstance(kill, FileMoment):
+            environment[MOMENT] = kill.to_json()
         log = self.cwd / f"run-{mark}.log"
         deadline = time.monotonic() + limit_s
         with log.open("w") as stream:
@@ -61,8 +68,7 @@ class KillableCommand:
                 while process.poll() is None and not killed:
                     assert time.monotonic() < deadline, f"neither ended nor killed in time:\n{log.read_text()[-3000:]}"
                     killed = kill is not None and kill()
-                    # What a moment looks for may be there for some milliseconds.
-                    time.sleep(0 if killed else 0.1 if kill is None else 0.002)
+                    time.sleep(0 if killed else 0.1 if kill is None else 0.02)
             finally:
                 # In the one that ended by itself, too, nothing may be left that writes.
                 _kill_all(process, mark)
@@ -74,61 +80,20 @@ class KillableCommand:
         ended = run_here(module.rpartition(".")[2], arguments, folder=self.cwd)
         return Ended(killed=False, code=ended.code, output=ended.stdout + ended.stderr)
 
-    def repeat(self, moments: Sequence[Moment], *, limit_s: float = 600) -> list[Ended]:
-        """Kill the command once at each moment, then let it run to its end; returns how each session ended."""
-        ended = [self.run(kill=moment, limit_s=limit_s) for moment in moments]
-        return [*ended, self.run(limit_s=limit_s)]
-
 
 def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def after(seconds: float) -> Moment:
-    """So long after the command was started."""
-    started: list[float] = []
-
-    def reached() -> bool:
-        started[:] = started or [time.monotonic()]
-        return time.monotonic() - started[0] >= seconds
-
-    return reached
-
-
-def at_random(longest: float, *, seed: int) -> Moment:
-    """Up to so many seconds after the command was started."""
-    return after(random.Random(seed).uniform(0, longest))
-
-
-def appears(folder: Path, pattern: str) -> Moment:
+def appears(folder: Path, pattern: str) -> FileMoment:
     """When something of this name comes into the folder; what was there before does not count."""
-    before = _names(folder, pattern)
-    return lambda: not _names(folder, pattern) <= before
+    there = tuple(os.listdir(folder)) if folder.is_dir() else ()
+    return FileMoment(folder=str(folder), pattern=pattern, before=there)
 
 
-def _names(folder: Path, pattern: str) -> set[str]:
-    """Return what a folder holds by a pattern; asked thousands of times, which `Path.glob` would keep a core busy with."""
-    try:
-        return set(fnmatch.filter(os.listdir(folder), pattern))
-    except FileNotFoundError:
-        return set()
-
-
-def vanishes(path: Path) -> Moment:
-    """When something that was there is there no longer."""
-    seen: list[bool] = []
-
-    def reached() -> bool:
-        there = path.exists()
-        seen.extend([True] * there)
-        return bool(seen) and not there
-
-    return reached
-
-
-def lines_in(file: Path, count: int) -> Moment:
+def lines_in(file: Path, count: int) -> FileMoment:
     """When the file has so many lines."""
-    return lambda: file.exists() and file.read_bytes().count(b"\n") >= count
+    return FileMoment(folder=str(file.parent), pattern=file.name, lines=count)
 
 
 def kills(title: str, mark: str, *, when: Moment) -> Moment:
