@@ -21,6 +21,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
+from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
 from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.reward_source import named_verifier, reward_function
@@ -359,12 +360,8 @@ def _start_ray(config: PPOConfig) -> None:
         # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
-    environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
     arguments: dict[str, Any] = {
-        "runtime_env": {
-            "env_vars": {name: os.environ.get(name, value) for name, value in environment.items()},
-            "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker",
-        },
+        "runtime_env": worker_runtime(run_environment()),
         "log_to_driver": config.logger.worker_logs,
     }
     if not nodes.joins():
