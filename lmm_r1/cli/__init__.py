@@ -7,7 +7,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
+
+# Here, as a command may load torch before it knows what it is to do.
+cpu.wait_asleep()
 
 COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
