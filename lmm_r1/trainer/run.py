@@ -21,7 +21,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
-from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
@@ -98,6 +98,7 @@ def train(config: PPOConfig) -> None:
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
+    config = _sized(config, rows=len(rows))
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
     check_prompts(rows + eval_rows)
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
@@ -256,6 +257,14 @@ def _prompts(config: PPOConfig) -> list[Row]:
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
     return rows
+
+
+def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
+    """Return the settings with the sizes that were left open, and say what they are."""
+    sized, told = sized_ppo(config, rows=rows)
+    if told is not None:
+        Console(highlight=False, soft_wrap=True).print(told)
+    return sized
 
 
 def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
