@@ -15,16 +15,13 @@ from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
-from lmm_r1.config.shared import TrackerName
+from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.sizes import group_size
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-RUNS = "runs"
-"""Where run folders lie that no flag names."""
 
 Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
 Referred = TypeVar("Referred", DPOConfig, KTOConfig)

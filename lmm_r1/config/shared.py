@@ -6,6 +6,8 @@ from typing import Literal, NewType
 from lmm_r1.config.rows import RowsConfig
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
+RUNS = "runs"
+"""Where that is written which no flag names a place for."""
 JsonText = NewType("JsonText", str)
 """A JSON object as text; in a YAML file it may stand as a mapping, too."""
 

@@ -23,7 +23,7 @@ from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Message, Row, images_of, videos_of
+from lmm_r1.data.messages import Message, Row, as_prompt, images_of, videos_of
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
@@ -182,7 +182,7 @@ def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReadin
     fields, location, base_dir = record
     row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
     check_media(row.messages, location=location)
-    return row
+    return as_prompt(row)
 
 
 def no_rows(path: str) -> UserError:

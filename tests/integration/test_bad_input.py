@@ -109,6 +109,9 @@ def sft(model: Path | str, **changes: object) -> list[str]:
     return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
 
+# What RL would have to ask with an answer in front.
+TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
+
 # Lines of rows.jsonl for train_ppo_ray, and what the sentence must hold: where, what is wrong, what to do.
 BAD_ROWS = {
     "missing image": (
@@ -130,8 +133,8 @@ BAD_ROWS = {
         ["rows.jsonl line 1: message 1 has the role 'robot'; known roles are system, user, assistant, tool"],
     ),
     "answer in the prompt": (
-        [QUESTION, ANSWERED],
-        ["rows.jsonl line 2: a prompt for RL must not end with an assistant turn; such rows are for train_sft"],
+        [QUESTION, TWO_ANSWERS],
+        ["rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft"],
     ),
     "too few rows": (
         [QUESTION],
@@ -186,9 +189,9 @@ def test_images_are_never_dropped_for_a_plain_language_model(command, argv, tiny
 
 def test_rows_to_evaluate_on_are_checked_before_rl_starts(tiny_models, work, capfd):
     (work / "held_out").mkdir()
-    write_rows(work / "held_out", QUESTION, ANSWERED)
+    write_rows(work / "held_out", QUESTION, TWO_ANSWERS)
     argv = ppo(tiny_models["image"], eval__dataset="held_out/rows.jsonl", eval__steps=1)
-    sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with an assistant turn"
+    sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns"
     assert error_of("train_ppo_ray", argv, capfd=capfd).startswith(sentence)
 
 
