@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lmm_r1.dotted import nearest
 
 COMMANDS = {
+    "init": "a first project: rows with pictures, settings, a reward function, and a README with its commands",
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
