@@ -85,4 +85,4 @@ def _run(arguments: list[str]) -> None:
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
-    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND lists the flags of a command."
+    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND shows examples and flags of a command."

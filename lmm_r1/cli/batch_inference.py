@@ -12,6 +12,7 @@ from lmm_r1.config.batch_inference import BatchConfig
 if TYPE_CHECKING:
     from lmm_r1.batch.run import BatchReport
 
+CONFIG = BatchConfig
 PROG = "lmm-r1 batch_inference"
 DESCRIPTION = (
     "Generate responses to every row of a file, play episodes on it with an environment (--agent), or score responses with "
@@ -22,7 +23,7 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job; ends with code 3 where rows were left out."""
-    config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION)
+    config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION, first_help=BatchConfig.first_help)
     with user_errors(PROG):
         from lmm_r1.batch.run import run_batch
 

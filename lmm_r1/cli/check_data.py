@@ -19,6 +19,7 @@ from lmm_r1.files.json_files import write_json_object
 if TYPE_CHECKING:
     from lmm_r1.data_check.check import CheckedData
 
+CONFIG = CheckDataConfig
 PROG = "lmm-r1 check_data"
 DESCRIPTION = (
     "Tell what is in a row file and what of it a training would stumble over: rows that cannot be used, broken images, "

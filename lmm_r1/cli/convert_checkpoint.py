@@ -21,6 +21,9 @@ class ConvertConfig:
     """Folder to write; must not exist yet or be empty."""
 
 
+CONFIG = ConvertConfig
+
+
 def main(argv: list[str] | None = None) -> None:
     config = parse(ConvertConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):

@@ -40,6 +40,9 @@ class ConvertConfig:
     """Where the result goes; by default it is printed."""
 
 
+CONFIG = ConvertConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the converted settings, and say on stderr what a user must look at."""
     config = parse(ConvertConfig, argv, prog=PROG, description=DESCRIPTION)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lmm_r1.evaluation.disagreements import Rejudged
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 
+CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
     "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
@@ -38,7 +39,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION)
+    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION, first_help=EvaluateConfig.first_help)
     with user_errors(PROG):
         evaluate(config)
 

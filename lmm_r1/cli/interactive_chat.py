@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.interactive_chat import ChatConfig
 
+CONFIG = ChatConfig
 PROG = "lmm-r1 interactive_chat"
 DESCRIPTION = (
     "Have a conversation with a checkpoint, with images, in the terminal; /help lists the commands. Where stdin or "

@@ -32,6 +32,9 @@ class Refusals:
     critic: bool = "algo.advantage.estimator" in NOT_YET
 
 
+CONFIG = KitsConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table of kits."""
     config = parse(KitsConfig, argv, prog=PROG, description="List the kits and what each of them supports.")

@@ -101,6 +101,9 @@ class MakeTaskConfig(TaskSettings):
     """Replace a folder of rows that is already there."""
 
 
+CONFIG = MakeTaskConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the row folder and say what is in it."""
     config = arguments.parse(

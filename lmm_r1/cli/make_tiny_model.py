@@ -39,6 +39,9 @@ class TinyModelConfig:
     """Ordinary tokens that it learns at most, 256 bytes among them; None is some 400. More make long texts shorter."""
 
 
+CONFIG = TinyModelConfig
+
+
 def main(argv: list[str] | None = None) -> None:
     config = parse(TinyModelConfig, argv, prog=PROG, description="Make a small random checkpoint, offline.")
     with user_errors(PROG):

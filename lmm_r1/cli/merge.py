@@ -5,6 +5,7 @@ from __future__ import annotations
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.merge import MergeConfig, check
 
+CONFIG = MergeConfig
 PROG = "lmm-r1 merge"
 DESCRIPTION = (
     "Write a checkpoint in Hugging Face format from a LoRA adapter, which is merged into its base model, or from a "

@@ -46,6 +46,9 @@ class PrepareDataConfig:
     """Replace a folder of rows that is already there."""
 
 
+CONFIG = PrepareDataConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder and say what is in it."""
     config = arguments.parse(PrepareDataConfig, argv, prog=PROG, description=DESCRIPTION)

@@ -49,6 +49,9 @@ class ReportConfig:
     """How many rollouts the page holds at most, spread evenly over the steps."""
 
 
+CONFIG = ReportConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page, and for a curriculum the summary; print the table of stages."""
     config = parse(ReportConfig, argv, prog=PROG, description=DESCRIPTION)

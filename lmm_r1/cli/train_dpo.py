@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import DPOConfig
 
+CONFIG = DPOConfig
 PROG = "lmm-r1 train_dpo"
 DESCRIPTION = "Train a multimodal model on prompts with a chosen and a rejected response: DPO, cDPO, IPO or SimPO."
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import KDConfig
 
+CONFIG = KDConfig
 PROG = "lmm-r1 train_kd"
 DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, which has the same tokenizer."
 

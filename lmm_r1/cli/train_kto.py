@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import KTOConfig
 
+CONFIG = KTOConfig
 PROG = "lmm-r1 train_kto"
 DESCRIPTION = "Train a multimodal model on prompts with one response each, which is desirable or undesirable."
 

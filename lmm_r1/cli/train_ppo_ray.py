@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import PPOConfig
 
+CONFIG = PPOConfig
 PROG = "lmm-r1 train_ppo_ray"
 DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning with Ray, DeepSpeed and vLLM."
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import PRMConfig
 
+CONFIG = PRMConfig
 PROG = "lmm-r1 train_prm"
 DESCRIPTION = "Train a multimodal process reward model on solutions whose steps are labelled right or wrong."
 

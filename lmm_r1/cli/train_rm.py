@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import RMConfig
 
+CONFIG = RMConfig
 PROG = "lmm-r1 train_rm"
 DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a rejected response."
 

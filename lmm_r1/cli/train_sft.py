@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lmm_r1.cli.training import training
 from lmm_r1.config import SFTConfig
 
+CONFIG = SFTConfig
 PROG = "lmm-r1 train_sft"
 DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last message is the response."
 

@@ -14,7 +14,7 @@ def training(
     config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
 ) -> Iterator[Config]:
     """Yield the settings of the flags, as `parse` reads them, in a process that is ready to train; tell errors as its end."""
-    config = parse(config_class, argv, prog=prog, description=description)
+    config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
         prepare_training(config)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
@@ -387,6 +388,42 @@ class PPOLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """Settings of one reinforcement-learning stage."""
+
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="GRPO on rows with answers, which the math verifier judges",
+                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --algo.advantage.estimator group_norm"
+                " --rollout.n_samples_per_prompt 8 --ckpt.output_dir runs/grpo",
+            ),
+            Example(
+                what="A reward of your own; policy, reference and engines take turns on the GPUs",
+                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --reward rewards.py --rollout.n_samples_per_prompt 8"
+                " --train.colocate_all --vllm.num_engines 8 --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5"
+                " --ckpt.output_dir runs/own_reward",
+            ),
+            Example(
+                what="The settings of a stage of LMM-R1, some of them changed",
+                arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7 --ckpt.output_dir runs/fre",
+            ),
+        ),
+        flags=(
+            "actor.model_name_or_path",
+            "data.prompt_dataset",
+            "reward.remote_url",
+            "ckpt.output_dir",
+            "algo.advantage.estimator",
+            "rollout.n_samples_per_prompt",
+            "rollout.batch_size",
+            "rollout.max_new_tokens",
+            "train.batch_size",
+            "actor.adam.lr",
+        ),
+    )
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     """The policy."""
