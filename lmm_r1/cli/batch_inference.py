@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import job_progress, report_skipped
 from lmm_r1.config.batch_inference import BatchConfig
@@ -53,4 +54,4 @@ def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
@@ -47,4 +48,4 @@ def convert(config: ConvertConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from lmm_r1 import dotted
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
 from lmm_r1.config import PPOConfig, resolve_ppo, resolve_sft
@@ -96,4 +97,4 @@ def _counts(conversion: Conversion) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

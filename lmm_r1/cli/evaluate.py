@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.episodes import EPISODE_FLAGS
@@ -246,4 +247,4 @@ def _named(entries: Sequence[str], flag: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.differences import NOT_YET
 from lmm_r1.lmm_kits.facts import KitFacts, read_facts
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     told, common = apart(rows)
     for place in told:
         table.add_column(COLUMNS[place], no_wrap=COLUMNS[place] != COLUMNS[-1])
@@ -125,4 +126,4 @@ def _yes(answer: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments
+from lmm_r1.cli import arguments, run_command
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import JsonText
@@ -170,4 +170,4 @@ def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.errors import UserError
@@ -110,4 +111,4 @@ def _rows_of_files(paths: Sequence[str]) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

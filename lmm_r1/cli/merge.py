@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.merge import MergeConfig, check
 
@@ -40,4 +41,4 @@ def merge(config: MergeConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
@@ -143,4 +144,4 @@ def _without_machine(given: Any, config_class: type[Config]) -> Config:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

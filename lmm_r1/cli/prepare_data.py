@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments
+from lmm_r1.cli import arguments, run_command
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -178,4 +178,4 @@ class _Lines:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -154,4 +155,4 @@ def _print(table: Table, *, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import KDConfig
 
@@ -20,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
