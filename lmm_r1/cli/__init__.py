@@ -34,6 +34,7 @@ COMMANDS = {
     "convert_config": "settings of EasyR1, verl or LMM-R1's own scripts as a file for ours, with what has no counterpart",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
     "merge": "a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, checked",
+    "completion": "a script with which bash or zsh complete commands, flags and their values",
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
 }
 

@@ -34,7 +34,8 @@ def read_facts(name: str) -> KitFacts:
     """Return the facts of the kit called `name` in the registry, without importing it."""
     module = _parsed(KITS[name])
     (kit,) = (node for node in module.body if isinstance(node, ast.Assign) and _target(node) == "KIT")
-    assert isinstance(kit.value, ast.Call) and isinstance(kit.value.func, ast.Name), f"{name}: KIT = NameOfTheKit()"
+    assert isinstance(kit.value, ast.Call), f"{name}: KIT = NameOfTheKit()"
+    assert isinstance(kit.value.func, ast.Name), f"{name}: KIT = NameOfTheKit()"
     stated: dict[str, Any] = {}
     for body in _bodies(module, kit.value.func.id):
         for node in body:
