@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config.gpu_counts import check_machine
 
 
 @contextmanager
@@ -17,6 +18,8 @@ def training(
     config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
+        if isinstance(config, PPOConfig):
+            check_machine(config)
         prepare_training(config)
         yield config
 
