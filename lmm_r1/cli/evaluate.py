@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.episodes import EPISODE_FLAGS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lmm_r1.evaluation.disagreements import Rejudged
     from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 
+CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
     "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
@@ -40,7 +42,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION)
+    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION, first_help=EvaluateConfig.first_help)
     with user_errors(PROG):
         evaluate(with_output(config))
 
@@ -230,4 +232,4 @@ def _print_suites() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

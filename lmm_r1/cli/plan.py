@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from lmm_r1.planning.machine import Machine
     from lmm_r1.planning.plan import Plan
 
+CONFIG = PlanPPOConfig
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
     "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
@@ -65,11 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     prog = PROG if command == "train_ppo_ray" else f"{PROG} {command}"
     if command in SUPERVISED:
         planned_by, config_class = SUPERVISED[command]
-        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION)
+        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION, first_help=planned_by.first_help)
         with user_errors(PROG):
             _plan_supervised(supervised, config_class)
     else:
-        config = parse(PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION)
+        config = parse(
+            PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION, first_help=PlanPPOConfig.first_help
+        )
         with user_errors(PROG):
             _plan_ppo(config)
 
@@ -142,4 +146,4 @@ def _without_machine(given: Any, config_class: type[Config]) -> Config:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
+    GPU_COUNTS,
     ActorConfig,
     AgentConfig,
     CriticConfig,
@@ -359,18 +360,25 @@ def _check_groups(config: PPOConfig) -> None:
         )
 
 
+def check_counts(config: PPOConfig) -> None:
+    """Raise UserError for a number of GPUs or engines that nothing can be on; None is left open."""
+    for flag in GPU_COUNTS:
+        count = dotted.get(config, flag)
+        if isinstance(count, int) and count < 1:
+            least = "at least one engine must generate" if flag == "vllm.num_engines" else "must be at least 1"
+            raise UserError(f"--{flag} {count}: {least}")
+
+
 def _check_gpus(config: PPOConfig) -> None:
     actor, ref, train, vllm = config.actor, config.ref, config.train, config.vllm
-    if vllm.num_engines < 1:
-        raise UserError(f"--vllm.num_engines {vllm.num_engines}: at least one engine must generate")
-    gpus = actor.num_nodes * actor.num_gpus_per_node
+    gpus = actor.gpus
     shared = "--train.colocate_all" if train.colocate_all else "--train.colocate_actor_ref"
     if (train.colocate_all or train.colocate_actor_ref) and config.algo.kl.init_coef > 0:
         for name in ("num_nodes", "num_gpus_per_node"):
             ours, theirs = getattr(actor, name), getattr(ref, name)
             if ours != theirs:
                 raise UserError(f"with {shared}, --actor.{name} {ours} and --ref.{name} {theirs} must be equal")
-    engine_gpus = vllm.num_engines * vllm.tensor_parallel_size
+    engine_gpus = vllm.gpus
     if train.colocate_all and gpus != engine_gpus:
         raise UserError(
             f"with --train.colocate_all the engines take the policy's GPUs: --actor.num_nodes {actor.num_nodes} x "
@@ -474,7 +482,7 @@ def model_gpus(config: PPOConfig) -> dict[str, int]:
         groups["critic"] = config.critic
     if config.reward.model_name_or_path:
         groups["reward"] = config.reward
-    return {name: group.num_nodes * group.num_gpus_per_node for name, group in groups.items()}
+    return {name: group.gpus for name, group in groups.items()}
 
 
 def _check_kl(config: PPOConfig) -> None:

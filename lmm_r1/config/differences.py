@@ -20,6 +20,7 @@ class Difference:
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
 _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
 _RESUMES = "the same command in the same folder goes on where it stopped"
+_COUNTS = "a count that nobody names is what the machine has, and not eight GPUs that it may lack"
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
@@ -79,8 +80,10 @@ DIFFERENCES = (
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(
-        command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
+    *(
+        Difference(command="train_ppo_ray", flag=f"{model}.{flag}", theirs=theirs, reason=_COUNTS)
+        for model in ("actor", "ref", "critic", "reward")
+        for flag, theirs in (("num_nodes", 1), ("num_gpus_per_node", 8))
     ),
     Difference(command="train_sft", flag="ckpt.path", theirs="./ckpt/checkpoints_sft", reason=_OWN_CHECKPOINTS),
     Difference(command="train_sft", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, EvalConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import (
     SupervisedConfig,
@@ -103,6 +105,26 @@ class ReferredConfig(SupervisedConfig):
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(ReferredConfig):
     """Settings of one stage that learns from pairs of responses."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn from pairs of a chosen and a rejected response",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
+        ),
+        Example(
+            what="Train adapters, for which no second model is loaded as reference",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        Example(
+            what="SimPO, which has no reference",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --model.simpo_enable --model.beta 2"
+            " --ckpt.output_dir runs/simpo",
+        ),
+        flags=("model.beta", "ds.lora.rank"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
     """AdamW."""

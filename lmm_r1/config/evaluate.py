@@ -5,11 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.episodes import EpisodeFlags, check_episodes, reward_part
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
 from lmm_r1.config.shared import RUNS
 from lmm_r1.data.files import ROWS_FILE
@@ -35,6 +36,37 @@ REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(RowsConfig, EpisodeFlags):
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="A checkpoint on a file of rows, judged by the math verifier",
+                arguments="--checkpoints mine=runs/grpo --files test=held_out.jsonl --verifiers math"
+                " --output scores.json",
+            ),
+            Example(
+                what="Before and after a training, four samples a row, on a public benchmark",
+                arguments="--checkpoints before=Qwen/Qwen2.5-VL-3B-Instruct after=runs/grpo"
+                " --suite mathvista --n_samples 4 --temperature 0.6 --output scores.json",
+            ),
+            Example(
+                what="An evaluation made before, shown again without an engine",
+                arguments="--compare scores.json --html scores.html",
+            ),
+        ),
+        flags=(
+            "checkpoints",
+            "files",
+            "suite",
+            "verifiers",
+            "output",
+            "html",
+            "n_samples",
+            "temperature",
+            "max_new_tokens",
+            "backend",
+        ),
+    )
+
     checkpoints: tuple[str, ...] = ()
     """Checkpoints, LoRA adapters or run folders as FOLDER or NAME=FOLDER, in the order of the table."""
     backend: Literal["vllm", "transformers"] = "vllm"

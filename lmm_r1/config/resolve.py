@@ -6,8 +6,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import check_open_sizes, check_ppo, refuse_unavailable, require
+from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
+from lmm_r1.config.gpu_counts import settled_counts
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
@@ -58,7 +59,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["vllm.enable_prefix_caching"] = True
     settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config) | _output(config)
     resolved = dotted.replace(config, settings)
-    resolved = dotted.replace(resolved, _accumulation(resolved))
+    check_counts(resolved)
+    resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved))
     check_ppo(resolved)
     return resolved
 

@@ -1,7 +1,9 @@
 """Flags that every supervised trainer has: `train_sft`, `train_kd`, `train_dpo`, `train_kto`, `train_prm`, `train_rm`."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from lmm_r1.config.first_help import FirstHelp
 from lmm_r1.config.rows import RowReadingConfig
 from lmm_r1.config.shared import (
     AdamConfig,
@@ -64,6 +66,8 @@ class SupervisedDataConfig(SequenceConfig, RowReadingConfig):
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(OptimizerConfig):
     """Settings of one stage that learns from rows; `model` and so on are narrowed by each trainer."""
+
+    first_help: ClassVar[FirstHelp]
 
     adam: AdamConfig = field(default_factory=AdamConfig)
     """AdamW."""

@@ -23,6 +23,8 @@ from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
 from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
+from lmm_r1.config.gpu_counts import needed_gpus
+from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
@@ -379,35 +381,17 @@ def _start_ray(config: PPOConfig) -> None:
     if not nodes.joins():
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
-            arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+            needed = needed_gpus(config)
+            arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
     loading.done()
     nodes.connect(**arguments)
-
-
-def _gpus(config: PPOConfig) -> int:
-    """Return how many GPUs the run's models and engines ask for."""
-    train = config.train
-    sizes = [_size(config.actor)]
-    if not train.colocate_all:
-        sizes.append(config.vllm.num_engines * config.vllm.tensor_parallel_size)
-        if config.algo.kl.init_coef > 0 and not train.colocate_actor_ref:
-            sizes.append(_size(config.ref))
-    if train.colocate_critic_reward:
-        sizes.append(_size(config.critic))
-    elif not train.colocate_all:
-        sizes += [_size(group) for group in (config.critic, config.reward) if group.model_name_or_path]
-    return sum(sizes)
-
-
-def _size(group: Any) -> int:
-    return group.num_nodes * group.num_gpus_per_node
 
 
 def _shared_gpus(config: PPOConfig) -> Reservation | None:
     if not (config.train.colocate_all or config.train.colocate_actor_ref):
         return None
     together = _model_groups(config) | (engine_groups(config) if config.train.colocate_all else {})
-    return reserve(_size(config.actor), together=together)
+    return reserve(config.actor.gpus, together=together)
 
 
 def _model_groups(config: PPOConfig) -> dict[str, int]:
@@ -423,7 +407,7 @@ def _model_groups(config: PPOConfig) -> dict[str, int]:
 def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
     """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
     if config.train.colocate_critic_reward:
-        shared = reserve(_size(config.critic), together=_model_groups(config))
+        shared = reserve(config.critic.gpus, together=_model_groups(config))
     critic, reward = (
         _group(config, worker, group, shared) if group.model_name_or_path else None
         for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
@@ -431,12 +415,12 @@ def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayAct
     return critic, reward
 
 
-def _group(config: PPOConfig, worker: Any, size: Any, shared: Reservation | None) -> RayActorGroup:
+def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
     return NodeSortedGroup(
-        size.num_nodes,
-        size.num_gpus_per_node,
+        size.nodes,
+        size.gpus_per_node,
         worker,
-        pg=shared or reserve(_size(size), together=_model_groups(config)),
+        pg=shared or reserve(size.gpus, together=_model_groups(config)),
         num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
         duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
     )
