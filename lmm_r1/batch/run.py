@@ -121,7 +121,7 @@ def _generate(
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told)
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told_as_prompts)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:

@@ -85,6 +85,14 @@ class RowFile:
         """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
         return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
 
+    @property
+    def told_as_prompts(self) -> str:
+        """The same, where the rows are asked: what of them a model does not get to see is said, too."""
+        worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
+        if not worked:
+            return self.told
+        return f"{self.told}; the worked answers of {worked} are no part of the prompts"
+
 
 def read_row_file(
     path: str,

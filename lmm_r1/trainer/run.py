@@ -274,7 +274,7 @@ def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
     # An environment that gives the rewards alone may have its own ways to know what is right.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
     file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
-    Console(highlight=False).print(file.told)
+    Console(highlight=False).print(file.told_as_prompts)
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
