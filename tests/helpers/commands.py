@@ -42,6 +42,17 @@ def error_of(command: str, argv: Sequence[str], *, capfd: pytest.CaptureFixture[
     return one_sentence(capfd.readouterr().err, prefix=f"lmm-r1 {command}: error: ")
 
 
+def lines_of_error(command: str, argv: Sequence[str], *, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The sentence and the lines below it with which `lmm-r1 COMMAND` ends where several things are wrong."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"lmm_r1.cli.{command}").main(argv)
+    assert ended.value.code == 1
+    said = capfd.readouterr().err
+    assert said.startswith(f"lmm-r1 {command}: error: "), said
+    return said.removeprefix(f"lmm-r1 {command}: error: ").splitlines()
+
+
 def error_of_process(module: str, argv: Sequence[str], *, cwd: Path, prefix: str, env: dict[str, str]) -> str:
     """The sentence with which `python -m MODULE` ends with code 1 in a process of its own."""
     command = [sys.executable, "-m", module, *argv]
