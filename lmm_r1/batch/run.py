@@ -21,7 +21,8 @@ from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
 from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import SkippedRow, read_good_rows
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages

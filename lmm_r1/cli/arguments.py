@@ -21,7 +21,7 @@ from lmm_r1.cli.first_page import first_page
 from lmm_r1.cli.help_texts import attach_help
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.dotted import nearest
-from lmm_r1.errors import RunStopped, UserError
+from lmm_r1.errors import ListedError, RunStopped, UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -103,6 +103,9 @@ def user_errors(prog: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    except ListedError as error:
+        print(f"{prog}: error: {error.sentence}", *error.lines, sep="\n  ", file=sys.stderr)
+        raise SystemExit(1) from None
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
         message = str(getattr(error, "cause", error))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
+from lmm_r1.data.bad_rows import BadRows
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
 RUNS = "runs"
@@ -213,6 +214,9 @@ class SequenceConfig:
     """Longest sequence, in tokens: prompt, images and response together."""
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
+    bad_rows: BadRows = "stop"
+    """What becomes of rows that cannot be used, all of which are listed: they stop the run, or it goes on without them, says
+    how many they are, and keeps their list in left_out_rows.jsonl."""
     dataloader_num_workers: int = 0
     """Processes that read and encode rows ahead of the step that learns from them; 0 does it between steps."""
 

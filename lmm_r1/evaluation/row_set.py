@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmm_r1.config.episodes import reward_part
-from lmm_r1.data.files import SkippedRow, read_good_rows
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.messages import Row, check_asks
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes.mapping import check_embedded_images

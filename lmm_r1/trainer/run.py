@@ -29,7 +29,15 @@ from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
+from lmm_r1.data.training_rows import (
+    SKIP_BAD_ROWS,
+    KeptRows,
+    PromptStream,
+    blend,
+    check_prompt,
+    parse_dataset_spec,
+    told_of,
+)
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
@@ -101,8 +109,7 @@ def train(config: PPOConfig) -> None:
     check_weights(path)
     rows = _prompts(config)
     config = _sized(config, rows=len(rows))
-    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
-    check_prompts(rows + eval_rows)
+    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else KeptRows()
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
@@ -132,6 +139,7 @@ def train(config: PPOConfig) -> None:
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
+    folder.left_out((*rows.left_out, *eval_rows.left_out))
     stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         restarts = Restarts(
@@ -247,7 +255,7 @@ def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
         ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
-def _prompts(config: PPOConfig) -> list[Row]:
+def _prompts(config: PPOConfig) -> KeptRows[Row]:
     data = config.data
     assert data.prompt_dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
@@ -258,7 +266,7 @@ def _prompts(config: PPOConfig) -> list[Row]:
             f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
-    return rows
+    return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
 
 
 def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
@@ -269,17 +277,25 @@ def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
     return sized
 
 
-def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
+def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
-    file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
-    Console(highlight=False).print(file.told_as_prompts)
+    file = read_row_file(
+        path,
+        split=split,
+        reading=reading,
+        answer_required=needs_answer,
+        check=check_prompt,
+        bad_rows=config.data.bad_rows,
+        skip_by=SKIP_BAD_ROWS,
+    )
+    Console(highlight=False).print(told_of(file.told_as_prompts, file.skipped))
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
-    return rows if wanted else [replace(row, columns={}) for row in rows]
+    return KeptRows.of(path, rows if wanted else [replace(row, columns={}) for row in rows], file.skipped)
 
 
 def _check_agent(config: PPOConfig) -> None:

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
@@ -46,7 +47,8 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
     learned = run_class.learned(rows)
     filler = first_fitting(config, learned, encode).filler
-    with session(run_class, config, checkpoint, rows=rows, shown=shown) as begun:
+    left_out = (*rows.left_out, *held_out.left_out)
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, left_out=left_out) as begun:
         run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
@@ -93,6 +95,7 @@ def session(
     *,
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
+    left_out: Sequence[LeftOutRow] = (),
 ) -> Iterator[Session[ConfigT]]:
     """Start a run's processes and its folder, and finish both when what is inside has trained.
 
@@ -101,6 +104,7 @@ def session(
     Args:
         rows: what is learned from.
         shown: conversations of the rows, of which the plan takes one with an image.
+        left_out: what the run goes on without.
     """
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
@@ -111,7 +115,10 @@ def session(
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         strategy = make_strategy(to_openrlhf_args(config))
         strategy.setup_distributed()
-        resumed = open_run(config, fingerprint, folder=folder) if strategy.is_rank_0() else False
+        resumed = False
+        if strategy.is_rank_0():
+            resumed = open_run(config, fingerprint, folder=folder)
+            folder.left_out(left_out)
         # What is deleted or written there must be so for all ranks.
         dist.barrier()
         steps = (len(rows) // config.train.batch_size) * config.train.max_epochs

@@ -21,9 +21,11 @@ import ray
 from helpers.commands import (
     ANSWERED,
     QUESTION,
+    TWO_ANSWERS,
     error_of,
     error_of_process,
     flags,
+    lines_of_error,
     tree,
     with_image,
     write_rows,
@@ -109,9 +111,6 @@ def sft(model: Path | str, **changes: object) -> list[str]:
     return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
 
-# What RL would have to ask with an answer in front.
-TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
-
 # Lines of rows.jsonl for train_ppo_ray, and what the sentence must hold: where, what is wrong, what to do.
 BAD_ROWS = {
     "missing image": (
@@ -155,6 +154,36 @@ def test_a_bad_row_stops_rl_before_it_starts(case, tiny_models, work, capfd):
     sentence = error_of("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
     assert [part for part in parts if part not in sentence] == []
     assert tree(work) == before
+
+
+def test_all_bad_rows_of_a_file_are_listed_with_what_each_lacks(tiny_models, work, capfd):
+    write_rows(work, QUESTION, "{]", with_image("no.png"), TWO_ANSWERS, [], QUESTION)
+    sentence, *lines = lines_of_error("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
+    assert sentence == (
+        "rows.jsonl: 4 of its 6 rows cannot be used; correct or remove them, or go on without them by --data.bad_rows skip:"
+    )
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["  rows.jsonl line 2", "not valid JSON"],
+        [
+            "  rows.jsonl line 3",
+            "no image file " + str(work / "no.png; relative paths of images start from the folder of the row file"),
+        ],
+        [
+            "  rows.jsonl line 4",
+            "a prompt for RL must not end with one of several assistant turns; such rows are for train_sft (where responses are to go on from that turn, give --data.format r1_vlm)",
+        ],
+        ["  rows.jsonl line 5", "a JSON object is needed, not list"],
+    ]
+    write_rows(work, *[ANSWERED] * 2, *[QUESTION] * 25)
+    sentence, *lines = lines_of_error("train_sft", sft(tiny_models["text"]), capfd=capfd)
+    assert sentence.startswith("rows.jsonl: 25 of its 27 rows cannot be used; ")
+    assert (len(lines), lines[-1]) == (21, "  and 5 more")
+
+
+def test_bad_rows_that_are_skipped_are_counted_and_too_few_are_left(tiny_models, work, capfd):
+    write_rows(work, QUESTION, TWO_ANSWERS, "{]")
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], data__bad_rows="skip"), capfd=capfd)
+    assert sentence.startswith("--data.prompt_dataset rows.jsonl gives 1 prompts, fewer than --rollout.batch_size 2")
 
 
 @pytest.mark.parametrize(
