@@ -15,7 +15,9 @@ from lmm_r1.tasks.digits import TASK
 from lmm_r1.tasks.task import Split
 
 PROG = "lmm-r1 init"
-DESCRIPTION = "Write a project: rows with pictures, settings of each stage, a reward function, and a README with its commands."
+DESCRIPTION = (
+    "Write a project: rows with pictures, settings of each stage, a reward function, and a README with its commands."
+)
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")
 # Rows by the split that they are of; those of training have worked answers.
@@ -49,7 +51,9 @@ def run(folder: Path) -> None:
     templates = resources.files(TEMPLATES)
     for name in FILES:
         write_atomically(folder / name, text=(templates / name).read_text(encoding="utf-8"))
-    print(f"{folder}: {', '.join(FILES)}, and in rows/ {' and '.join(f'{n} {split}' for split, n in ROWS.items())} rows")
+    print(
+        f"{folder}: {', '.join(FILES)}, and in rows/ {' and '.join(f'{n} {split}' for split, n in ROWS.items())} rows"
+    )
     print(f"next: cd {folder}, and the commands of README.md")
 
 

@@ -65,7 +65,9 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
     )
-    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told_as_prompts)
+    return RowSet(
+        file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told_as_prompts
+    )
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:

@@ -290,7 +290,7 @@ def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False).print(told_of(file.told_as_prompts, file.skipped))
+    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
@@ -346,7 +346,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
-        Console(highlight=False).print(
+        Console(highlight=False, soft_wrap=True).print(
             f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
         )
 

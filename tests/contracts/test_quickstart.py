@@ -11,9 +11,10 @@ from helpers.page_commands import ROOT, commands_of
 from lmm_r1.cli import init
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_tiny_model import TinyModelConfig
-from lmm_r1.config import PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config import evaluate as evaluation
 from lmm_r1.config import interactive_chat as chat
+from lmm_r1.config import resolve, sized_ppo, sized_supervised
 from lmm_r1.config.check_data import CheckDataConfig
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.interactive_chat import ChatConfig

@@ -133,7 +133,9 @@ BAD_ROWS = {
     ),
     "answer in the prompt": (
         [QUESTION, TWO_ANSWERS],
-        ["rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft"],
+        [
+            "rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft"
+        ],
     ),
     "too few rows": (
         [QUESTION],

@@ -118,7 +118,10 @@ def test_a_verifier_given_twice_is_refused(work, capfd):
 
 def test_a_name_given_twice_is_refused(work, capfd):
     argv = [*evaluate(), "--files", "f=text_rows", "f=image_rows"]
-    assert error_of("evaluate", argv, capfd=capfd) == "--files f=image_rows: the name f is given twice; write NAME=PATH with another"
+    assert (
+        error_of("evaluate", argv, capfd=capfd)
+        == "--files f=image_rows: the name f is given twice; write NAME=PATH with another"
+    )
 
 
 def test_malformed_json_is_told_with_its_line(work, capfd):

@@ -9,11 +9,13 @@ def reward(
     queries: list[str], prompts: list[str], labels: list[str], responses: list[str]
 ) -> dict[str, list[float] | dict[str, list[float]]]:
     """1 for a right answer, and 0.1 for a response in the form that the rows have."""
-    found = [FORM.fullmatch(response) for response in responses]
-    form = [float(match is not None) for match in found]
-    right = [float(match is not None and plain(match["answer"]) == plain(label)) for match, label in zip(found, labels)]
+    form, right = [], []
+    for response, label in zip(responses, labels, strict=True):
+        found = FORM.fullmatch(response)
+        form.append(float(found is not None))
+        right.append(float(found is not None and plain(found["answer"]) == plain(label)))
     return {
-        "rewards": [a + 0.1 * b for a, b in zip(right, form)],
+        "rewards": [a + 0.1 * b for a, b in zip(right, form, strict=True)],
         # What counts as right, for pass@k; and what the report shows beside it.
         "scores": right,
         "extra_logs": {"form": form},
