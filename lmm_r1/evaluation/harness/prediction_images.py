@@ -6,7 +6,8 @@ import base64
 import io
 from collections.abc import Iterator
 
-from lmm_r1.data.files import SkippedRow, read_good_rows, read_records
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows, read_records
 from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Row, images_of

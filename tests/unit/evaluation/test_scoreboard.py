@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.judged_responses import judged, judged_rows
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.evaluation.scoreboard import (
     Board,
     CheckpointResponses,
