@@ -25,13 +25,14 @@ def prepare_process() -> None:
     if _PYNVML not in known:
         # An engine's own process imports torch before it imports anything of ours.
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, f"ignore:{_PYNVML}:FutureWarning")))
-    if os.environ.get("RANK", "0") != "0":
-        # All ranks download the same files, and one shows how far it is.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # On CPUs with bfloat16 instructions it warns, when imported, of a 4-bit kernel, which layers of ours do not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    from huggingface_hub.utils import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
+    if os.environ.get("RANK", "0") != "0":
+        # All ranks download the same files, and one shows how far it is.
+        disable_progress_bars()
     transformers_logging.set_tqdm_hook(_without_bars)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import quiet
@@ -16,10 +17,10 @@ pytestmark = pytest.mark.unit
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
-    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     hook = transformers_logging.set_tqdm_hook(None)
     yield
     transformers_logging.set_tqdm_hook(hook)
+    enable_progress_bars()
 
 
 @pytest.mark.parametrize(
@@ -46,12 +47,11 @@ def test_warnings_that_the_user_has_asked_for_stay_and_are_added_to_once(monkeyp
     assert os.environ["PYTHONWARNINGS"] == kept
 
 
-@pytest.mark.parametrize(("rank", "off"), [("0", None), ("3", "1")])
+@pytest.mark.parametrize(("rank", "off"), [("0", False), ("3", True)])
 def test_one_rank_shows_how_far_a_download_is(rank, off, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     quiet.prepare_process()
-    assert os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == off
-    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    assert are_progress_bars_disabled() is off
 
 
 def test_bitsandbytes_does_not_warn_of_a_kernel_that_is_not_used():
