@@ -7,13 +7,12 @@ when a worker starts, and the training strategy calls `prepare_training` before 
 import ctypes
 import importlib
 import importlib.util
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmm_r1 import loading
+from lmm_r1 import loading, quiet
 from lmm_r1.errors import UserError
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
@@ -132,8 +131,7 @@ def prepare_process() -> None:
     if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-    # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel, which layers of ours do not use.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quiet.prepare_process()
     prepare_worker()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch.distributed as dist
 from rich.console import Console
-from transformers.utils import logging as transformers_logging
 
 from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
@@ -127,8 +126,6 @@ def session(
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        # Its bars would stand between the lines of the steps, one for each rank.
-        transformers_logging.disable_progress_bar()
         with trackers:
             yield Session(
                 config=config,
