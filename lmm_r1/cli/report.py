@@ -137,9 +137,9 @@ def _add(table: Table, *cells: str) -> None:
 
 
 def _stage_cells(row: StageRow) -> list[str]:
-    running = " (running)" if row.stage and row.stage.running else ""
+    state = f" ({row.stage.state})" if row.stage and row.stage.state != "finished" else ""
     steps = f"{row.stage.steps:,}" if row.stage else NONE
-    return [f"{row.name}{running}", steps, duration(row.stage.seconds if row.stage else None)]
+    return [f"{row.name}{state}", steps, duration(row.stage.seconds if row.stage else None)]
 
 
 def _print(table: Table, *, output: Path) -> None:

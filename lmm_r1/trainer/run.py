@@ -130,7 +130,7 @@ def train(config: PPOConfig) -> None:
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
     stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
-    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+    with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
         restarts = Restarts(
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )

@@ -28,8 +28,7 @@ from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
-from lmm_r1.trainer.stopping import ERROR_FILE
+from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
 
 FINGERPRINT_FILE = "fingerprint.json"
 # What a folder of checkpoints holds: those of RL's policy and critic, SFT's own, the best ones, and what names the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +109,25 @@ def session(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+        # One process stands for all ranks, which end together.
+        kept = folder.session() if strategy.is_rank_0() else nullcontext()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
         # Its bars would stand between the lines of the steps, one for each rank.
         transformers_logging.disable_progress_bar()
-        with trackers:
-            yield Session(
-                config=config,
-                checkpoint=checkpoint,
-                strategy=strategy,
-                folder=folder,
-                stops=stops,
-                trackers=trackers,
-                steps=steps,
-            )
-        if strategy.is_rank_0():
-            console.print(folder.finish(steps=steps))
+        with kept:
+            with trackers:
+                yield Session(
+                    config=config,
+                    checkpoint=checkpoint,
+                    strategy=strategy,
+                    folder=folder,
+                    stops=stops,
+                    trackers=trackers,
+                    steps=steps,
+                )
+            if strategy.is_rank_0():
+                console.print(folder.finish(steps=steps))
         dist.destroy_process_group()
 
 
