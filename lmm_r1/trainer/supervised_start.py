@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from lmm_r1.config import SupervisedConfig, to_openrlhf_args
 from lmm_r1.data.messages import Row
+from lmm_r1.data.row_digest import AnyRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
@@ -24,7 +25,7 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
-from lmm_r1.trainer.run_start import AnyRow, Fingerprint, check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import default_to_one_process, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun

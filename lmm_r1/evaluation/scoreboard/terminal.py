@@ -54,7 +54,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
     # As Text, since a name in square brackets would be taken for markup.
     table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
     table.add_column("Checkpoint")
-    for name in [*file.verifiers, *_sampled_columns(most), "format", "tokens", "cut off"]:
+    for name in [*file.verifiers, *_sampled_columns(most), "in format", "mean tokens", "cut off"]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     for source in [None, *(sources if len(sources) > 1 else ())]:
         scores = board.scores(file, datasource=source)
@@ -70,7 +70,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
 
 
 def _sampled_columns(most: int) -> list[str]:
-    return [f"pass@{most}", f"maj@{most}"] if most > 1 else []
+    return [f"pass@{most}", f"majority@{most}"] if most > 1 else []
 
 
 def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
@@ -141,7 +141,7 @@ def _comparison_table(board: Board) -> Table:
     )
     for name in ("File", "Verifier", "Checkpoint"):
         table.add_column(name)
-    for name in ("Difference", f"{CONFIDENCE_TEXT} interval", "p", "Rows better", "Rows worse"):
+    for name in ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Rows better", "Rows worse"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in board.comparisons:
         cells = (
@@ -172,7 +172,7 @@ def _agreement_table(board: Board) -> Table:
         "Ours",
         "Difference",
         f"{CONFIDENCE_TEXT} interval",
-        "p",
+        "p-value",
         "Ours higher",
         "Theirs higher",
     ):
