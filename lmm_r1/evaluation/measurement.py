@@ -121,7 +121,7 @@ def _measure_all(
     found = {names: measured for names, measured in taken.items() if measured is not None}
     if config.agent is not None and config.checkpoints:
         _pictures(config).clear(but=_shown_pictures(found.values()))
-    before.write(found)
+    written = False
     for subject in subjects:
         again = [row_set.file.name for row_set in row_sets if (subject.name, row_set.file.name) in found]
         missing = [row_set for row_set in row_sets if row_set.file.name not in again]
@@ -132,9 +132,11 @@ def _measure_all(
         if missing:
             new = _measured(config, subject, missing, keys=keys, judges=judges, report=report)
             found |= new
-            before.add(found, new.keys())
+            # What is there makes room for the first that is new, not for an engine that cannot be had.
+            before.add(found, new.keys()) if written else before.write(found)
+            written = True
     ordered = {names: found[names] for names in keys}
-    if list(ordered) != list(found):
+    if not written or list(ordered) != list(found):
         before.write(ordered)
     return ordered
 

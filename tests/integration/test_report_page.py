@@ -436,6 +436,9 @@ def test_a_response_stands_with_its_group_and_with_all_to_its_prompt(browser, tm
     tab.click(".tools button:nth-child(2)")
     assert tab.evaluate(shown) == [0, 1, 2]
     assert "66.7 % right" in tab.evaluate("document.querySelector('.tools').innerText")
+    edges = "(() => { const [tools, sides] = ['.tools', '.sides'].map((name) => document.querySelector(name).getBoundingClientRect()); return [tools.bottom, sides.top, document.querySelector('.tools .quiet').getBoundingClientRect().bottom] })()"
+    bottom, top, words = tab.evaluate(edges)
+    assert words <= bottom <= top + 1, "nothing lies on something else"
     tab.press("j")
     assert tab.evaluate(shown) == [1, 0, 2], "the chosen one first"
     tab.press("a")
