@@ -46,7 +46,7 @@ class ReportConfig:
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """How long the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
-    """How many rollouts the page holds at most, spread evenly over the steps."""
+    """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,9 @@ def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Itera
         if finished.exists():
             path.unlink(missing_ok=True)
         elif path.exists():
-            write_json_object(path, record | {"ended_at": round(time.time(), 3)})
+            # A disk that is full may be what ended it, which is what the user must be told; the process ends, too.
+            with suppress(UserError):
+                write_json_object(path, record | {"ended_at": round(time.time(), 3)})
 
 
 def born(pid: int) -> str:

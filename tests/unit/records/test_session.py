@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmm_r1.errors import UserError
 from lmm_r1.records import session
 from lmm_r1.records.run import Stage, read_run
 from lmm_r1.records.run_folder import RunFolder
@@ -165,3 +166,18 @@ def test_this_process_table_is_told_from_others():
     assert here.host == socket.gethostname()
     assert here.is_known == Path("/proc/self/ns/pid").is_symlink()
     assert not ProcessTable(host=here.host, boot="", namespace="").is_known
+
+
+def test_what_ended_a_session_is_told_though_nothing_can_be_written_any_more(tmp_path, monkeypatch):
+    folder = opened(tmp_path)
+
+    def full(*_: object) -> None:
+        raise UserError("no space left")
+
+    def fails() -> None:
+        with folder.session():
+            monkeypatch.setattr(session, "write_json_object", full)
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
