@@ -93,3 +93,15 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str) -> str:
             f"{flag} {repo}: the upload of {folder} failed ({reason}); upload it with `hf upload {repo} {folder}`"
         ) from error
     return str(address)
+
+
+def cached_commit(repo: str) -> str | None:
+    """Return the commit of a model that the hub's cache gives for its name, None where the cache does not have it."""
+    import huggingface_hub
+
+    try:
+        config = huggingface_hub.try_to_load_from_cache(repo, "config.json")
+    except ValueError:
+        # No name that the hub could have.
+        return None
+    return Path(config).parent.name if isinstance(config, str) else None

@@ -18,6 +18,7 @@ from lmm_r1.config.evaluate import (
     answers_path,
     check,
     disagreements_path,
+    measured_path,
     named,
     page_path,
     responses_path,
@@ -90,7 +91,9 @@ def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
     """Return the files that an export must not take the place of."""
     output = config.output
     beside = (
-        [] if output is None else [output, responses_path(output), answers_path(output), disagreements_path(output)]
+        []
+        if output is None
+        else [place(output) for place in (Path, responses_path, measured_path, answers_path, disagreements_path)]
     )
     return [*read, *beside]
 

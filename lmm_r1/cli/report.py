@@ -47,7 +47,7 @@ class ReportConfig:
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """How long the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
-    """How many rollouts the page holds at most, spread evenly over the steps."""
+    """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""
 
 
 CONFIG = ReportConfig
@@ -141,9 +141,9 @@ def _add(table: Table, *cells: str) -> None:
 
 
 def _stage_cells(row: StageRow) -> list[str]:
-    running = " (running)" if row.stage and row.stage.running else ""
+    state = f" ({row.stage.state})" if row.stage and row.stage.state != "finished" else ""
     steps = f"{row.stage.steps:,}" if row.stage else NONE
-    return [f"{row.name}{running}", steps, duration(row.stage.seconds if row.stage else None)]
+    return [f"{row.name}{state}", steps, duration(row.stage.seconds if row.stage else None)]
 
 
 def _print(table: Table, *, output: Path) -> None:

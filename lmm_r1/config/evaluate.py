@@ -106,6 +106,8 @@ class EvaluateConfig(RowsConfig, EpisodeFlags):
     output: Path | None = None
     """JSON file to write; the responses and the page go beside it, as STEM.responses.jsonl and STEM.html. Left out, it is
     named after what is measured: runs/evaluation/sft_rl_on_test.json."""
+    overwrite: bool = False
+    """Measure anew what the output already holds of the same checkpoint, rows and settings; without it that is read again."""
     html: Path | None = None
     """Where the page goes instead."""
     compare: tuple[str, ...] = ()
@@ -169,6 +171,8 @@ def check(config: EvaluateConfig) -> None:
         )
     else:
         _check_measurement(config)
+    if not config.checkpoints:
+        _refuse_changed(config, ("overwrite",), "no checkpoint is measured, and nothing of one read again")
     if config.endpoint is None:
         _refuse_changed(config, ENDPOINT_FLAGS, "there is no --endpoint")
     if not config.rejudge:
@@ -343,6 +347,11 @@ def responses_path(output: Path) -> Path:
 def answers_path(output: Path) -> Path:
     """Return where an endpoint's answers go as they come: `scores.answers.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}.answers.jsonl")
+
+
+def measured_path(output: Path) -> Path:
+    """Return where it goes what the responses depended on: `scores.measured.json` for `scores.json`."""
+    return output.with_name(f"{output.stem}.measured.json")
 
 
 def disagreements_path(output: Path) -> Path:

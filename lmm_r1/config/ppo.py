@@ -419,7 +419,8 @@ class PPOLoggerConfig(LoggerConfig):
     stage_name: str = "rl"
     """Name of this stage in stage.json and in the report."""
     rollouts_per_step: int = 8
-    """Sampled rollouts written to rollouts.jsonl, and sent to the trackers, per step."""
+    """Rollouts written to rollouts.jsonl, and sent to the trackers, per step: whole groups, as many as fit in, but one at
+    least; 0 writes none."""
     worker_logs: bool = False
     """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
     wandb: WandbConfig = field(

@@ -64,6 +64,7 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
+        rows=rows,
     )
     return RowSet(
         file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told_as_prompts
@@ -82,6 +83,7 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=recipe.name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
+        rows=rows,
     )
     found = len(rows) + len(skipped)
     notes = list(_alike(sampling, name=recipe.name))

@@ -142,7 +142,7 @@ def train(config: PPOConfig) -> None:
     resumed = open_run(config, fingerprint, folder=folder)
     folder.left_out((*rows.left_out, *eval_rows.left_out))
     stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
-    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+    with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
         restarts = Restarts(
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
+from lmm_r1.data.row_digest import AnyRow
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
@@ -24,7 +25,7 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
-from lmm_r1.trainer.run_start import AnyRow, Fingerprint, check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import default_to_one_process, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
@@ -124,20 +125,23 @@ def session(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+        # One process stands for all ranks, which end together.
+        kept = folder.session() if strategy.is_rank_0() else nullcontext()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        with trackers:
-            yield Session(
-                config=config,
-                checkpoint=checkpoint,
-                strategy=strategy,
-                folder=folder,
-                stops=stops,
-                trackers=trackers,
-                steps=steps,
-            )
-        if strategy.is_rank_0():
-            console.print(folder.finish(steps=steps))
+        with kept:
+            with trackers:
+                yield Session(
+                    config=config,
+                    checkpoint=checkpoint,
+                    strategy=strategy,
+                    folder=folder,
+                    stops=stops,
+                    trackers=trackers,
+                    steps=steps,
+                )
+            if strategy.is_rank_0():
+                console.print(folder.finish(steps=steps))
         dist.destroy_process_group()
 
 
