@@ -55,7 +55,7 @@ METHODS = {
     "qlora": {**LORA, "ds.load_in_4bit": True, "model.gradient_checkpointing_enable": True},
 }
 # Of which bitsandbytes has no layers in 4 bits.
-MIXTURES = {"aria", "qwen3_vl_moe"}
+MIXTURES = {"aria", "glm4v_moe", "qwen3_vl_moe"}
 FLAGS = {
     "data.dataset": "rows.jsonl",
     "data.max_len": 512,

@@ -27,7 +27,7 @@ KIT = "qwen2_5_vl"
 # One without images, one with bidirectional attention to them, one with M-RoPE, one with hundreds of tokens an image.
 WHOLE = frozenset({"llm", "gemma3", KIT, "phi4_multimodal"})
 # Their experts are computed by a grouped matmul, which takes no fp64, unless told otherwise.
-GROUPED = frozenset({"qwen3_vl_moe"})
+GROUPED = frozenset({"glm4v_moe", "qwen3_vl_moe"})
 VARIANTS: dict[str, dict[str, object]] = {
     "other numbers of images": {"images": UNEVEN},
     "a frozen vision tower": {"settings": {"freeze_visual_encoder": True}},
