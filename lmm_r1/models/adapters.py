@@ -18,7 +18,7 @@ from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 from peft.tuners.lora.variants import DoraLinearVariant
-from peft.utils.transformers_weight_conversion import _MOE_TARGET_MODULE_MAPPING, _MODEL_TO_CONVERSION_PATTERN
+from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 

@@ -51,7 +51,11 @@ class Routers:
             for name, module in model.named_modules():
                 for recorder in self.recorders:
                     if _matches(recorder, module, name):
-                        stack.callback(module.register_forward_hook(_keep(found, recorder.index, with_choices=self.sigmoid)).remove)
+                        stack.callback(
+                            module.register_forward_hook(
+                                _keep(found, recorder.index, with_choices=self.sigmoid)
+                            ).remove
+                        )
             yield found
 
     def loss(self, layers: Sequence[Routed], mask: torch.Tensor) -> torch.Tensor:
@@ -61,8 +65,8 @@ class Routers:
     def _scored(self, layer: Routed) -> tuple[torch.Tensor, torch.Tensor]:
         """Return probabilities (tokens, E) and choices (tokens, k).
 
-        Sigmoid scores are divided by their sum, and the choices are the router's own, which a bias and groups of experts
-        have a say in: equations 17 to 20 of DeepSeek-V3, arXiv:2412.19437.
+        Sigmoid scores are divided by their sum, as in equations 19 and 20 of DeepSeek-V3, arXiv:2412.19437. Their choices
+        are the router's own, in which a bias and groups of experts have a say.
         """
         logits = layer.logits.reshape(-1, layer.logits.shape[-1]).float()
         if self.sigmoid:

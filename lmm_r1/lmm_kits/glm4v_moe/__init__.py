@@ -27,6 +27,7 @@ TINY_ROUTING = {
     "routed_scaling_factor": 1.5,
 }
 
+
 class Glm4vMoeKit(GlmVKit):
     """A token's experts are those of the highest sigmoid scores with the router's bias added, weighted without it.
 
@@ -46,6 +47,11 @@ class Glm4vMoeKit(GlmVKit):
     def engine_text_config(self, config: Glm4vMoeConfig) -> dict[str, Any]:
         """Return that queries and keys have no norms, as in transformers' model and in every release with images."""
         return {"use_qk_norm": False}
+
+    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's arguments, and in any case the class of `engine_model`, whose output layer may be tied."""
+        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        return {**arguments, "hf_overrides": {**arguments["hf_overrides"], "architectures": [self.engine_class]}}
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         from lmm_r1.lmm_kits.glm_v.tiny_model import IMAGE_PIXELS, VIDEO_PIXELS, write_tiny

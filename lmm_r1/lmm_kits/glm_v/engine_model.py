@@ -1,10 +1,12 @@
-"""vLLM's models of GLM-4.1V to 4.6V for prompts with several videos: vLLM 0.29 allows one."""
+"""vLLM's models of GLM-4.1V to 4.6V for prompts with several videos, of which vLLM 0.29 allows one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import glm4_1v
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
@@ -29,5 +31,11 @@ class SeveralVideosModel(glm4_1v.Glm4vForConditionalGeneration):
 
 
 @_registered
-class SeveralVideosMixture(glm4_1v.Glm4vMoeForConditionalGeneration):
-    """The same for the mixtures of experts."""
+class TiedMixtureModel(glm4_1v.Glm4vMoeForConditionalGeneration):
+    """The same for the mixtures of experts, whose output layer vLLM leaves without weights where it is tied."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        language_model = self.language_model
+        if self.config.tie_word_embeddings and isinstance(language_model.lm_head, ParallelLMHead):
+            language_model.lm_head = language_model.lm_head.tie_weights(language_model.model.embed_tokens)

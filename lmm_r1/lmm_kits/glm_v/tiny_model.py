@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BaseImageProcessor, BaseVideoProcessor, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    BaseImageProcessor,
+    BaseVideoProcessor,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import heads_of, text_settings, train_tokenizer

@@ -178,7 +178,10 @@ def test_the_released_config_gives_the_released_names_and_shapes():
     # Half of a head's 128 dimensions turns.
     assert model.model.language_model.rotary_emb.inv_freq.shape == (32,)
     shapes = stored_shapes(model)
-    parts = {"model.language_model.layers.0.": OF_ALL | OF_FIRST, "model.language_model.layers.1.": OF_ALL | OF_EXPERTS}
+    parts = {
+        "model.language_model.layers.0.": OF_ALL | OF_FIRST,
+        "model.language_model.layers.1.": OF_ALL | OF_EXPERTS,
+    }
     for prefix, expected in parts.items():
         found = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
         assert found == expected
@@ -310,9 +313,7 @@ def test_a_template_with_thoughts_and_tools_is_taken(thinking):
     assert thinking.tokenizer.eos_token == "<|user|>"
     asked = message("user", picture(56, 56), "Which digit?")
     prompt = KIT.chat_text(thinking, [asked], add_generation_prompt=True)
-    assert prompt == (
-        "[gMASK]<sop><|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?<|assistant|>"
-    )
+    assert prompt == ("[gMASK]<sop><|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?<|assistant|>")
     answered = [asked, message("assistant", "4")]
     whole = KIT.chat_text(thinking, answered, add_generation_prompt=False)
     assert whole == f"{prompt}\n<think></think>\n4<|user|>"

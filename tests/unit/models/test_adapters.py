@@ -160,7 +160,9 @@ def test_a_layer_without_experts_between_those_with_them_gets_adapters_in_its_at
     assert isinstance(actor.model.model.layers[0].mlp.gate_proj, torch.nn.Linear)
     expected = [f"model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"]
     assert list(adapted_layers(actor.model)) == expected
-    with pytest.raises(UserError, match="target_modules gate_proj: the language model has no linear layer of this name"):
+    with pytest.raises(
+        UserError, match="target_modules gate_proj: the language model has no linear layer of this name"
+    ):
         make_actor(tmp_path / "experts", lora_rank=2, target_modules=("gate_proj",))
 
 
