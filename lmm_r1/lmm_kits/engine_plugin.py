@@ -7,7 +7,8 @@ import importlib
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
     "LmmR1Gemma3ForConditionalGeneration": "lmm_r1.lmm_kits.gemma3.engine_model:Gemma3ForConditionalGeneration",
-    "LmmR1Glm4vForConditionalGeneration": "lmm_r1.lmm_kits.glm4v.engine_model:SeveralVideosModel",
+    "LmmR1Glm4vForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:SeveralVideosModel",
+    "LmmR1Glm4vMoeForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:TiedMixtureModel",
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
     "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:ImagesModel",
     "LmmR1LlavaOnevisionForConditionalGeneration": "lmm_r1.lmm_kits.llava_onevision.engine_model:LlavaOnevisionEngineModel",

@@ -124,6 +124,8 @@ class LmmKit(ABC):
     """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
+    sigmoid_routers: ClassVar[bool] = False
+    """Whether routers score each expert by itself, by a sigmoid, and not all of them by a softmax."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)

@@ -86,12 +86,12 @@ def reference(processor: Any, messages: list[Message]) -> dict[str, torch.Tensor
         }
         for turn in messages
     ]
-    if name_of(processor) == "Glm4vProcessor":
+    if name_of(processor) in ("Glm4vProcessor", "Glm46VProcessor"):
         # Its template takes a list of parts from the user alone.
         chat = [turn if turn["role"] == "user" else {**turn, "content": turn["content"][0]["text"]} for turn in chat]
     videos = [load_video(part, location="test") for part in videos_of(messages)]
     frames = [video.frames for video in videos]
-    if name_of(processor) in ("Qwen3VLProcessor", "Glm4vProcessor"):
+    if name_of(processor) in ("Qwen3VLProcessor", "Glm4vProcessor", "Glm46VProcessor"):
         # It refuses a lone frame, which the kit shows it twice.
         frames = [np.repeat(each, 2, axis=0) if len(each) == 1 else each for each in frames]
     return dict(
@@ -134,7 +134,7 @@ def test_the_engine_gets_one_placeholder_per_image_and_video(kit, processor, cas
 
 
 # Their stock model refuses images and videos together: the placeholders of both must be as many as the features of either.
-APART = ("glm4v",)
+APART = ("glm4v", "glm4v_moe")
 
 
 def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
