@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.encoding import (
     load_image_processor,
     text_positions,
 )
+from lmm_r1.lmm_kits.video_frames import channels_first
 
 if TYPE_CHECKING:
     import torch
@@ -245,13 +246,17 @@ class LmmKit(ABC):
         """Return extra arguments for vLLM's engine, `hf_overrides` among them.
 
         Args:
-            max_images: the most images of a row; vLLM reserves memory for no more of them.
+            max_images, max_videos: the most of a row; vLLM reserves memory for no more of them.
         """
-        return {"limit_mm_per_prompt": {"image": max_images}} if self.takes_images else {}
+        counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
+        limits = {kind: most for kind, (taken, most) in counts.items() if taken}
+        return {"limit_mm_per_prompt": limits} if limits else {}
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return the images as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
-        return {"image": encoded.images} if encoded.images else {}
+        """Return images, and videos as frames (N, 3, H, W), as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
+        frames: list[Any] = [channels_first(video) for video in encoded.videos]
+        given: dict[str, list[Any]] = {"image": encoded.images, "video": frames}
+        return {kind: items for kind, items in given.items() if items}
 
     def forward_inputs(
         self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None

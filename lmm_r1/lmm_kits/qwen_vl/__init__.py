@@ -22,8 +22,9 @@ from lmm_r1.lmm_kits.encoding import (
     text_positions,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, image_limits, video_metadata
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, image_limits
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
+from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 MEDIA_TOKENS = (
     "<|vision_start|>",
@@ -116,14 +117,12 @@ class QwenVlKit(LmmKit):
             *(token for token in media if token is not None and token != tokenizer.unk_token_id),
         }
 
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        return {"limit_mm_per_prompt": {"image": max_images, "video": max_videos}}
-
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
         """Return images, and videos with their times, as vLLM takes them; nothing for a text prompt."""
         media = super().engine_media(encoded)
-        if encoded.videos:
-            media["video"] = [(channels_first(video), video_metadata(video)) for video in encoded.videos]
+        if "video" in media:
+            times = map(video_metadata, encoded.videos)
+            media["video"] = list(zip(media["video"], times, strict=True))
         return media
 
     def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
