@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conversations import clip, message, picture, row
+from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tiny_models import encode, make_actor, pad
 from helpers.video_references import TEXT_KEYS, reference, stock_inputs
@@ -44,11 +44,11 @@ CASES = {
 # were trained with; tests/unit/lmm_kits/test_qwen_positions.py has such videos.
 POSITIONED = [case for case in CASES if case != "more steps than rows"]
 # Where the vision tower stands in their models; in all others it is `model.visual`.
-TOWERS = {"internvl": "model.vision_tower", "llava_onevision": "model.vision_tower"}
+TOWERS = {"internvl": "model.vision_tower", "llava_onevision": "model.vision_tower", "smolvlm": "model.vision_model"}
 # The first of these models, and these, have no notion of how long a video lasts.
 TIMELESS = ("qwen2_vl", "internvl", "llava_onevision")
 # Their processor scales every frame to one size.
-ONE_SIZE = ("internvl", "llava_onevision")
+ONE_SIZE = ("internvl", "llava_onevision", "smolvlm")
 
 
 @pytest.fixture(scope="module", params=VIDEO_KITS)
@@ -92,7 +92,8 @@ def test_the_engine_gets_one_placeholder_per_image_and_video(kit, processor, cas
     placeholders = kit.placeholder_ids(processor)
     given = len(images_of(messages)) + len(videos_of(messages))
     assert sum(token in placeholders for token in encoded.engine_token_ids) == given
-    assert kit.render(processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
+    rendered = kit.render(processor, messages, add_generation_prompt=True, videos=encoded.videos)
+    assert rendered == encoded.engine_token_ids
     assert len(encoded.videos) == len(kit.engine_media(encoded)["video"]) == len(videos_of(messages))
 
 
@@ -250,8 +251,8 @@ def test_supervised_training_learns_the_words_around_videos(kit, processor):
     sample = encode_sample(row(*turns), kit=kit, processor=processor, max_len=4096, every_turn=True)
     tokenizer = kit.tokenizer_of(processor)
     trained = [token for token, counts in zip(sample.token_ids, sample.loss_mask, strict=True) if counts]
-    end = tokenizer.eos_token
-    assert tokenizer.decode(trained) == f"<answer>46</answer>{end}<answer>47</answer>{end}Yes.{end}"
+    written = [as_written(kit.model_type, text) for text in ("<answer>46</answer>", "<answer>47</answer>", "Yes.")]
+    assert tokenizer.decode(trained) == "".join(f"{text}{tokenizer.eos_token}" for text in written)
 
 
 def test_the_engines_log_probs_are_those_of_the_training_forward(kit, processor, folder, tmp_path):

@@ -12,7 +12,7 @@ from lmm_r1.data.videos import Video, load_video
 # Their processor refuses a lone frame, which the kit shows it twice.
 IN_PAIRS = ("Qwen3VLProcessor", "Glm4vProcessor")
 # Their processor takes no videos of different lengths, or none beside images.
-APART = ("InternVLProcessor", "LlavaOnevisionProcessor")
+APART = ("InternVLProcessor", "LlavaOnevisionProcessor", "SmolVLMProcessor")
 TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids"}
 
 
@@ -50,6 +50,8 @@ def _processed(processor: Any, text: str, *, images: list[Any], videos: list[Vid
     given: dict[str, Any] = {"images": images} if images else {}
     if videos:
         given["videos"] = [list(each) for each in frames]
+        if name_of(processor) == "SmolVLMProcessor":
+            given["videos"] = [given["videos"]]
         given["do_sample_frames"] = False
         given["video_metadata"] = [
             {
@@ -60,7 +62,8 @@ def _processed(processor: Any, text: str, *, images: list[Any], videos: list[Vid
             }
             for video, each in zip(videos, frames, strict=True)
         ]
-    return dict(processor(text=[text], **given, return_tensors="pt"))
+    # A start token stands in the text already, where there is one.
+    return dict(processor(text=[text], **given, add_special_tokens=False, return_tensors="pt"))
 
 
 def _one_by_one(processor: Any, text: str, *, images: list[Any], videos: list[Video]) -> dict[str, torch.Tensor]:
@@ -78,10 +81,15 @@ def _one_by_one(processor: Any, text: str, *, images: list[Any], videos: list[Vi
     ids = tokenizer([expanded], add_special_tokens=False, return_tensors="pt")
     assert not any(left.values())
     names = {name for item in media for name in item} - TEXT_KEYS
-    return {**ids, **{name: torch.cat([item[name] for item in media if name in item]) for name in names}}
+    # SmolVLM's are a batch of one, of tiles.
+    along = 1 if name_of(processor) == "SmolVLMProcessor" else 0
+    return {**ids, **{name: torch.cat([item[name] for item in media if name in item], dim=along) for name in names}}
 
 
 def _as_in_the_kit(processor: Any, made: dict[str, torch.Tensor], *, videos: list[Video]) -> dict[str, torch.Tensor]:
+    if name_of(processor) == "SmolVLMProcessor":
+        # Of videos it is made of integers, of images not.
+        return {**made, "pixel_attention_mask": made["pixel_attention_mask"].float()}
     if name_of(processor) != "LlavaOnevisionProcessor" or not videos:
         return made
     # All frames one behind another, and how many are whose.

@@ -113,7 +113,12 @@ class InternVlKit(LmmKit):
         return text
 
     def render(
-        self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: InternVLProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return chat_ids(processor.tokenizer, _for_the_engine(processor, text))

@@ -135,7 +135,12 @@ class LlavaOnevisionKit(LmmKit):
         return text
 
     def render(
-        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: LlavaOnevisionProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -46,10 +46,10 @@ def _forward(
             pixel_values_videos=pixel_values_videos,
             **others,
         )
-    images, videos = _features(
-        model, pixel_values, image_sizes, pixel_values_videos, image_sizes_videos[:, 0].tolist()
-    )
+    # In the order of transformers' own forward, in which ZeRO-3's other ranks may be.
     embeds = model.get_input_embeddings()(input_ids)
+    lengths = image_sizes_videos[:, 0].tolist()
+    images, videos = _features(model, pixel_values, image_sizes, pixel_values_videos, lengths)
     for token, features in ((model.config.image_token_id, images), (model.config.video_token_id, videos)):
         if features is not None:
             embeds = embeds.masked_scatter((input_ids == token)[..., None], features.to(embeds.dtype))

@@ -40,6 +40,7 @@ class QwenVlKit(LmmKit):
     """A kit of the family states its classes, the names of its weights where they differ, and its tiny vision tower."""
 
     takes_videos = True
+    engine_wants_times = True
     takes_flash_attention = True
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
     """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
@@ -73,7 +74,12 @@ class QwenVlKit(LmmKit):
         )
 
     def render(
-        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: ProcessorMixin,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
@@ -116,14 +122,6 @@ class QwenVlKit(LmmKit):
             *self.image_ends(config),
             *(token for token in media if token is not None and token != tokenizer.unk_token_id),
         }
-
-    def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return images, and videos with their times, as vLLM takes them; nothing for a text prompt."""
-        media = super().engine_media(encoded)
-        if "video" in media:
-            times = map(video_metadata, encoded.videos)
-            media["video"] = list(zip(media["video"], times, strict=True))
-        return media
 
     def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
         """Return for each token (B, T) whether it is text, an image's placeholder or a video's."""

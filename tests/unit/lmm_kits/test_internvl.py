@@ -61,7 +61,9 @@ def test_a_prompt_with_videos_in_full(processor):
     )
     frames = f"{tile}</img>\nFrame2: <img>{tile}"
     assert processor.tokenizer.decode(encoded.token_ids) == written.format(frames, tile * 3, tile)
-    assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format("<video>", "<IMG_CONTEXT>", "<video>")
+    assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format(
+        "<video>", "<IMG_CONTEXT>", "<video>"
+    )
     # Two frames, two tiles of the image with the whole of it, and a frame.
     pixels = encoded.media["pixel_values"]
     assert pixels.shape == (2 + 3 + 1, 3, 56, 56)
