@@ -9,9 +9,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
+from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 
+# Here, as a command may load torch before it knows what it is to do.
+cpu.wait_asleep()
+
 COMMANDS = {
+    "init": "a first project: rows with pictures, settings, a reward function, and a README with its commands",
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",

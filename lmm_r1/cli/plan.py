@@ -22,6 +22,7 @@ from lmm_r1.config import (
     SFTConfig,
     SupervisedConfig,
     resolve,
+    sized_supervised,
 )
 from lmm_r1.config.plan import (
     PlanDPOConfig,
@@ -97,6 +98,7 @@ def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> No
     if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
         unread["model.placeholder_token"] = NOT_READ
     config = resolve(dotted.replace(settings, unread))
+    config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
         from lmm_r1.planning.run_plan import plan_supervised

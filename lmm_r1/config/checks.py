@@ -44,7 +44,8 @@ def check_ppo(config: PPOConfig) -> None:
     _check_groups(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
-    _check_batches(config)
+    check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")
+    check_batches(config)
     _check_kl(config)
     _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
@@ -390,7 +391,7 @@ def _check_ppo_ulysses(config: PPOConfig) -> None:
     packs = config.ds.packing_samples or (
         config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
     )
-    check_ulysses(config.ds, packs=packs, gpus=_gpus(config))
+    check_ulysses(config.ds, packs=packs, gpus=model_gpus(config))
 
 
 def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
@@ -420,20 +421,28 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
             )
 
 
-def _check_batches(config: PPOConfig) -> None:
+def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
+    """Raise UserError for a size below 0, which leaves it to the rows."""
+    for flag in flags:
+        value = dotted.get(config, flag)
+        assert isinstance(value, int), "sizes are whole numbers"
+        if value < 0:
+            raise UserError(f"--{flag} {value} must be at least 1, or left out for what the rows allow")
+
+
+def check_batches(config: PPOConfig) -> None:
+    """Raise UserError where the samples of a step cannot be shared out among processes, or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
     counts: dict[str, int | None] = {
         "rollout.micro_batch_size": rollout.micro_batch_size,
         "rollout.max_tokens_per_gpu": rollout.max_tokens_per_gpu,
-        "train.batch_size": train.batch_size,
         "train.micro_batch_size": train.micro_batch_size,
         "train.max_tokens_per_gpu": train.max_tokens_per_gpu,
     }
     for flag, value in counts.items():
         if value is not None and value < 1:
             raise UserError(f"--{flag} {value} must be at least 1")
-    assert rollout.vllm_generate_batch_size is not None, "resolve_ppo fills it in"
-    if rollout.vllm_generate_batch_size > rollout.batch_size:
+    if rollout.batch_size and (rollout.vllm_generate_batch_size or 0) > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
             f"--rollout.batch_size {rollout.batch_size}"
@@ -443,7 +452,7 @@ def _check_batches(config: PPOConfig) -> None:
         f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
     )
     shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
-    for name, gpus in _gpus(config).items():
+    for name, gpus in model_gpus(config).items():
         if gpus % config.ds.tensor_parallel_size:
             raise UserError(
                 f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} does not divide the {gpus} GPUs of "
@@ -457,14 +466,14 @@ def _check_batches(config: PPOConfig) -> None:
             raise UserError(
                 f"--train.batch_size {train.batch_size} must be a multiple of the {processes} {name} processes"
             )
-    if samples < train.batch_size:
+    if 0 < samples < train.batch_size:
         raise UserError(
             f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout ({given}), so no "
             "step would update the weights"
         )
 
 
-def _gpus(config: PPOConfig) -> dict[str, int]:
+def model_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs each model of a run has."""
     groups: dict[str, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {"actor": config.actor}
     if config.algo.kl.init_coef > 0:

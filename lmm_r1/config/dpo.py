@@ -52,10 +52,10 @@ class PreferenceDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 128
-    """Pairs in one weight update, over all GPUs."""
-    micro_batch_size: int = 8
-    """Pairs in one forward and backward pass on one GPU."""
+    batch_size: int = 0
+    """Pairs in one weight update, over all GPUs; 0 takes 128, or a fifth of the pairs where that is less."""
+    micro_batch_size: int = 0
+    """Pairs in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Compute what the two responses of a pair have in common once: prompt, images, and how both begin."""
 

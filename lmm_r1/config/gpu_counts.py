@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lmm_r1 import cpu
 from lmm_r1.config.ppo import PlacedModel, PPOConfig
 from lmm_r1.config.precision import has_gpu
+from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -96,12 +97,14 @@ class _Share:
     def _divides(self, config: PPOConfig, size: int) -> bool:
         if size % self.unit(config):
             return False
-        if self.engines and config.rollout.batch_size % (size // config.vllm.tensor_parallel_size):
+        # Sizes that are left open are made for the ranks, and at most these.
+        prompts, batch = config.rollout.batch_size or MOST_PROMPTS, config.train.batch_size or MOST_SAMPLES
+        if self.engines and prompts % (size // config.vllm.tensor_parallel_size):
             return False
         ranks = size // (config.ds.tensor_parallel_size * config.ds.ulysses_size)
-        if self.models and (config.rollout.batch_size * config.rollout.n_samples_per_prompt) % ranks:
+        if self.models and (prompts * config.rollout.n_samples_per_prompt) % ranks:
             return False
-        return not {"actor", "critic"} & set(self.models) or config.train.batch_size % ranks == 0
+        return not {"actor", "critic"} & set(self.models) or batch % ranks == 0
 
 
 def needed_gpus(config: PPOConfig) -> int:

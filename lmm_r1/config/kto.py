@@ -32,10 +32,11 @@ class UnpairedDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTOTrainConfig(PreferenceTrainConfig):
-    batch_size: int = 128
-    """Rows in one weight update, over all GPUs; the KL is estimated over them."""
-    micro_batch_size: int = 8
-    """Rows in one forward and backward pass on one GPU."""
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; the KL is estimated over them. 0 takes 128, or a fifth of the rows where that
+    is less."""
+    micro_batch_size: int = 0
+    """Rows in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Let the reference compute the prompt and images of a row once for its own response and for the mismatched one."""
 

@@ -231,10 +231,10 @@ class AlgoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    batch_size: int = 1024
-    """Prompts per step."""
-    n_samples_per_prompt: int = 1
-    """Responses per prompt: the size of a group."""
+    batch_size: int = 0
+    """Prompts per step; 0 takes 1024, or a fifth of the rows where that is less."""
+    n_samples_per_prompt: int = 0
+    """Responses per prompt: the size of a group; 0 takes 8 where the estimator compares them with one another, else 1."""
     max_new_tokens: int | None = None
     """Longest response in tokens; None is whatever the prompt leaves of data.max_len."""
     temperature: float = 1.0

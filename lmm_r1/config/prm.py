@@ -35,8 +35,8 @@ class StepDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PRMTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 128
-    """Rows in one weight update, over all GPUs."""
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; 0 takes 128, or a fifth of the rows where that is less."""
     micro_batch_size: int = 1
     """Rows in one forward and backward pass on one GPU."""
 

@@ -33,8 +33,8 @@ class TrainedModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedTrainConfig(TrainConfig):
-    micro_batch_size: int = 8
-    """Samples in one forward and backward pass on one GPU."""
+    micro_batch_size: int = 0
+    """Samples in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     max_steps: int = -1
     """Stop after this many updates; -1 runs all epochs."""
 

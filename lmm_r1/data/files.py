@@ -24,7 +24,7 @@ from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Message, Row, images_of, videos_of
+from lmm_r1.data.messages import Message, Row, as_prompt, images_of, videos_of
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
@@ -85,6 +85,14 @@ class RowFile:
     def told(self) -> str:
         """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
         return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
+
+    @property
+    def told_as_prompts(self) -> str:
+        """The same, where the rows are asked: what of them a model does not get to see is said, too."""
+        worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
+        if not worked:
+            return self.told
+        return f"{self.told}; the worked answers of {worked} are no part of the prompts"
 
 
 def read_row_file(
@@ -190,7 +198,7 @@ def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReadin
     fields, location, base_dir = record
     row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
     check_media(row.messages, location=location)
-    return row
+    return as_prompt(row)
 
 
 def _checked(record: Any, *, location: str) -> dict[str, Any]:

@@ -164,9 +164,9 @@ class PromptStream:
 
 
 def check_prompt(row: Row) -> None:
-    """Raise UserError for a row that ends with an assistant turn: it would show the model the answer."""
+    """Raise UserError for a row that ends with one of several assistant turns: it would show the model the answer."""
     if row.messages[-1].role == "assistant":
         raise UserError(
-            f"{row.location}: a prompt for RL must not end with an assistant turn; such rows are for train_sft (where "
-            "responses are to go on from that turn, give --data.format r1_vlm)"
+            f"{row.location}: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft "
+            "(where responses are to go on from that turn, give --data.format r1_vlm)"
         )

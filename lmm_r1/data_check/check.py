@@ -96,7 +96,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         counts=file.counts,
         rows=rows,
         count=len(rows) + len(file.skipped),
-        conversations=sum(map(is_conversation, rows.values())),
+        conversations=sum(row.response is not None or is_conversation(row) for row in rows.values()),
         datasources=dict(Counter(row.datasource for row in rows.values()).most_common()),
         distributions=distributions,
         findings=sorted(findings, key=lambda finding: (kinds.index(finding.kind), finding.index)),

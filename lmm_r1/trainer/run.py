@@ -21,7 +21,8 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
-from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
+from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -108,6 +109,7 @@ def train(config: PPOConfig) -> None:
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
+    config = _sized(config, rows=len(rows))
     eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else KeptRows()
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
@@ -268,6 +270,14 @@ def _prompts(config: PPOConfig) -> KeptRows[Row]:
     return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
 
 
+def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
+    """Return the settings with the sizes that were left open, and say what they are."""
+    sized, told = sized_ppo(config, rows=rows)
+    if told is not None:
+        Console(highlight=False, soft_wrap=True).print(told)
+    return sized
+
+
 def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
@@ -281,7 +291,7 @@ def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False).print(told_of(file.told, file.skipped))
+    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
@@ -337,7 +347,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
-        Console(highlight=False).print(
+        Console(highlight=False, soft_wrap=True).print(
             f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
         )
 
@@ -377,12 +387,8 @@ def _start_ray(config: PPOConfig) -> None:
         # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
-    environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
     arguments: dict[str, Any] = {
-        "runtime_env": {
-            "env_vars": {name: os.environ.get(name, value) for name, value in environment.items()},
-            "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker",
-        },
+        "runtime_env": worker_runtime(run_environment()),
         "log_to_driver": config.logger.worker_logs,
     }
     if not nodes.joins():

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
-from lmm_r1.config import SupervisedConfig, to_openrlhf_args
+from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
@@ -37,6 +37,8 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     checkpoint = _opened(config)
     rows, held_out = run_class.read(config)
+    default_to_one_process()
+    config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
     every = shown + run_class.conversations(held_out)
     _check_rows(config, checkpoint, every)
@@ -50,6 +52,14 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
         if held_out:
             run.evaluate_on(held_out)
         run.train(steps=begun.steps)
+
+
+def _sized(config: ConfigT, *, rows: int) -> ConfigT:
+    """Return the settings with the sizes that were left open; rank 0 says what they are."""
+    sized, told = sized_supervised(config, rows=rows, processes=int(os.environ["WORLD_SIZE"]))
+    if told is not None:
+        Console(highlight=False, soft_wrap=True, quiet=os.environ["RANK"] != "0").print(told)
+    return sized
 
 
 def _opened(config: SupervisedConfig) -> Checkpoint:
@@ -98,7 +108,6 @@ def session(
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
     check_start(config, fingerprint)
-    default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     _check_plan(config, shown)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")

@@ -12,6 +12,9 @@ import pytest
 QUESTION = {"messages": [{"role": "user", "content": "What is 1+1?"}], "answer": "2"}
 ANSWERED = {"messages": [*QUESTION["messages"], {"role": "assistant", "content": "<answer>2</answer>"}], "answer": "2"}
 
+# What RL would have to ask with an answer in front.
+TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
+
 
 def with_image(source: str, *, base: dict = QUESTION) -> dict:
     """A row whose question holds an image."""

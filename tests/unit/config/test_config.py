@@ -411,7 +411,7 @@ def test_supervised_settings_are_checked_too():
     with pytest.raises(UserError, match="--model.model_name_or_path is missing"):
         resolve(SFTConfig())
     with pytest.raises(UserError, match="--train.batch_size 10 must be a multiple of --train.micro_batch_size 8"):
-        resolve(sft(train__batch_size=10))
+        resolve(sft(train__batch_size=10, train__micro_batch_size=8))
     with pytest.raises(UserError, match="--adam.vision_lr 0.5 needs --optim adam"):
         resolve(sft(optim="muon", adam__vision_lr=0.5))
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import ANSWERED, QUESTION, write_rows
+from helpers.commands import QUESTION, TWO_ANSWERS, write_rows
 
 from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow, good_rows, reasons
 from lmm_r1.data.files import read_row_file
@@ -72,14 +72,14 @@ def test_a_file_without_a_good_row_is_refused_whatever_is_asked():
 
 
 def test_lines_that_are_no_records_are_bad_rows_like_others(tmp_path):
-    path = write_rows(tmp_path, "{]", "", "3", QUESTION, ANSWERED)
+    path = write_rows(tmp_path, "{]", "", "3", QUESTION, TWO_ANSWERS)
     path.write_bytes(path.read_bytes() + b'{"messages": "\xff"}\n')
     file = read_row_file(str(path), bad_rows="skip", check=check_prompt)
     assert list(file.rows) == [2]
     assert [(row.index, row.reason.partition(": ")[2].split(" at ")[0].split(";")[0]) for row in file.skipped] == [
         (0, "not valid JSON: Expecting property name enclosed in double quotes"),
         (1, "a JSON object is needed, not int"),
-        (3, "a prompt for RL must not end with an assistant turn"),
+        (3, "a prompt for RL must not end with one of several assistant turns"),
         (4, "not UTF-8 text ('utf-8' codec can't decode byte 0xff in position 14: invalid start byte)"),
     ]
     assert told_of(file.told, file.skipped).endswith(

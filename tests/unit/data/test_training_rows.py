@@ -175,5 +175,6 @@ def test_more_rows_than_there_are_can_never_be_had():
 def test_a_prompt_that_ends_with_the_answer_is_refused_with_its_place():
     prompt = row(message("user", "What is 1 + 1?"))
     check_prompt(prompt)
-    with pytest.raises(UserError, match="rows.jsonl, line 1: a prompt for RL must not end with an assistant turn"):
-        check_prompt(row(message("user", "What is 1 + 1?"), message("assistant", "2")))
+    asked = [message("user", "Hello."), message("assistant", "Hello."), message("user", "What is 1 + 1?")]
+    with pytest.raises(UserError, match="rows.jsonl, line 1: a prompt for RL must not end with one of several"):
+        check_prompt(row(*asked, message("assistant", "2")))
