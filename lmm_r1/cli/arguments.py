@@ -104,7 +104,9 @@ def user_errors(prog: str) -> Iterator[None]:
         print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except ListedError as error:
-        print(f"{prog}: error: {error.sentence}", *error.lines, sep="\n  ", file=sys.stderr)
+        # Every rank reads the same rows, and one lists what is wrong with them.
+        lines = error.lines if os.environ.get("RANK", "0") == "0" else ()
+        print(f"{prog}: error: {error.sentence}", *lines, sep="\n  ", file=sys.stderr)
         raise SystemExit(1) from None
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.

@@ -49,7 +49,8 @@ def offered_gpus() -> Offer:
         return Offer(per_node=(), joined=False)
     from lmm_r1.cluster.nodes import gpus_here
 
-    return Offer(per_node=(gpus_here(),), joined=False)
+    # A driver may be there that finds none.
+    return Offer(per_node=(found,) if (found := gpus_here()) else (), joined=False)
 
 
 @dataclass(frozen=True, kw_only=True)

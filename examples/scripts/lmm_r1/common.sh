@@ -6,6 +6,8 @@
 : "${PYTHON:=python}"
 : "${NUM_GPUS:=}"
 : "${DRY_RUN:=0}"
+# PyTorch's launcher imports torch before it imports anything of lmm_r1, whose quiet.py keeps this off the terminal elsewhere.
+export PYTHONWARNINGS="${PYTHONWARNINGS:+$PYTHONWARNINGS,}ignore:The pynvml package is deprecated:FutureWarning"
 SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=examples/scripts/lmm_r1/reward_service.sh
 source "$SCRIPTS/reward_service.sh"
