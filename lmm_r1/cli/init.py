@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments
+from lmm_r1.cli import arguments, run_command
 from lmm_r1.data.files import write_row_folder
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, write_atomically
@@ -28,6 +28,9 @@ ROWS: dict[Split, int] = {"train": 40, "test": 20}
 class InitConfig:
     folder: Positional[Path]
     """Folder to write; must not exist yet or be empty."""
+
+
+CONFIG = InitConfig
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,4 +61,4 @@ def run(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

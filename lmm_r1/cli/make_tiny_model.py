@@ -63,8 +63,6 @@ def build(config: TinyModelConfig) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
-    from transformers.utils import logging as transformers_logging
-
     from lmm_r1.lmm_kits import TinyModelSpec
     from lmm_r1.lmm_kits.registry import get_kit
 
@@ -76,8 +74,6 @@ def build(config: TinyModelConfig) -> None:
         tie_embeddings=config.tie_embeddings,
         tokens=config.tokens,
     )
-    # A file of a few megabytes needs none.
-    transformers_logging.disable_progress_bar()
     with written_folder(config.output) as folder:
         kit.build_tiny(
             spec, _corpus(_rows_of_files(config.rows) if config.rows else _rows_of_tasks(config.tasks)), folder

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.unit
 def as_before(monkeypatch):
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
     hook = transformers_logging.set_tqdm_hook(None)
+    # Whatever tests before have made of it.
+    transformers_logging.enable_progress_bar()
     yield
     transformers_logging.set_tqdm_hook(hook)
     enable_progress_bars()
