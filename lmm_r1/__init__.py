@@ -1,6 +1,5 @@
 """LMM-R1: rule-based reinforcement learning for large multimodal models, text first, then images."""
 
-import warnings
+from lmm_r1 import quiet
 
-# OpenRLHF requires the shim `pynvml`, at which torch warns in every process that imports it.
-warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
+quiet.begin()

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lmm_r1.batch.trajectories import MESSAGES
-from lmm_r1.data.files import SkippedRow, read_records
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
 from lmm_r1.data.images import check_image_exists

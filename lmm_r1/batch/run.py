@@ -21,8 +21,9 @@ from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
 from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import SkippedRow, read_good_rows
-from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
@@ -121,7 +122,7 @@ def _generate(
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told)
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told_as_prompts)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:
@@ -206,9 +207,11 @@ def _outcomes(engine: Responder, todo: dict[int, Row | str], config: BatchConfig
     for index, item in todo.items():
         if isinstance(item, str):
             yield _left_out(SkippedRow(index=index, reason=item))
-        elif item.messages[-1].role == "assistant":
-            reason = f"{item.location}: the row ends with an assistant turn, so there is nothing to respond to"
-            yield _left_out(SkippedRow(index=index, reason=reason))
+            continue
+        try:
+            check_asks(item)
+        except UserError as error:
+            yield _left_out(SkippedRow(index=index, reason=str(error)))
         else:
             good.append((index, item))
     yield from engine.respond(good, sampling)

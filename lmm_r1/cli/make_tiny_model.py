@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.errors import UserError
@@ -39,6 +40,9 @@ class TinyModelConfig:
     """Ordinary tokens that it learns at most, 256 bytes among them; None is some 400. More make long texts shorter."""
 
 
+CONFIG = TinyModelConfig
+
+
 def main(argv: list[str] | None = None) -> None:
     config = parse(TinyModelConfig, argv, prog=PROG, description="Make a small random checkpoint, offline.")
     with user_errors(PROG):
@@ -59,6 +63,8 @@ def build(config: TinyModelConfig) -> None:
     from lmm_r1 import cpu
 
     cpu.prepare_process()
+    from transformers.utils import logging as transformers_logging
+
     from lmm_r1.lmm_kits import TinyModelSpec
     from lmm_r1.lmm_kits.registry import get_kit
 
@@ -70,6 +76,8 @@ def build(config: TinyModelConfig) -> None:
         tie_embeddings=config.tie_embeddings,
         tokens=config.tokens,
     )
+    # A file of a few megabytes needs none.
+    transformers_logging.disable_progress_bar()
     with written_folder(config.output) as folder:
         kit.build_tiny(
             spec, _corpus(_rows_of_files(config.rows) if config.rows else _rows_of_tasks(config.tasks)), folder
@@ -107,4 +115,4 @@ def _rows_of_files(paths: Sequence[str]) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -47,6 +48,9 @@ class ReportConfig:
     """How long the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
     """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""
+
+
+CONFIG = ReportConfig
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -151,4 +155,4 @@ def _print(table: Table, *, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.config.interactive_chat import ChatConfig, check
 from lmm_r1.errors import UserError
@@ -153,4 +154,4 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.errors import UserError
@@ -111,4 +112,4 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

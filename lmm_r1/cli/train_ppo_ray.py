@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import PPOConfig
 
+CONFIG = PPOConfig
 PROG = "lmm-r1 train_ppo_ray"
 DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning with Ray, DeepSpeed and vLLM."
 
@@ -12,10 +14,13 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
+        from lmm_r1.cluster.worker_processes import load_ahead, run_environment
+
+        load_ahead(run_environment())
         from lmm_r1.trainer.run import train
 
         train(config)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config.gpu_counts import check_machine
 
 
 @contextmanager
@@ -14,9 +15,11 @@ def training(
     config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
 ) -> Iterator[Config]:
     """Yield the settings of the flags, as `parse` reads them, in a process that is ready to train; tell errors as its end."""
-    config = parse(config_class, argv, prog=prog, description=description)
+    config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
+        if isinstance(config, PPOConfig):
+            check_machine(config)
         prepare_training(config)
         yield config
 

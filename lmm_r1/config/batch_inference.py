@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.episodes import EpisodeFlags, check_episodes
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
@@ -29,6 +30,37 @@ COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig(RowsConfig, EpisodeFlags):
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="A response to every row, judged by the math verifier",
+                arguments="--model runs/grpo --data rows.jsonl --output out/responses.jsonl --verifier math",
+            ),
+            Example(
+                what="The right ones of eight responses a row, as rows for train_sft",
+                arguments="--model runs/grpo --data rows.jsonl --output out/sampled.jsonl"
+                " --n_samples 8 --temperature 1 --verifier math"
+                " --select rejection_sampling --selected out/sft.jsonl",
+            ),
+            Example(
+                what="Responses that are there already, scored by a reward model",
+                arguments="--eval_task rm --model runs/rm --data out/sampled.jsonl --output out/scored.jsonl",
+            ),
+        ),
+        flags=(
+            "model",
+            "data",
+            "output",
+            "n_samples",
+            "temperature",
+            "max_new_tokens",
+            "verifier",
+            "select",
+            "selected",
+            "eval_task",
+        ),
+    )
+
     eval_task: Literal["generate_vllm", "generate", "rm"] = "generate_vllm"
     """Generate through vLLM, generate through plain transformers, or score given responses with a reward model."""
     model: str

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.sample import Completion

@@ -13,7 +13,7 @@ from pathlib import Path
 from lmm_r1.checkpoints.digest import checkpoint_state
 from lmm_r1.config.episodes import EPISODE_FLAGS
 from lmm_r1.config.evaluate import ENGINE_FLAGS, EvaluateConfig, measured_path, responses_path
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.row_digest import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.row_set import RowSet

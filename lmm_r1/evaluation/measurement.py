@@ -10,7 +10,7 @@ from functools import partial
 from lmm_r1.config.episodes import episode_limits, reward_part
 from lmm_r1.config.evaluate import EvaluateConfig, answers_path
 from lmm_r1.config.rows import row_reading
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.picture_files import PictureFolder

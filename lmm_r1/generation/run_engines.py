@@ -27,13 +27,13 @@ COLOCATED_SHARE = 0.2
 def create_engines(config: PPOConfig, *, shared: Reservation | None, max_images: int, max_videos: int) -> list[Any]:
     """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
     tensor_parallel = config.vllm.tensor_parallel_size
-    gpus = shared or reserve(config.vllm.num_engines * tensor_parallel, together=engine_groups(config))
+    gpus = shared or reserve(config.vllm.gpus, together=engine_groups(config))
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
     engines = []
-    for index in range(config.vllm.num_engines):
+    for index in range(config.vllm.engines):
         first = index * tensor_parallel
         bundles = list(gpus.bundles[first : first + tensor_parallel]) if tensor_parallel > 1 else None
         placement = gpus.place(first, placement_group_capture_child_tasks=True)

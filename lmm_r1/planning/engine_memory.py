@@ -37,10 +37,10 @@ def planned_engine(config: PPOConfig, machine: Machine) -> PlannedEngine:
     weights = size_of(settings).weight_bytes // vllm.tensor_parallel_size
     checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     cached = kv_bytes_per_token(checkpoint.config, width=WIDTHS[dtype]) // vllm.tensor_parallel_size
-    engines_per_machine = max(1, vllm.num_engines * vllm.tensor_parallel_size // config.actor.num_nodes)
+    engines_per_machine = max(1, vllm.gpus // config.actor.nodes)
     if machine.gpu_bytes is None:
         share = CPU_COPIES * weights + PROCESS + int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
-        share *= vllm.num_engines
+        share *= vllm.engines
         return PlannedEngine(
             weights=weights,
             share=share,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import Said
+from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
@@ -33,8 +35,17 @@ from lmm_r1.records.session import SESSION_FILE, kept_session
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
+LEFT_OUT_FILE = "left_out_rows.jsonl"
 # What a run adds to.
-_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE, RESTARTS_FILE, SESSION_FILE)
+_RECORDS = (
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    IMAGES_FOLDER,
+    TRACKERS_FILE,
+    RESTARTS_FILE,
+    LEFT_OUT_FILE,
+    SESSION_FILE,
+)
 STAGE_FILE = "stage.json"
 ERROR_FILE = "error.txt"
 """The traceback of what a session failed with."""
@@ -163,6 +174,12 @@ class RunFolder:
         now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
         record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
         append_json_lines(self.path / RESTARTS_FILE, [record])
+
+    def left_out(self, rows: Sequence[LeftOutRow]) -> None:
+        """Write which rows of its files the run goes on without; nothing where there are none."""
+        if rows:
+            text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+            write_atomically(self.path / LEFT_OUT_FILE, text=text)
 
     def finish(self, *, steps: int) -> str:
         """Mark the stage as finished, after which nothing of it is written; return what was done, and where the model is."""

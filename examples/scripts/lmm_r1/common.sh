@@ -43,7 +43,7 @@ run() {
 run_on_rows() {
   local code=0
   run "$@" || code=$?
-  ((code == 0 || code == SKIPPED_ROWS_CODE)) || exit "$code"
+  ((code == 0 || code == SKIPPED_ROWS_CODE)) || return "$code"
 }
 
 # stage FOLDER COMMAND...: nothing where FOLDER already holds a finished stage.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmm_r1.data.files import SkippedRow, read_good_rows, read_records
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows, read_records
 from lmm_r1.data.image_sources import ImageSource, resolve
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.evaluation.comparison import Comparison, compare
 from lmm_r1.evaluation.disagreements import Rejudged

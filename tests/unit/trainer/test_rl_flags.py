@@ -19,6 +19,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
@@ -444,7 +445,7 @@ def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
         for flag, number in zip(("num_nodes", "num_gpus_per_node"), pair, strict=True)
     }
     engines = {"vllm.num_engines": 3, "vllm.tensor_parallel_size": 2}
-    assert run._gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
+    assert needed_gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
 
 
 def test_an_evaluation_samples_as_its_flags_say():
