@@ -37,7 +37,15 @@ from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
 # What a run adds to.
-_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE, RESTARTS_FILE, LEFT_OUT_FILE, SESSION_FILE)
+_RECORDS = (
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    IMAGES_FOLDER,
+    TRACKERS_FILE,
+    RESTARTS_FILE,
+    LEFT_OUT_FILE,
+    SESSION_FILE,
+)
 STAGE_FILE = "stage.json"
 ERROR_FILE = "error.txt"
 """The traceback of what a session failed with."""
