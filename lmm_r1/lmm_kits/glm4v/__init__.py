@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from transformers import (
     Glm4vConfig,
@@ -27,12 +26,10 @@ class Glm4vKit(GlmVKit):
     model_class = Glm4vForConditionalGeneration
     processor_class = Glm4vProcessor
     engine_class = "LmmR1Glm4vForConditionalGeneration"
+    # In transformers' model always.
+    engine_text_config = {"attention_bias": True}
     # It reads the weight of its position embedding without running it, and ZeRO-3 gathers only what is run.
     zero3_leaf_classes = ("Glm4vVisionEmbeddings",)
-
-    def engine_text_config(self, config: Glm4vConfig) -> dict[str, Any]:
-        """Return that queries, keys and values have biases: transformers' config class has no word for it, and its model always."""
-        return {"attention_bias": True}
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         from lmm_r1.lmm_kits.glm_v.tiny_model import IMAGE_PIXELS, VIDEO_PIXELS, write_tiny

@@ -41,12 +41,10 @@ class Glm4vMoeKit(GlmVKit):
     model_class = Glm4vMoeForConditionalGeneration
     processor_class = Glm46VProcessor
     engine_class = "LmmR1Glm4vMoeForConditionalGeneration"
+    # Norms of queries and keys are neither in transformers' model nor in any release with images.
+    engine_text_config = {"use_qk_norm": False}
     zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
     sigmoid_routers = True
-
-    def engine_text_config(self, config: Glm4vMoeConfig) -> dict[str, Any]:
-        """Return that queries and keys have no norms, as in transformers' model and in every release with images."""
-        return {"use_qk_norm": False}
 
     def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's arguments, and in any case the class of `engine_model`, whose output layer may be tied."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -39,6 +38,8 @@ class GlmVKit(QwenVlKit):
 
     engine_class: ClassVar[str]
     """The name under which `engine_plugin` has the class of `engine_model`."""
+    engine_text_config: ClassVar[Mapping[str, Any]]
+    """What vLLM asks of the language model's config that transformers' class does not have."""
     media_tokens = (
         "<|begin_of_image|>",
         "<|end_of_image|>",
@@ -118,14 +119,10 @@ class GlmVKit(QwenVlKit):
         steps[:, 0] = 1
         return steps
 
-    @abstractmethod
-    def engine_text_config(self, config: PretrainedConfig) -> dict[str, Any]:
-        """Return what vLLM asks of the language model's config beside what transformers has there."""
-
     def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's limits, and for rows with videos the class of `engine_model`, which takes several."""
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides: dict[str, Any] = {"text_config": self.engine_text_config(config)}
+        overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)}
         if max_videos:
             overrides["architectures"] = [self.engine_class]
         return {**limits, "hf_overrides": overrides}
