@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
+from lmm_r1.event_loop import run_async
 from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
 from lmm_r1.generation.run_engines import (
@@ -87,10 +87,15 @@ class _Stage:
     eval_rows: list[Row]
     max_images: int
     folder: RunFolder
+    reward: Callable[..., Any] | None
 
 
-def train(config: PPOConfig) -> None:
-    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> None:
+    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave.
+
+    Args:
+        reward: the function that gives the rewards, where it is in no file but was given to this process.
+    """
     path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     kit = policy.kit
@@ -107,7 +112,7 @@ def train(config: PPOConfig) -> None:
         _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
-        _check_rewards(config, rows + eval_rows)
+        _check_rewards(config, rows + eval_rows, reward=reward)
     # The critic may start from the reward model, which is then the one that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -129,7 +134,15 @@ def train(config: PPOConfig) -> None:
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
-    stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
+    stage = _Stage(
+        config=config,
+        policy=policy,
+        rows=rows,
+        eval_rows=eval_rows,
+        max_images=max_images,
+        folder=folder,
+        reward=reward,
+    )
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         restarts = Restarts(
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
@@ -159,7 +172,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     stops.listen()
     check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
     max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
-    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos)
+    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
     strategy = make_strategy(to_openrlhf_args(config))
     trainer = KitPPOTrainer(
@@ -189,11 +202,13 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     ray.shutdown()
 
 
-def _start_workers(config: PPOConfig, *, max_images: int, max_videos: int) -> _Workers:
+def _start_workers(
+    config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
+) -> _Workers:
     """Start the actors of engines and models; where they share GPUs, the engines are settled before a model's starts."""
     shared = _shared_gpus(config)
     everywhere = shared if config.train.colocate_all else None
-    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos)
+    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
     # Without CUDA there is no card whose memory they share, and starting together takes less time.
     if config.train.colocate_all and cpu.has_cuda():
         settle_engines(config, engines)
@@ -301,12 +316,12 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     return limit or most
 
 
-def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
+def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
     """Raise UserError, before anything is started, when the reward source does not answer, or lacks columns."""
     urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = make_scorer(config.reward)
+        scorer = make_scorer(config.reward, given=reward)
         try:
             if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)
@@ -315,7 +330,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
             await scorer.close()
 
     try:
-        asyncio.run(check())
+        run_async(check())
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
