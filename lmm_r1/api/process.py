@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -33,7 +34,8 @@ def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
     _check_process()
     environment, thresholds = dict(os.environ), gc.get_threshold()
     try:
-        yield
+        with _without_loop():
+            yield
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
         raise UserError(in_arguments(str(getattr(error, "cause", error)), arguments)) from error
@@ -45,6 +47,29 @@ def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
         gc.set_threshold(*thresholds)
         os.environ.clear()
         os.environ.update(environment)
+
+
+@contextmanager
+def _without_loop() -> Iterator[None]:
+    """Let code inside run event loops of its own, where one runs in this thread, as behind each cell of a notebook.
+
+    That one waits for the cell either way. asyncio has these functions for whoever writes a loop.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
 
 
 def in_arguments(sentence: str, arguments: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
 from lmm_r1.errors import UserError
-from lmm_r1.event_loop import run_async
 from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
 from lmm_r1.generation.run_engines import (
@@ -330,7 +330,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[.
             await scorer.close()
 
     try:
-        run_async(check())
+        asyncio.run(check())
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
