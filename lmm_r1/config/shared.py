@@ -5,7 +5,7 @@ from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
 
-TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
 JsonText = NewType("JsonText", str)
 """A JSON object as text; in a YAML file it may stand as a mapping, too."""
 
@@ -132,6 +132,9 @@ class CheckpointConfig:
     """Continue from the newest checkpoint of this run if there is one."""
     overwrite: bool = False
     """Train anew in an output_dir that holds a run: its records and checkpoints are deleted first."""
+    push_to_hub: str | None = None
+    """Upload the trained model to this repository of the Hugging Face hub, OWNER/NAME, once the run is finished; a private
+    one, where there is none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +186,14 @@ class MlflowConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackioConfig:
+    space_id: str | None = None
+    """Hugging Face Space that shows the run, as OWNER/NAME, which turns the tracker on, too; None keeps it on this machine."""
+    project: str | None = None
+    """Project under which the run is shown; None takes logger.wandb.project."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     stage_name: str
     """Name of this stage in stage.json and in the report."""
@@ -198,6 +209,8 @@ class LoggerConfig:
     """SwanLab."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     """MLflow."""
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    """Trackio."""
 
 
 @dataclass(frozen=True, kw_only=True)

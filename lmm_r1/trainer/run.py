@@ -51,6 +51,7 @@ from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import RowChecker, make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
+from lmm_r1.trainer.publication import publish
 from lmm_r1.trainer.restarts import Restarts
 from lmm_r1.trainer.run_files import shared_paths
 from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, open_run
@@ -148,6 +149,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )
         restarts.run(lambda: _session(stage, restarts, resumed=resumed))
+    publish(config, folder.path)
 
 
 def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:

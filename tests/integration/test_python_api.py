@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from helpers.commands import ANSWERED, QUESTION
+from helpers.hub_server import hub_server
 
 import lmm_r1
 from lmm_r1.trainer import sft_rows
@@ -72,7 +73,9 @@ def test_a_finished_stage_and_too_few_rows_are_told_in_the_words_of_the_call(run
         lmm_r1.train_sft(settings, {"ckpt.output_dir": tmp_path / "few"}, rows=[ANSWERED])
 
 
-def test_a_run_that_failed_in_its_first_step_is_made_by_the_same_call(tiny_checkpoint, tmp_path, monkeypatch):
+def test_a_run_that_failed_in_its_first_step_is_made_by_the_same_call_and_its_model_uploaded(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
     settings = {"model.model_name_or_path": tiny_checkpoint("llm"), "ckpt.output_dir": tmp_path / "run", **SIZES}
     encode, encoded = sft_rows.encode_sample, iter([True])
     # The disk breaks behind the first row, which is encoded to see whether one fits.
@@ -81,7 +84,10 @@ def test_a_run_that_failed_in_its_first_step_is_made_by_the_same_call(tiny_check
         lmm_r1.train_sft(settings, rows=[ANSWERED, ANSWERED])
     assert not dist.is_initialized()
     monkeypatch.setattr(sft_rows, "encode_sample", encode)
-    assert lmm_r1.train_sft(settings, rows=[ANSWERED, ANSWERED]).steps == 1
+    with hub_server() as uploads:
+        again = lmm_r1.train_sft(settings, {"ckpt.push_to_hub": "me/model"}, rows=[ANSWERED, ANSWERED])
+    assert again.steps == 1
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(uploads.files)
 
 
 def test_responses_to_rows_and_to_one_conversation_come_back_with_their_scores(runs, tmp_path):

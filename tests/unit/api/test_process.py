@@ -15,11 +15,15 @@ pytestmark = pytest.mark.unit
 
 def test_environment_and_garbage_collector_are_put_back_where_a_call_fails_too():
     before, thresholds = dict(os.environ), gc.get_threshold()
-    with pytest.raises(UserError), own_process({}):
+
+    def failing() -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.pop("PATH")
         gc.set_threshold(50_000, 20, 100)
         raise UserError("no")
+
+    with pytest.raises(UserError), own_process({}):
+        failing()
     assert (dict(os.environ), gc.get_threshold()) == (before, thresholds)
 
 

@@ -47,12 +47,16 @@ def test_where_it_fails_the_line_of_its_cell_is_told():
 
     with pytest.raises(ZeroDivisionError) as error:
         scores(of_a_notebook(BROKEN), "2")
-    assert failure_told(error.value).startswith("--reward.remote_url <cell 3>, line 2: the reward function raised Zero")
+    assert failure_told(error.value).startswith(
+        "--reward.remote_url <cell 3>, line 2: the reward function raised Zero"
+    )
 
 
 def test_a_column_that_the_rows_lack_is_told_before_anything_starts():
     scorer = make_scorer(RewardConfig(remote_url="python:right"), given=lambda responses, boxes: responses)
-    with pytest.raises(UserError, match="right in --reward.remote_url python:right asks for boxes, which the row has no"):
+    with pytest.raises(
+        UserError, match="right in --reward.remote_url python:right asks for boxes, which the row has no"
+    ):
         scorer.check_rows([ROW])
 
 
