@@ -1,5 +1,67 @@
-"""LMM-R1: rule-based reinforcement learning for large multimodal models, text first, then images."""
+"""LMM-R1: rule-based reinforcement learning for large multimodal models, text first, then images.
+
+What Python code uses are attributes of this package, loaded when they are asked for: every `import torch` imports it.
+"""
+
+from typing import TYPE_CHECKING
 
 from lmm_r1 import quiet
 
 quiet.begin()
+
+if TYPE_CHECKING:
+    from lmm_r1.api.evaluation import Evaluation, evaluate
+    from lmm_r1.api.generation import AnsweredRow, GeneratedResponse, Generation, generate
+    from lmm_r1.api.training import TrainedRun, train_rl, train_sft
+    from lmm_r1.config import PPOConfig, SFTConfig
+    from lmm_r1.errors import RunStopped, UserError
+    from lmm_r1.lmm_kits.registry import KITS, get_kit
+    from remote_rm.registry import VERIFIERS, get_verifier
+    from remote_rm.verifier import Item, Score
+
+__all__ = [
+    "KITS",
+    "VERIFIERS",
+    "AnsweredRow",
+    "Evaluation",
+    "GeneratedResponse",
+    "Generation",
+    "Item",
+    "PPOConfig",
+    "RunStopped",
+    "SFTConfig",
+    "Score",
+    "TrainedRun",
+    "UserError",
+    "evaluate",
+    "generate",
+    "get_kit",
+    "get_verifier",
+    "train_rl",
+    "train_sft",
+]
+_HOMES = {
+    "lmm_r1.api.evaluation": ("Evaluation", "evaluate"),
+    "lmm_r1.api.generation": ("AnsweredRow", "GeneratedResponse", "Generation", "generate"),
+    "lmm_r1.api.training": ("TrainedRun", "train_rl", "train_sft"),
+    "lmm_r1.config": ("PPOConfig", "SFTConfig"),
+    "lmm_r1.errors": ("RunStopped", "UserError"),
+    "lmm_r1.lmm_kits.registry": ("KITS", "get_kit"),
+    "remote_rm.registry": ("VERIFIERS", "get_verifier"),
+    "remote_rm.verifier": ("Item", "Score"),
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Return what is asked for by name from the module that has it."""
+        import importlib
+
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Kept, so that it is looked up once.
+        return globals().setdefault(name, getattr(importlib.import_module(home), name))
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

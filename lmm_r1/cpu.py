@@ -8,6 +8,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ _workers_have_cuda: bool | None = None
 # on, in bytes, are the system's, which has them back at once.
 MAPPED_FROM = 2**17
 _M_MMAP_THRESHOLD = -3
+# Packages that vLLM requires, by the compiled libraries of which one must load.
+_UNUSED = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_core*.so"}
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
 
@@ -65,24 +68,33 @@ def wait_asleep() -> None:
 
 
 def prepare() -> None:
-    """Make torchvision importable where its compiled library needs a CUDA that is not there.
+    """Make torchvision importable, and torchaudio and torchcodec absent, where they need a CUDA that is not there.
 
-    PyPI's torchvision is built for CUDA. On a CPU build of torch its library does not load, the operators stay
-    undeclared, and `import torchvision` fails with "operator torchvision::nms does not exist".
+    PyPI's are built for CUDA. On a CPU build of torch torchvision's library does not load, the operators stay
+    undeclared, and `import torchvision` fails with "operator torchvision::nms does not exist". The others, which nothing
+    here uses, fail whoever looks whether they are installed.
     """
     import torch
 
     if torch.version.cuda is not None or torch.version.hip is not None:
         return
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return
-    library = Path(spec.origin).parent / "_C.so"
-    if library.exists() and not _loads(library):
+    for name, pattern in _UNUSED.items():
+        libraries = _libraries(name, pattern)
+        if libraries and not any(map(_loads, libraries)):
+            # What Python takes for a module that is not installed.
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    libraries = _libraries("torchvision", "_C.so")
+    if libraries and not any(map(_loads, libraries)):
         operators = torch.library.Library("torchvision", "DEF")
         operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declarations.append(operators)
+
+
+def _libraries(package: str, pattern: str) -> list[Path]:
+    """Return the compiled libraries of an installed package by the pattern of their names, none where it is not there."""
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob(pattern))
 
 
 def _loads(library: Path) -> bool:

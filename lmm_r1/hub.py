@@ -74,10 +74,14 @@ def check_uploadable(repo: str, *, flag: str) -> None:
         )
 
 
-def upload(folder: Path, repo: str, *, private: bool, flag: str) -> str:
+def upload(folder: Path, repo: str, *, private: bool, flag: str, files: list[str] | None = None) -> str:
     """Upload a checkpoint folder to a repository, which is made if need be, and return its address.
 
-    Raises UserError where the hub refuses it or the connection fails.
+    Args:
+        files: paths in the folder, of which a `*` stands for any text; None takes all of them.
+
+    Raises:
+        UserError: the hub refuses it, or the connection fails.
     """
     import httpx
     import huggingface_hub
@@ -85,12 +89,15 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str) -> str:
     api = huggingface_hub.HfApi()
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Upload {folder.name}")
+        api.upload_folder(
+            repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=f"Upload {folder.name}"
+        )
     # The hub's own errors are those of HTTP, of files or of values.
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
+        only = "" if files is None else f" . --include {' '.join(files)}"
         raise UserError(
-            f"{flag} {repo}: the upload of {folder} failed ({reason}); upload it with `hf upload {repo} {folder}`"
+            f"{flag} {repo}: the upload of {folder} failed ({reason}); upload it with `hf upload {repo} {folder}{only}`"
         ) from error
     return str(address)
 

@@ -30,7 +30,7 @@ from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
     from lmm_r1.evaluation.disagreements import Rejudged
-    from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+    from lmm_r1.evaluation.scoreboard import Board, CheckpointResponses, MeasuredFile
 
 CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
@@ -45,25 +45,25 @@ DESCRIPTION = (
 def main(argv: list[str] | None = None) -> None:
     config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION, first_help=EvaluateConfig.first_help)
     with user_errors(PROG):
-        evaluate(with_output(config))
-
-
-def evaluate(config: EvaluateConfig) -> None:
-    """Do what `lmm-r1 evaluate` does with these flags."""
-    if config.list_suites:
-        _print_suites()
-        return
-    check(config)
-    if config.compare:
-        _compare(config)
-        return
-    measured = _rejudge(config) if config.rejudge else _measure(config)
-    skipped = [row for file in measured for row in file.skipped]
+        if config.list_suites:
+            _print_suites()
+            return
+        config = with_output(config)
+        board = evaluate(config)
+    skipped = [] if config.compare else [row for file in board.files for row in file.skipped]
     if skipped:
         report_skipped(PROG, skipped, listed_in=None if config.output is None else str(config.output))
 
 
-def _measure(config: EvaluateConfig) -> Sequence[MeasuredFile]:
+def evaluate(config: EvaluateConfig) -> Board:
+    """Measure, compare or judge again as the flags say, tell of it, write the files, and return all scores."""
+    check(config)
+    if config.compare:
+        return _compare(config)
+    return _rejudge(config) if config.rejudge else _measure(config)
+
+
+def _measure(config: EvaluateConfig) -> Board:
     checkpoints_of = named(config.checkpoints, flag="--checkpoints")
     for model in config.model:
         if model in checkpoints_of:
@@ -82,9 +82,9 @@ def _measure(config: EvaluateConfig) -> Sequence[MeasuredFile]:
         for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
             _say(line)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
-    _finish(config, measured, checkpoints, baseline=baseline)
+    board = _finish(config, measured, checkpoints, baseline=baseline)
     _export(config, measured, checkpoints)
-    return measured
+    return board
 
 
 def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
@@ -98,7 +98,7 @@ def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
     return [*read, *beside]
 
 
-def _compare(config: EvaluateConfig) -> None:
+def _compare(config: EvaluateConfig) -> Board:
     from lmm_r1.evaluation.harness.export import check_exports
     from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
 
@@ -110,11 +110,12 @@ def _compare(config: EvaluateConfig) -> None:
     sources = [file.source for file in files]
     samples = _most_samples(files, checkpoints)
     check_exports(config.export, checkpoints=names, files=samples, taken=_taken(config, *sources))
-    _finish(config, files, checkpoints, baseline=baseline)
+    board = _finish(config, files, checkpoints, baseline=baseline)
     _export(config, files, checkpoints)
+    return board
 
 
-def _rejudge(config: EvaluateConfig) -> Sequence[MeasuredFile]:
+def _rejudge(config: EvaluateConfig) -> Board:
     from lmm_r1.evaluation.harness.export import check_exports, write_exports
     from lmm_r1.evaluation.harness.rejudging import CHECKPOINT, rejudge
     from lmm_r1.records.responses import write_responses
@@ -132,10 +133,10 @@ def _rejudge(config: EvaluateConfig) -> Sequence[MeasuredFile]:
         listed = [asdict(one) for rejudged in found.rejudged for one in rejudged.disagreements]
         lines = "".join(json.dumps(one) + "\n" for one in listed)
         write_atomically(disagreements_path(config.output), text=lines)
-    _finish(config, found.files, checkpoints, baseline=CHECKPOINT, rejudged=found.rejudged)
+    board = _finish(config, found.files, checkpoints, baseline=CHECKPOINT, rejudged=found.rejudged)
     for path in write_exports(config.export, checkpoints=checkpoints, files=found.files, columns=found.columns):
         _say(f"export: {path}")
-    return found.files
+    return board
 
 
 def _most_samples(files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> dict[str, int]:
@@ -170,7 +171,7 @@ def _finish(
     *,
     baseline: str,
     rejudged: Sequence[Rejudged] = (),
-) -> None:
+) -> Board:
     """Print the tables; write the JSON and the page."""
     from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
 
@@ -197,6 +198,7 @@ def _finish(
     for what, path in written.items():
         if path is not None:
             print(f"{what}: {path}", flush=True)
+    return board
 
 
 def _settings(config: EvaluateConfig, files: Sequence[MeasuredFile]) -> dict[str, object]:

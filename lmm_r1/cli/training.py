@@ -31,6 +31,10 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
     from lmm_r1.records.trackers import check_trackers
 
     check_trackers(config.logger)
+    if config.ckpt.push_to_hub is not None:
+        from lmm_r1.hub import check_uploadable
+
+        check_uploadable(config.ckpt.push_to_hub, flag="--ckpt.push_to_hub")
     model = config.actor if isinstance(config, PPOConfig) else config.model
     assert model.model_name_or_path is not None, "resolve requires it"
     kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)

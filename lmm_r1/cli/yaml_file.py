@@ -40,50 +40,58 @@ def read_settings(path: Path, flags: Mapping[str, object]) -> dict[str, object]:
     return parse_settings(text, flags, source=str(path))
 
 
-def parse_settings(text: str, flags: Mapping[str, object], *, source: str) -> dict[str, object]:
+def parse_settings(text: str, flags: Mapping[str, object], *, source: str | None) -> dict[str, object]:
     """Return the settings in a YAML text, as `read_settings` does.
 
     Args:
-        source: what the text is, in front of the line in messages.
+        source: what the text is, in front of the line in messages; None is a text that nobody has written, without lines.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise YamlError(f"{source}:{line}: not valid YAML: {error.problem}") from None
+        raise YamlError(f"{_place(source, line)}not valid YAML: {error.problem}") from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise YamlError(f"{source}:{root.start_mark.line + 1}: expected settings such as `train.seed: 1`")
+        raise YamlError(f"{_at(root, source)}expected settings such as `train.seed: 1`")
     settings: dict[str, object] = {}
     for name, node in _leaves(root, flags, prefix="", source=source):
-        where = f"{source}:{node.start_mark.line + 1}"
+        where = _at(node, source)
         if name in settings:
-            raise YamlError(f"{where}: {name} is given twice")
+            raise YamlError(f"{where}{name} is given twice")
         try:
             settings[name] = _convert(node, flags[name])
         except ValueError as error:
-            raise YamlError(f"{where}: {name} {error}") from None
+            raise YamlError(f"{where}{name} {error}") from None
     return settings
 
 
+def _at(node: yaml.Node, source: str | None) -> str:
+    return _place(source, node.start_mark.line + 1)
+
+
+def _place(source: str | None, line: int) -> str:
+    return "" if source is None else f"{source}:{line}: "
+
+
 def _leaves(
-    mapping: yaml.MappingNode, flags: Mapping[str, object], *, prefix: str, source: str
+    mapping: yaml.MappingNode, flags: Mapping[str, object], *, prefix: str, source: str | None
 ) -> Iterator[tuple[str, yaml.Node]]:
     for key, value in mapping.value:
-        where = f"{source}:{key.start_mark.line + 1}"
+        where = _at(key, source)
         if not isinstance(key, yaml.ScalarNode):
-            raise YamlError(f"{where}: a key must be a name")
+            raise YamlError(f"{where}a key must be a name")
         name = prefix + key.value.replace("-", "_")
         if name in flags:
             yield name, value
         elif not any(flag.startswith(f"{name}.") for flag in flags):
             match = nearest(name, known=flags)
-            raise YamlError(f"{where}: unknown key {name}" + (f"; did you mean {match}?" if match else ""))
+            raise YamlError(f"{where}unknown key {name}" + (f"; did you mean {match}?" if match else ""))
         elif isinstance(value, yaml.MappingNode):
             yield from _leaves(value, flags, prefix=f"{name}.", source=source)
         else:
-            raise YamlError(f"{where}: {name} is a group of settings, not a setting")
+            raise YamlError(f"{where}{name} is a group of settings, not a setting")
 
 
 def _convert(node: yaml.Node, hint: object) -> object:

@@ -527,7 +527,7 @@ def _check_reward_source(config: PPOConfig) -> None:
     if function is not None and config.reward.timeout_s != RewardConfig.timeout_s:
         raise UserError(
             f"--reward.timeout_s {config.reward.timeout_s:g} is for requests to a reward server; how long the function "
-            f"{function.path} may take for a prompt's responses is --reward.deadline_s"
+            f"{function.path or function.name} may take for a prompt's responses is --reward.deadline_s"
         )
     for name in ("timeout_s", "deadline_s") if verifier is not None else ():
         if getattr(config.reward, name) != getattr(RewardConfig, name):

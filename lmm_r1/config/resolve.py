@@ -208,6 +208,7 @@ def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
         "wandb": logger.wandb.key,
         "swanlab": logger.swanlab.key,
         "mlflow": logger.mlflow.tracking_uri,
+        "trackio": logger.trackio.space_id,
     }
     if asked["mlflow"] and urlsplit(asked["mlflow"]).password:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What `--reward.remote_url` names where it is no address: a function in a Python file, or a verifier."""
+"""What `--reward.remote_url` names where it is no address: a function, of a Python file or given itself, or a verifier."""
 
 import json
 import re
@@ -10,13 +10,16 @@ from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS
 
 _FUNCTION = re.compile(r"(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
+GIVEN = "python:"
+"""In front of the name of a function that `lmm_r1.train_rl` was given itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFunction:
     """A user's reward function, as the flags describe it."""
 
-    path: str
+    path: str | None
+    """The file; None where `lmm_r1.train_rl` was given the function itself."""
     name: str | None
     """None takes the one that the file has of those known by name."""
     arguments: Mapping[str, object]
@@ -25,6 +28,11 @@ class RewardFunction:
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
     deadline_s: float
     """Seconds within which it must have scored the responses to one prompt."""
+
+    @property
+    def told(self) -> str:
+        """Where it stands, as messages begin with it."""
+        return f"--reward.remote_url {self.path or f'{GIVEN}{self.name}'}"
 
 
 def named_verifier(reward: RewardConfig) -> str | None:
@@ -49,8 +57,8 @@ def reward_function(reward: RewardConfig) -> RewardFunction | None:
     Raises:
         UserError: settings of a function contradict others, or are no JSON.
     """
-    match = _FUNCTION.fullmatch(reward.remote_url or "")
-    if match is None or match["path"].startswith(("http://", "https://")):
+    path, name = _file_and_name(reward.remote_url or "")
+    if path is None and name is None:
         for flag in ("function_kwargs", "score_key"):
             if getattr(reward, flag) is not None:
                 raise UserError(
@@ -64,12 +72,22 @@ def reward_function(reward: RewardConfig) -> RewardFunction | None:
             "takes what it has parameters for, so leave it out"
         )
     return RewardFunction(
-        path=match["path"],
-        name=match["name"],
+        path=path,
+        name=name,
         arguments=_arguments(reward.function_kwargs),
         score_key=reward.score_key,
         deadline_s=reward.deadline_s,
     )
+
+
+def _file_and_name(source: str) -> tuple[str | None, str | None]:
+    """Return the file of a reward function, None for one that was given itself, and its name; both are None for others."""
+    if source.startswith(GIVEN):
+        return None, source.removeprefix(GIVEN)
+    match = _FUNCTION.fullmatch(source)
+    if match is None or source.startswith(("http://", "https://")):
+        return None, None
+    return match["path"], match["name"]
 
 
 def _arguments(text: str | None) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ from typing import Literal, NewType
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.bad_rows import BadRows
 
-TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
 RUNS = "runs"
 """Where that is written which no flag names a place for."""
 JsonText = NewType("JsonText", str)
@@ -136,6 +136,9 @@ class CheckpointConfig:
     """Continue from the newest checkpoint of this run if there is one."""
     overwrite: bool = False
     """Train anew in an output_dir that holds a run: its records and checkpoints are deleted first."""
+    push_to_hub: str | None = None
+    """Upload the trained model to this repository of the Hugging Face hub, OWNER/NAME, once the run is finished; a private
+    one, where there is none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,14 @@ class MlflowConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackioConfig:
+    space_id: str | None = None
+    """Hugging Face Space that shows the run, as OWNER/NAME, which turns the tracker on, too; None keeps it on this machine."""
+    project: str | None = None
+    """Project under which the run is shown; None takes logger.wandb.project."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     stage_name: str
     """Name of this stage in stage.json and in the report."""
@@ -202,6 +213,8 @@ class LoggerConfig:
     """SwanLab."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     """MLflow."""
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    """Trackio."""
 
 
 @dataclass(frozen=True, kw_only=True)

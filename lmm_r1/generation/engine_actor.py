@@ -67,6 +67,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self,
         *,
         reward: RewardConfig | None,
+        reward_function: Callable[..., Any] | None = None,
         agent: AgentSpec | None = None,
         **engine_arguments: Any,
     ) -> None:
@@ -83,7 +84,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "codec": PromptCodec.of(
                 engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]
             ),
-            "scorer": None if reward is None else make_scorer(reward),
+            "scorer": None if reward is None else make_scorer(reward, given=reward_function),
             "in_thread": in_thread,
             "store": media_store.put,
         }

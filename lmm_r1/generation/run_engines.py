@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -24,14 +24,26 @@ ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLOCATED_SHARE = 0.2
 
 
-def create_engines(config: PPOConfig, *, shared: Reservation | None, max_images: int, max_videos: int) -> list[Any]:
-    """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles."""
+def create_engines(
+    config: PPOConfig,
+    *,
+    shared: Reservation | None,
+    max_images: int,
+    max_videos: int,
+    reward: Callable[..., Any] | None = None,
+) -> list[Any]:
+    """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles.
+
+    Args:
+        reward: the function that gives the rewards, where it is in no file; Ray sends it.
+    """
     tensor_parallel = config.vllm.tensor_parallel_size
     gpus = shared or reserve(config.vllm.gpus, together=engine_groups(config))
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
+    arguments["reward_function"] = reward
     engines = []
     for index in range(config.vllm.engines):
         first = index * tensor_parallel

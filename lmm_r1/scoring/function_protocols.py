@@ -1,4 +1,4 @@
-"""How a user's reward function is called, and how its result is read: OpenRLHF's `reward_func`, EasyR1's `compute_score`."""
+"""How a user's reward function is called, and how its result is read: OpenRLHF's, by the names of its parameters, EasyR1's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ BATCH, SEQUENTIAL = "batch", "sequential"
 OVERALL = "overall"
 """The reward, in what a function of EasyR1's returns."""
 
+_OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images")
 _MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
+LISTS = (*_OWN_PARAMETERS, "datasources")
+"""What a function may call its parameters to be given lists with an entry for each response."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # What reading a result of any kind may raise: numbers too large for a float, and tensors of several values, included.
 _UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError)
@@ -38,20 +41,31 @@ class FunctionProtocol(Protocol):
 
 
 class OpenRLHFFunction:
-    """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for."""
+    """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for.
+
+    `positional=False` is a function that is given nothing but what it has parameters for: `right(responses, labels)`.
+    """
 
     calls_at_once: int | None
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        settings: RewardFunction,
+        calls_at_once: int | None,
+        positional: bool = True,
     ) -> None:
         self._function = function
+        self._positional = positional
         self._name = name
         self._settings = settings
         self.calls_at_once = calls_at_once
         parameters = list(inspect.signature(function).parameters.values())
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        more = [parameter for parameter in parameters[3:] if parameter.kind not in _VARIADIC]
+        named = parameters[len(OPENRLHF_PARAMETERS) :] if positional else parameters
+        more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
         self._optional = {parameter.name for parameter in more if parameter.default is not parameter.empty}
         self._required = {parameter.name for parameter in more} - self._optional - settings.arguments.keys()
 
@@ -59,44 +73,43 @@ class OpenRLHFFunction:
         if missing := sorted(self._required - _available(row).keys() - set(_MOMENT_PARAMETERS)):
             found = ", ".join(row.columns) or "none"
             raise UserError(
-                f"{row.location}: {self._name} in --reward.remote_url {self._settings.path} asks for "
+                f"{row.location}: {self._name} in {self._settings.told} asks for "
                 f"{', '.join(missing)}, which the row has no column for (found: {found})"
             )
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        reply = _called(
-            self._function,
-            [item.query for item in batch],
-            [to_json(item.row.messages) for item in batch],
-            [item.row.answer for item in batch],
-            **self._further(batch),
-        )
+        named = self._named(batch)
+        first = [named.pop(name) for name in OPENRLHF_PARAMETERS] if self._positional else []
+        reply = _called(self._function, *first, **named)
         try:
             return self._scores(reply, count=len(batch))
         except _UNREADABLE as error:
             raise UserError(
-                f"--reward.remote_url {self._settings.path}: {self._name} gave no usable reward "
+                f"{self._settings.told}: {self._name} gave no usable reward "
                 f"({type(error).__name__}: {error}) in {str(reply)[:200]}; return {{'rewards': [...]}} with one number "
                 f"for each of the {len(batch)} responses, and scores and extra_logs alike"
             ) from error
 
-    def _further(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
+    def _named(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
         rows = [item.row for item in batch]
         for row in rows:
             self.check_row(row)
         own: dict[str, list[Any]] = {
+            "queries": [item.query for item in batch],
+            "prompts": [to_json(row.messages) for row in rows],
+            "labels": [row.answer for row in rows],
             "responses": [item.response for item in batch],
             "response_lengths": [item.num_tokens for item in batch],
             "images": images_of_rows(rows),
         }
         columns = [_available(row) for row in rows]
         names = {name: None for available in columns for name in available}
-        wanted = [name for name in names if self._takes_all or name in self._required | self._optional]
+        asked = self._required | self._optional | set(OPENRLHF_PARAMETERS if self._positional else ())
         further: dict[str, object] = {
-            name: own.get(name) or [available.get(name) for available in columns] for name in wanted
+            name: own.get(name) or [available.get(name) for available in columns]
+            for name in names
+            if self._takes_all or name in asked
         }
-        for name in OPENRLHF_PARAMETERS:
-            further.pop(name, None)
         return {**further, **self._moment(batch[0].moment), **self._settings.arguments}
 
     def _moment(self, moment: Moment | None) -> dict[str, object]:
@@ -135,9 +148,7 @@ class EasyR1Function:
 
     def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
         if kind not in (BATCH, SEQUENTIAL):
-            raise UserError(
-                f"--reward.remote_url {settings.path}: REWARD_TYPE {kind!r} must be {BATCH!r} or {SEQUENTIAL!r}"
-            )
+            raise UserError(f"{settings.told}: REWARD_TYPE {kind!r} must be {BATCH!r} or {SEQUENTIAL!r}")
         self._function = function
         self._name = name
         self._settings = settings
@@ -153,7 +164,7 @@ class EasyR1Function:
         ]
         if len(open_parameters) not in (1, 2):
             raise UserError(
-                f"--reward.remote_url {settings.path}: {name}{inspect.signature(function)} takes neither a reward input "
+                f"{settings.told}: {name}{inspect.signature(function)} takes neither a reward input "
                 "nor a response and its ground truth; give its other arguments with --reward.function_kwargs"
             )
         self._takes_texts = len(open_parameters) == 2
@@ -216,7 +227,7 @@ class EasyR1Function:
     def _unusable(self, reason: str, reply: object) -> UserError:
         key = f", and {self._settings.score_key} for --reward.score_key" if self._settings.score_key else ""
         return UserError(
-            f"--reward.remote_url {self._settings.path}: {self._name} gave no usable reward ({reason}) in "
+            f"{self._settings.told}: {self._name} gave no usable reward ({reason}) in "
             f"{str(reply)[:200]}; with REWARD_TYPE {self._kind!r} return a dict of numbers with {OVERALL!r}{key} for each "
             "response, with the same names in all"
         )
@@ -231,8 +242,7 @@ def _called(function: Callable[..., Any], *arguments: object, **named: object) -
 def _available(row: Row) -> dict[str, Any]:
     """Return what a row has for parameters by their names; a name of ours hides a column of the same name."""
     columns = {name: value for name, value in row.columns.items() if name not in _MOMENT_PARAMETERS}
-    ours = dict.fromkeys(("responses", "response_lengths", "images"))
-    return {**columns, **ours, "datasources": row.datasource}
+    return {**columns, **dict.fromkeys(_OWN_PARAMETERS), "datasources": row.datasource}
 
 
 def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:

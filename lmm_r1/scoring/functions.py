@@ -1,4 +1,4 @@
-"""Rewards by a user's Python function in a file, given whole groups: loaded, run in threads of its own, within a deadline."""
+"""Rewards by a user's Python function, given whole groups: loaded, run in threads of its own, within a deadline."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import inspect
 import os
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
+from typing import Any
 
 from lmm_r1.config.reward_source import RewardFunction
 from lmm_r1.data.messages import Row
@@ -17,6 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file
 from lmm_r1.scoring.function_protocols import (
     BATCH,
+    LISTS,
     OPENRLHF_PARAMETERS,
     EasyR1Function,
     FunctionProtocol,
@@ -30,16 +32,22 @@ CALLS_AT_ONCE = "CALLS_AT_ONCE"
 """What a file says of `reward_func`: how many groups it may be given at a time, where it waits more than it computes."""
 MODULE_NAME = "reward_function"
 """What the module of a user's file is called in every process."""
+# Of a function that was given itself, in a script or a notebook.
+_USERS_MODULES = (MODULE_NAME, "__main__")
 
 
 class FunctionScorer:
-    """A function from a file, run in a thread: one call for all responses to one prompt."""
+    """A function run in a thread: one call for all responses to one prompt."""
 
-    def __init__(self, function: RewardFunction) -> None:
-        """Import the file; raises UserError where it cannot be used."""
-        self.path = function.path
+    def __init__(self, function: RewardFunction, *, given: Callable[..., Any] | None = None) -> None:
+        """Import the file, or take the function itself; raises UserError where it cannot be used.
+
+        Args:
+            given: the function, where it is in no file.
+        """
+        self.told = function.told
         self._deadline_s = function.deadline_s
-        self._protocol = _protocol(function)
+        self._protocol = _protocol_of_file(function) if given is None else _protocol(given, function)
         # Threads of one process that score at the same time, as many as `asyncio.to_thread` would have.
         self._slots = asyncio.Semaphore(self._protocol.calls_at_once or min(32, (os.cpu_count() or 1) + 4))
 
@@ -88,7 +96,7 @@ class FunctionScorer:
             return await asyncio.wait_for(answer, timeout=self._deadline_s)
         except asyncio.TimeoutError as error:
             raise UserError(
-                f"--reward.remote_url {self.path}: the function has not returned the rewards of {len(batch)} responses "
+                f"{self.told}: the function has not returned the rewards of {len(batch)} responses "
                 f"within {self._deadline_s:g} s; find out whether it hangs, or raise --reward.deadline_s"
             ) from error
 
@@ -106,7 +114,7 @@ def failure_told(error: BaseException) -> str:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") == MODULE_NAME
+        if frame.f_globals.get("__name__") in _USERS_MODULES
     ]
     if not frames:
         return f"--reward.remote_url: {said}"
@@ -114,26 +122,56 @@ def failure_told(error: BaseException) -> str:
     return f"--reward.remote_url {path}, line {line}: {said}"
 
 
-def _protocol(function: RewardFunction) -> FunctionProtocol:
+def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
+    if function.path is None:
+        raise UserError(
+            f"{function.told} is a function that lmm_r1.train_rl was given; give it there again, or write it into a file "
+            f"and name that: --reward FILE.py:{function.name}"
+        )
     module = load_user_file(function.path, name=MODULE_NAME, what="--reward.remote_url")
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)
     if name is None:
         wanted = function.name or f"{OPENRLHF_NAME}({', '.join(OPENRLHF_PARAMETERS)}) and no {EASYR1_NAME}"
         raise UserError(
-            f"--reward.remote_url {function.path}: the file defines no {wanted}; add one, or name another function behind "
+            f"{function.told}: the file defines no {wanted}; add one, or name another function behind "
             f"a colon, as in {function.path}:NAME"
         )
-    called = getattr(module, name)
-    first = tuple(inspect.signature(called).parameters)[: len(OPENRLHF_PARAMETERS)]
-    if name == OPENRLHF_NAME or first == OPENRLHF_PARAMETERS:
-        at_once = _calls_at_once(module, path=function.path)
-        return OpenRLHFFunction(called, name=name, settings=function, calls_at_once=at_once)
-    return EasyR1Function(called, name=name, settings=function, kind=getattr(module, "REWARD_TYPE", BATCH))
+    kind = getattr(module, "REWARD_TYPE", BATCH)
+    return _protocol(
+        getattr(module, name), function, name=name, calls_at_once=_calls_at_once(module, function), kind=kind
+    )
 
 
-def _calls_at_once(module: ModuleType, *, path: str) -> int | None:
+def _protocol(
+    called: Callable[..., Any],
+    function: RewardFunction,
+    *,
+    name: str | None = None,
+    calls_at_once: int | None = None,
+    kind: object = BATCH,
+) -> FunctionProtocol:
+    """Return how a function is called, by its name and its parameters'.
+
+    Args:
+        name: in its file; None is the name that it was given with.
+        calls_at_once: and `kind` what the file says of it.
+    """
+    name = name or str(function.name)
+    try:
+        parameters = tuple(inspect.signature(called).parameters)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{function.told}: nothing is known of its parameters ({error}); give a function") from error
+    positional = name == OPENRLHF_NAME or parameters[: len(OPENRLHF_PARAMETERS)] == OPENRLHF_PARAMETERS
+    if positional or parameters[:1] and parameters[0] in LISTS:
+        return OpenRLHFFunction(
+            called, name=name, settings=function, calls_at_once=calls_at_once, positional=positional
+        )
+    return EasyR1Function(called, name=name, settings=function, kind=kind)
+
+
+def _calls_at_once(module: ModuleType, function: RewardFunction) -> int | None:
     stated = getattr(module, CALLS_AT_ONCE, None)
     if stated is not None and (not isinstance(stated, int) or stated < 1):
-        raise UserError(f"--reward.remote_url {path}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number from 1 up")
+        raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number from 1 up")
     return stated

@@ -1,9 +1,9 @@
-"""Where rewards come from: reward servers over HTTP, a Python function in a file, or a verifier by its name."""
+"""Where rewards come from: reward servers over HTTP, a Python function, or a verifier by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.reward_source import named_verifier, reward_function
@@ -54,11 +54,15 @@ class RowChecker(Protocol):
         """Raise UserError for the first row that cannot be scored."""
 
 
-def make_scorer(reward: RewardConfig) -> Scorer:
-    """Return what `--reward.remote_url` names: a client of servers, a function of a Python file, or a verifier."""
+def make_scorer(reward: RewardConfig, *, given: Callable[..., Any] | None = None) -> Scorer:
+    """Return what `--reward.remote_url` names: a client of servers, a function, or a verifier.
+
+    Args:
+        given: the function itself, where it is in no Python file.
+    """
     function = reward_function(reward)
     if function is not None:
-        return FunctionScorer(function)
+        return FunctionScorer(function, given=given)
     if (verifier := named_verifier(reward)) is not None:
         return VerifierScorer(verifier)
     assert reward.remote_url is not None, "only a run with a reward service has a scorer"

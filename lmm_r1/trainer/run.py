@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import RowChecker, make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
+from lmm_r1.trainer.publication import publish
 from lmm_r1.trainer.restarts import Restarts
 from lmm_r1.trainer.run_files import shared_paths
 from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, open_run
@@ -98,10 +99,15 @@ class _Stage:
     eval_rows: list[Row]
     max_images: int
     folder: RunFolder
+    reward: Callable[..., Any] | None
 
 
-def train(config: PPOConfig) -> None:
-    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> None:
+    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave.
+
+    Args:
+        reward: the function that gives the rewards, where it is in no file but was given to this process.
+    """
     path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     kit = policy.kit
@@ -118,7 +124,7 @@ def train(config: PPOConfig) -> None:
         _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
     if config.reward.remote_url:
-        _check_rewards(config, rows + eval_rows)
+        _check_rewards(config, rows + eval_rows, reward=reward)
     # The critic may start from the reward model, which is then the one that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
@@ -141,12 +147,21 @@ def train(config: PPOConfig) -> None:
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
     folder.left_out((*rows.left_out, *eval_rows.left_out))
-    stage = _Stage(config=config, policy=policy, rows=rows, eval_rows=eval_rows, max_images=max_images, folder=folder)
+    stage = _Stage(
+        config=config,
+        policy=policy,
+        rows=rows,
+        eval_rows=eval_rows,
+        max_images=max_images,
+        folder=folder,
+        reward=reward,
+    )
     with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
         restarts = Restarts(
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )
         restarts.run(lambda: _session(stage, restarts, resumed=resumed))
+    publish(config, folder.path)
 
 
 def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
@@ -171,7 +186,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     stops.listen()
     check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
     max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
-    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos)
+    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
     strategy = make_strategy(to_openrlhf_args(config))
     trainer = KitPPOTrainer(
@@ -201,11 +216,13 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     ray.shutdown()
 
 
-def _start_workers(config: PPOConfig, *, max_images: int, max_videos: int) -> _Workers:
+def _start_workers(
+    config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
+) -> _Workers:
     """Start the actors of engines and models; where they share GPUs, the engines are settled before a model's starts."""
     shared = _shared_gpus(config)
     everywhere = shared if config.train.colocate_all else None
-    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos)
+    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
     # Without CUDA there is no card whose memory they share, and starting together takes less time.
     if config.train.colocate_all and cpu.has_cuda():
         settle_engines(config, engines)
@@ -329,12 +346,12 @@ def _max_images(config: PPOConfig, rows: list[Row]) -> int:
     return limit or most
 
 
-def _check_rewards(config: PPOConfig, rows: Sequence[Row]) -> None:
+def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
     """Raise UserError, before anything is started, when the reward source does not answer, or lacks columns."""
     urls = config.reward.remote_url
 
     async def check() -> None:
-        scorer = make_scorer(config.reward)
+        scorer = make_scorer(config.reward, given=reward)
         try:
             if isinstance(scorer, RowChecker):
                 scorer.check_rows(rows)

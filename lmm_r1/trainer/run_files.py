@@ -21,7 +21,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     # Others are names of the hub, which each node has in a cache of its own.
     paths = [SharedPath(flag=flag, path=path) for flag, path in models.items() if path and Path(path).exists()]
     function = reward_function(config.reward)
-    if function is not None:
+    if function is not None and function.path is not None:
         paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
     if config.train.agent_func_path is not None:
         paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed.comm.comm as deepspeed_comm
+import deepspeed.utils.groups as deepspeed_groups
 import torch
 import torch.distributed as dist
 from deepspeed.git_version_info import installed_ops
@@ -202,6 +204,18 @@ def default_to_one_process() -> None:
     }
     if "RANK" not in os.environ:
         os.environ.update(defaults)
+
+
+def leave_group() -> None:
+    """Leave the processes' group, so that another training can begin in this process; without one nothing is done.
+
+    DeepSpeed keeps the first one for good, and would go on in a group that is no more.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    deepspeed_comm.cdb = None
+    deepspeed_groups._WORLD_GROUP = None
+    deepspeed_groups.mesh_device = None
 
 
 def torch_adam(*, offload: bool) -> dict[str, bool]:

@@ -25,9 +25,10 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.trainer.publication import publish
 from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
-from lmm_r1.trainer.strategy import default_to_one_process, make_strategy
+from lmm_r1.trainer.strategy import default_to_one_process, leave_group, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
 from lmm_r1.trainer.supervised_models import model_path
 from lmm_r1.trainer.supervised_rows import chat_template, first_fitting
@@ -142,7 +143,12 @@ def session(
                 )
             if strategy.is_rank_0():
                 console.print(folder.finish(steps=steps))
-        dist.destroy_process_group()
+        first = strategy.is_rank_0()
+        # Whoever goes on from here finds the run finished, whichever rank it is.
+        dist.barrier()
+        leave_group()
+    if first:
+        publish(config, folder.path)
 
 
 def _check_processes(config: SupervisedConfig, *, count: int) -> None:

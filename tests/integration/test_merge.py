@@ -4,9 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import huggingface_hub.constants
 import pytest
@@ -14,6 +12,7 @@ import torch
 from helpers.commands import ANSWERED, error_of, flags, tree, with_image, write_rows
 from helpers.commands_here import run_here
 from helpers.conversations import picture
+from helpers.hub_server import hub_server
 from helpers.several_commands import run_in_ranks
 from safetensors.torch import load_file
 
@@ -251,62 +250,16 @@ def test_an_upload_without_a_way_to_the_hub_is_refused_before_anything_is_merged
     assert "not the name of a repository" in refused(adapter=adapter, push_to_hub="me/my/model")
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as making a repository and uploading small files takes."""
-
-    asked: list[tuple[str, bytes]] = []
-
-    def do_HEAD(self) -> None:
-        self._answer({})
-
-    def do_GET(self) -> None:
-        self._answer({"id": "me/model", "sha": "0" * 40, "siblings": []})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.asked.append((self.path, body))
-        address = f"http://127.0.0.1:{self.server.server_port}/me/model"
-        if self.path.endswith("/preupload/main"):
-            files = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]]
-            self._answer({"files": files})
-        else:
-            self._answer({"url": address, "commitUrl": f"{address}/commit/1", "commitOid": "1", "id": "me/model"})
-
-    def _answer(self, record: dict[str, object]) -> None:
-        content = json.dumps(record).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path, monkeypatch):
+def test_an_upload_makes_a_private_repository_and_commits_every_file(tmp_path):
     folder = tmp_path / "merged"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("[]")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", "hf_token")
-        hub.is_reachable.cache_clear()
+    with hub_server() as uploads:
         hub.check_uploadable("me/model", flag="--push_to_hub")
         assert hub.upload(folder, "me/model", private=True, flag="--push_to_hub").endswith("/me/model")
-        server.shutdown()
-    hub.is_reachable.cache_clear()
-    (create, made), *_, (commit, lines) = Hub.asked
-    assert create == "/api/repos/create"
-    assert json.loads(made)["visibility"] == "private"
-    assert commit == "/api/models/me/model/commit/main"
-    paths = [json.loads(line)["value"].get("path") for line in lines.splitlines()]
-    assert paths[1:] == ["config.json", "tokenizer.json"]
+    assert uploads.made["visibility"] == "private"
+    assert uploads.files == ["config.json", "tokenizer.json"]
 
 
 def test_a_failed_upload_says_how_to_go_on(tmp_path, monkeypatch):

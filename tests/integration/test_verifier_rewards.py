@@ -1,14 +1,13 @@
 """Rewards by a verifier that the engines ask themselves: no service is started, and none need be named."""
 
 import asyncio
-import json
 import os
 
 import psutil
 import pytest
-from helpers.commands import flags, write_rows
-from helpers.commands_here import run_here
+import ray
 
+import lmm_r1
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
@@ -59,11 +58,10 @@ def test_a_label_that_it_cannot_judge_by_and_an_unknown_setting_are_told_with_th
         make_scorer(RewardConfig(remote_url="list:shuffled"))
 
 
-def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoint, tmp_path):
+def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoint, tmp_path, capfd, monkeypatch):
     rows = [{"messages": [{"role": "user", "content": f"What is {n} + 1?"}], "answer": str(n + 1)} for n in range(4)]
     values = {
         "actor.model_name_or_path": tiny_checkpoint("llm"),
-        "data.prompt_dataset": write_rows(tmp_path, *rows),
         "data.max_len": 128,
         "algo.kl.init_coef": 0,
         "rollout.batch_size": 2,
@@ -72,12 +70,21 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
         "train.batch_size": 4,
         "train.micro_batch_size": 2,
         "ds.param_dtype": "fp32",
-        "ckpt.output_dir": "run",
+        "train.colocate_all": True,
+        "ckpt.output_dir": tmp_path / "run",
     }
-    ended = run_here("train_ppo_ray", ["--train.colocate_all", *flags(values)], folder=tmp_path)
-    assert ended.code == 0, ended.stderr
-    assert "rewards: the verifier math, asked by the engines themselves; --reward names another source" in ended.stdout
-    assert "rl: 2 steps in 0:0" in ended.stdout
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
-    assert all({"accuracy", "format"} <= line.keys() for line in lines)
+
+    async def cell() -> lmm_r1.TrainedRun:
+        return lmm_r1.train_rl(values, rows=rows)
+
+    # Wide enough for lines that are looked for.
+    monkeypatch.setenv("COLUMNS", "200")
+    environment = dict(os.environ)
+    run = asyncio.run(cell())
+    assert (dict(os.environ), ray.is_initialized()) == (environment, False)
+    said = capfd.readouterr().out
+    assert "rewards: the verifier math, asked by the engines themselves; --reward names another source" in said
+    assert "rl: 2 steps in 0:0" in said
+    assert (run.name, run.steps, run.folder) == ("rl", 2, tmp_path / "run")
+    assert [row.step for row in run.metrics.rows] == [1, 2]
+    assert all({"accuracy", "format"} <= row.values.keys() for row in run.metrics.rows)

@@ -9,7 +9,7 @@ from lmm_r1.config.conversion.easyr1_algorithm import ALGORITHM_RULES, Results
 from lmm_r1.config.conversion.table import Flag, Given, Note, Rule
 from lmm_r1.errors import UserError
 
-TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow")
+TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
 OWN_RECORDS = ("console", "file")
 """A run's progress in the terminal and its records in the run folder, which are always there."""
 KEEP_ALL = 1_000_000

@@ -74,6 +74,19 @@ def _check_mlflow(logger: LoggerConfig) -> None:
         )
 
 
+def _check_trackio(logger: LoggerConfig) -> None:
+    space = logger.trackio.space_id
+    if space is None:
+        return
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise UserError(
+            f"--logger.trackio.space_id {space}: nobody is logged in to the Hugging Face hub; run `hf auth login`, set "
+            "HF_TOKEN, or leave it out to keep the run on this machine"
+        )
+
+
 _PACKAGE = __name__.rpartition(".")[0]
 BACKENDS: dict[TrackerName, Backend] = {
     "tensorboard": Backend(
@@ -87,6 +100,9 @@ BACKENDS: dict[TrackerName, Backend] = {
     ),
     "mlflow": Backend(
         module=f"{_PACKAGE}.mlflow_run", library="mlflow", pip="pip install 'mlflow-skinny>=3.10'", check=_check_mlflow
+    ),
+    "trackio": Backend(
+        module=f"{_PACKAGE}.trackio_run", library="trackio", pip="pip install 'trackio>=0.40'", check=_check_trackio
     ),
 }
 assert tuple(BACKENDS) == typing.get_args(TrackerName)

@@ -437,6 +437,7 @@ def test_the_yaml_holds_no_key_of_another_service():
         ("logger.tensorboard_dir", "tensorboard"),
         ("logger.swanlab.key", "swanlab"),
         ("logger.mlflow.tracking_uri", "mlflow"),
+        ("logger.trackio.space_id", "trackio"),
     ],
 )
 def test_a_setting_without_which_a_tracker_is_off_turns_it_on(config, flag, tracker):

@@ -175,6 +175,22 @@ def test_mlflow_has_every_step_once_in_one_run(tmp_path):
         assert image.read_bytes() == (tmp_path / "image.png").read_bytes()
 
 
+@installed("trackio")
+def test_trackio_has_every_step_once_in_one_run(tmp_path):
+    from trackio.sqlite_storage import SQLiteStorage
+
+    log_stop_and_resume("trackio", tmp_path)
+    name = json.loads((tmp_path / "trackers.json").read_text())["trackio"]["identity"]
+    assert name.startswith("tried-")
+    logged = SQLiteStorage.get_logs("openrlhf_train_sft", name)
+    for metric in ("train/loss", "eval/eval_math_pass1"):
+        assert [(row["step"], row[metric]) for row in logged if metric in row] == FIRST_STAY
+    tables = [row for row in logged if "train/generated_samples" in row]
+    assert [row["step"] for row in tables] == [1, 2, 3]
+    assert all(row["train/generated_samples_images/0"]["caption"] == "sample 1" for row in tables)
+    assert SQLiteStorage.get_run_config("openrlhf_train_sft", name)["train"]["batch_size"] == 128
+
+
 @installed("mlflow")
 def test_mlflow_shows_a_stopped_run_as_failed_and_takes_any_name(tmp_path):
     from mlflow.tracking import MlflowClient

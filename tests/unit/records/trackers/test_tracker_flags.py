@@ -1,5 +1,6 @@
 """What each service is told of a run, by its flags."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,24 @@ def test_swanlab_is_told_workspace_project_group_name_and_mode(tmp_path, monkeyp
     }.items() <= told.items()
     swanlab_run.open_tracker(session(tmp_path, logger__swanlab__project="other", logger__swanlab__key="hush"))
     assert (told["project"], told["settings"].api_key) == ("other", "hush")
+
+
+def test_trackio_is_told_project_name_group_and_space(tmp_path, monkeypatch):
+    trackio_run = pytest.importorskip("lmm_r1.records.trackers.trackio_run", exc_type=ImportError)
+    told: dict[str, Any] = {}
+
+    def init(**given: Any) -> SimpleNamespace:
+        told.update(given)
+        return SimpleNamespace(name=given["name"])
+
+    monkeypatch.setattr(trackio_run.trackio, "init", init)
+    identity = trackio_run.open_tracker(session(tmp_path, logger__trackio__space_id="us/runs")).identity
+    wanted = {"project": "ours", "group": "both", "space_id": "us/runs", "resume": "never", "embed": False}
+    assert wanted.items() <= told.items()
+    assert identity.startswith("first-")
+    again = dataclasses.replace(session(tmp_path, logger__trackio__project="other"), earlier=identity)
+    assert trackio_run.open_tracker(again).identity == identity
+    assert (told["project"], told["name"], told["resume"]) == ("other", identity, "must")
 
 
 def test_mlflow_is_told_address_experiment_name_and_group(tmp_path, monkeypatch):

@@ -123,6 +123,17 @@ def test_mlflow_needs_an_address(monkeypatch):
     check_trackers(config(logger__trackers=("mlflow",)).logger)
 
 
+@pytest.mark.usefixtures("any_library")
+def test_trackio_needs_a_login_for_a_space_alone(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    check_trackers(config(logger__trackers=("trackio",)).logger)
+    flags = {"logger__trackers": ("trackio",), "logger__trackio__space_id": "us/runs"}
+    with pytest.raises(UserError, match="^--logger.trackio.space_id us/runs: nobody is logged in"):
+        check_trackers(config(**flags).logger)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_token")
+    check_trackers(config(**flags).logger)
+
+
 @pytest.mark.parametrize("command", ["train_sft", "train_ppo_ray"])
 def test_a_command_says_so_before_it_starts(command, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

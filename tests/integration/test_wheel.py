@@ -1,0 +1,100 @@
+"""The wheel: all that commands need is in it, and it works where nothing of the repository is."""
+
+import ast
+import json
+import os
+import re
+import site
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.wheels import PACKAGES, ROOT, build_wheel, names_in
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+NOTEBOOK = ROOT / "examples/quickstart.ipynb"
+
+
+@pytest.fixture(scope="module")
+def wheel(built_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    (found,) = built_once("wheel", lambda folder: build_wheel(folder) and None).glob("*.whl")
+    return found
+
+
+def test_every_file_of_the_packages_and_every_recipe_is_in_the_wheel_and_nothing_else(wheel):
+    files = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    recipes = {f"lmm_r1/data/recipes/published/{path.name}" for path in (ROOT / "datasets/recipes").glob("*.yaml")}
+    assert len(recipes) > 40
+    assert names_in(wheel) == files | recipes
+
+
+def test_the_version_stands_at_the_head_of_the_changelog():
+    (version,) = re.findall(r'^version = "([\d.]+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    first = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert first is not None
+    assert first[1] == version
+
+
+def test_the_notebook_is_kept_without_outputs_and_with_code_that_can_be_read():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in code)
+    for cell in code:
+        text = "".join(cell["source"])
+        if not text.startswith("!"):
+            ast.parse(text)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, whose other packages are those of this one; nothing leads to the repository."""
+    folder = tmp_path_factory.mktemp("outside")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
+    # Of a folder that a file like this names, files like this are not read: the editable installation stays out.
+    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(pip, check=True, capture_output=True, text=True)
+    return folder
+
+
+def outside(installed: Path, *command: str | Path) -> str:
+    """What a command of the environment prints, in a folder beside it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    environment |= {"PATH": f"{installed / 'venv/bin'}:{os.environ['PATH']}", "COLUMNS": "200"}
+    done = subprocess.run(
+        command, cwd=installed, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.mark.full
+def test_outside_of_the_repository_the_commands_and_the_notebook_run_from_the_wheel(installed):
+    python = installed / "venv/bin/python"
+    places = outside(installed, python, "-c", "import lmm_r1, remote_rm; print(lmm_r1.__file__, remote_rm.__file__)")
+    assert all(Path(place).is_relative_to(installed) for place in places.split())
+    kits = outside(installed, "lmm-r1", "kits")
+    assert "qwen2_5_vl" in kits
+    listed = outside(installed, "lmm-r1", "evaluate", "--list_suites")
+    assert "mathvista" in listed
+
+    said = outside(installed, python, ROOT / "tests/helpers/notebook_cells.py", NOTEBOOK, installed)
+    shown = [line.removeprefix("shown: ") for line in said.splitlines() if line.startswith("shown: ")]
+    returned = [line.removeprefix("returned: ") for line in said.splitlines() if line.startswith("returned: ")]
+    assert any(re.match(r"sft: \d+ steps in .*; the model is in runs/notebook/cold", line) for line in shown)
+    assert any(re.match(r"rl step 1/\d+  reward", line) for line in shown)
+    rewards = next(ast.literal_eval(line) for line in returned if line.startswith("[(1, "))
+    first, last = ([value for _, value in rewards[:4]], [value for _, value in rewards[-4:]])
+    assert sum(last) > sum(first)
+    measured = next(ast.literal_eval(line) for line in returned if line.startswith("{'cold'"))
+    assert measured["rl"] > measured["cold"]
