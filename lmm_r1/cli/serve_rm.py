@@ -2,14 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lmm_r1.cli.arguments import user_errors
+from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
 from lmm_r1.config.batch_inference import BatchConfig, StepScores
 from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.rm import RMDeepSpeedConfig
-from lmm_r1.errors import UserError
 from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
@@ -31,13 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the model, then those that every reward server has."""
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help="reward model: a folder or a hub name")
+    parser = model_server_parser(prog=PROG, description=DESCRIPTION, model="reward model: a folder or a hub name")
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
@@ -67,18 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="name of the value head's weight, where the model's config does not tell",
     )
     _add_step_arguments(parser)
-    parser.add_argument(
-        "--image-root",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which images and videos that prompts name by their path are read; may be given several times",
-    )
-    parser.add_argument("--allow-urls", action="store_true", help="fetch images that prompts name by an http(s) URL")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
-    )
+    add_access_arguments(parser, named_by="prompts")
     add_listening_arguments(parser)
     return parser
 
@@ -105,11 +87,8 @@ def _add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    for root in args.image_root:
-        if not root.is_dir():
-            raise UserError(f"--image_root {root}: no such folder; check the path")
+    media = media_access(args)
     from lmm_r1 import cpu
-    from lmm_r1.data.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.scoring.reward_judge import serve
     from remote_rm.service.server import ListeningOptions
@@ -123,7 +102,6 @@ def _serve(args: argparse.Namespace) -> None:
         cpu.prepare_process()
         return _load(args, dtype=dtype)
 
-    media = MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)
     serve(load, media=media, options=ListeningOptions.from_arguments(args))
 
 
