@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lmm_r1.api.process import own_process
 from lmm_r1.api.rows import IMAGE_DIR, Rows, image_dir, row_file
 from lmm_r1.api.settings import Settings, read_config
-from lmm_r1.cli.training import prepare_training
+from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.reward_source import GIVEN
 from lmm_r1.errors import UserError
@@ -123,6 +123,7 @@ def _ready(config: Config, given: _Given) -> Config:
     }
     config = resolve(read_config(type(config), config, files))
     prepare_training(config)
+    begin_workers(config)
     return config
 
 

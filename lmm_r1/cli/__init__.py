@@ -21,7 +21,7 @@ COMMANDS = {
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
     "train_kto": "Kahneman-Tversky optimization on single responses, each desirable or not",
-    "train_prm": "a process reward model from steps with labels, for the best of n",
+    "train_prm": "a process reward model from steps with labels, for the best of n, serve_rm and RL",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",

@@ -14,9 +14,6 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.cluster.worker_processes import load_ahead, run_environment
-
-        load_ahead(run_environment())
         from lmm_r1.trainer.run import train
 
         train(config)

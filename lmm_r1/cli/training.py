@@ -21,6 +21,7 @@ def training(
         if isinstance(config, PPOConfig):
             check_machine(config)
         prepare_training(config)
+        begin_workers(config)
         yield config
 
 
@@ -39,3 +40,11 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
     assert model.model_name_or_path is not None, "resolve requires it"
     kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
     cpu.prepare_process()
+
+
+def begin_workers(config: PPOConfig | SupervisedConfig) -> None:
+    """Let what an RL run's workers need be loaded while this process reads and checks what it was given."""
+    if isinstance(config, PPOConfig):
+        from lmm_r1.cluster.worker_processes import load_ahead, run_environment
+
+        load_ahead(run_environment())
