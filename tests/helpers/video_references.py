@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from lmm_r1.data.messages import Message, TextPart, VideoPart, images_of, videos_of
@@ -107,6 +108,8 @@ def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.
 
 def _of_glm4v(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The placeholders of images and of videos are alike: the model wants as many as the features of either."""
+    with pytest.raises(ValueError, match="do not match"):
+        model(**given)
     embeds, types = model.get_input_embeddings()(given["input_ids"]), given["mm_token_type_ids"]
     images = model.get_image_features(given["pixel_values"], given["image_grid_thw"]).pooler_output
     videos = model.get_video_features(given["pixel_values_videos"], given["video_grid_thw"]).pooler_output
