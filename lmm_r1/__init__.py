@@ -3,11 +3,11 @@
 What Python code uses are attributes of this package, loaded when they are asked for: every `import torch` imports it.
 """
 
-import warnings
 from typing import TYPE_CHECKING
 
-# OpenRLHF requires the shim `pynvml`, at which torch warns in every process that imports it.
-warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
+from lmm_r1 import quiet
+
+quiet.begin()
 
 if TYPE_CHECKING:
     from lmm_r1.api.evaluation import Evaluation, evaluate

@@ -7,14 +7,13 @@ when a worker starts, and the training strategy calls `prepare_training` before 
 import ctypes
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmm_r1 import loading
+from lmm_r1 import loading, quiet
 from lmm_r1.errors import UserError
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
@@ -32,7 +31,8 @@ _ENVIRONMENT = {
     # Let the scheduler place threads: policy and engine take turns on the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
-    "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+    "OMP_WAIT_POLICY": "passive",
 }
 # What a run's driver found out, for its workers: Ray starts them before it assigns GPUs, and who asks CUDA then has all
 # of the machine's for good.
@@ -56,6 +56,15 @@ class _CpuDevice(str):
 
     def __format__(self, spec: str) -> str:
         return "0"
+
+
+def wait_asleep() -> None:
+    """Let the threads that share a PyTorch operator sleep while they wait for one another; before torch is loaded.
+
+    Awake, one of them keeps the core that another, which it waits for, would need: beside a busy process on two cores two
+    threads are then many times slower than one (`benchmarks/busy_neighbour.py`).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", _ENVIRONMENT["OMP_WAIT_POLICY"])
 
 
 def prepare() -> None:
@@ -139,8 +148,7 @@ def prepare_process() -> None:
     if not own_cuda():
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-    # On CPUs with bfloat16 instructions bitsandbytes warns, when imported, of a 4-bit kernel, which layers of ours do not use.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quiet.prepare_process()
     prepare_worker()
 
 

@@ -1,8 +1,19 @@
 """The exceptions that a command turns into a sentence and an exit code instead of a traceback."""
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """Something the user gave is wrong; the message says what, where (file and line, flag and value) and what to do."""
+
+
+class ListedError(UserError):
+    """Several things that the user gave are wrong; each has a line of its own below the sentence."""
+
+    def __init__(self, sentence: str, lines: Sequence[str]) -> None:
+        super().__init__("\n  ".join((sentence, *lines)))
+        self.sentence = sentence
+        self.lines = lines
 
 
 class RunStopped(Exception):

@@ -74,7 +74,7 @@ def check_uploadable(repo: str, *, flag: str) -> None:
         )
 
 
-def upload(folder: Path, repo: str, *, private: bool, flag: str, files: Sequence[str] | None = None) -> str:
+def upload(folder: Path, repo: str, *, private: bool, flag: str, files: list[str] | None = None) -> str:
     """Upload a checkpoint folder to a repository, which is made if need be, and return its address.
 
     Args:
@@ -103,3 +103,15 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str, files: Sequence
             f"{flag} {repo}: the upload of {folder} failed ({reason}); upload it with `hf upload {repo} {folder}{only}`"
         ) from error
     return str(address)
+
+
+def cached_commit(repo: str) -> str | None:
+    """Return the commit of a model that the hub's cache gives for its name, None where the cache does not have it."""
+    import huggingface_hub
+
+    try:
+        config = huggingface_hub.try_to_load_from_cache(repo, "config.json")
+    except ValueError:
+        # No name that the hub could have.
+        return None
+    return Path(config).parent.name if isinstance(config, str) else None

@@ -37,6 +37,10 @@ class RewardUnavailable(RuntimeError):
     """No reward could be had; the message names the endpoint, the cause, and what to do."""
 
 
+class RewardRefused(RewardUnavailable):
+    """A server says that samples cannot be judged; it, and others, may well judge the next ones."""
+
+
 class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
@@ -171,7 +175,7 @@ class RewardClient:
                 return await self._with_retries(session, _payload(samples))
         except _TooLarge as refusal:
             if len(samples) == 1:
-                raise RewardUnavailable(f"{refusal}; {_advice(413)}") from refusal
+                raise RewardRefused(f"{refusal}; {_advice(413)}") from refusal
             if refusal.most is None:
                 half = len(samples) // 2
                 return [*await self.reward_batch(samples[:half]), *await self.reward_batch(samples[half:])]
@@ -255,7 +259,8 @@ async def _request_once(
         told = f"{endpoint} refused the request with 413: {_detail(body)}"
         raise _TooLarge(told, most=most if isinstance(most, int) and most > 0 else None)
     if status != 200:
-        raise RewardUnavailable(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
+        failure = RewardRefused if status == 422 else RewardUnavailable
+        raise failure(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
     return parse_replies(body, count=len(payload["query"]), endpoint=endpoint)
 
 

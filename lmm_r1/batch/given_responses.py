@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lmm_r1.batch.trajectories import MESSAGES
-from lmm_r1.data.files import SkippedRow, read_records
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
 from lmm_r1.data.images import check_image_exists
@@ -27,7 +28,7 @@ def load_responses(
     split: str,
     max_rows: int | None,
     reading: RowReading,
-    count_tokens: Callable[[str], int],
+    count_tokens: Callable[[str], int | None],
 ) -> tuple[list[Outcome], list[SkippedRow]]:
     """Return the rows of a file with their responses, and the records that cannot be used.
 
@@ -58,7 +59,7 @@ def _outcome(
     record: Record,
     *,
     reading: RowReading,
-    count_tokens: Callable[[str], int],
+    count_tokens: Callable[[str], int | None],
 ) -> Outcome:
     location = record[1]
     listed = record[0].get(RESPONSES_KEY)
@@ -104,7 +105,7 @@ def _split(row: Row) -> tuple[Row, str]:
     return replace(row, messages=tuple(before)), "".join(texts)
 
 
-def _completion(response: Any, location: str, count_tokens: Callable[[str], int]) -> Completion:
+def _completion(response: Any, location: str, count_tokens: Callable[[str], int | None]) -> Completion:
     if not isinstance(response, Mapping) or not isinstance(response.get("text"), str):
         raise UserError(f'{location}: a response must be an object with a "text"')
     tokens = response.get("tokens")

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmm_r1.batch.row_log import INDEX, RowLog
 from lmm_r1.batch.trajectories import episode_fields, with_earned
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import (

@@ -21,8 +21,9 @@ from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
 from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import SkippedRow, read_good_rows
-from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
@@ -39,9 +40,11 @@ from lmm_r1.generation.backends import (
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
-from lmm_r1.lmm_kits.step_tokens import stored_tokens
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.scoring.remote_scorer import RemoteScorer
 from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
+from lmm_r1.scoring.step_scores import StepJudging
+from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
@@ -92,7 +95,11 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     prepare_process()
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate
-    plan, totals = task(config, log, kept=kept, progress=progress)
+    try:
+        plan, totals = task(config, log, kept=kept, progress=progress)
+    except RewardUnavailable as error:
+        # No fault of a row's: what is done stays, and the same command goes on from there.
+        raise UserError(f"{config.judge_flag} {config.judge}: {error}") from error
     return BatchReport(
         totals=totals,
         rows=plan.rows,
@@ -121,7 +128,7 @@ def _generate(
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told)
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told_as_prompts)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:
@@ -147,13 +154,12 @@ def _generate(
 def _score_given(
     config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
-    tokenizer = Checkpoint(config.model, trust_remote_code=config.trust_remote_code).tokenizer
     outcomes, skipped = load_responses(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
         reading=row_reading(config),
-        count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+        count_tokens=_token_counter(config),
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, {outcome.index: outcome.row for outcome in outcomes if outcome.row is not None})
@@ -163,6 +169,14 @@ def _score_given(
         return plan, JobTotals()
     with _scorer(config) as scorer:
         return plan, _run(config, plan, iter(todo), scorer=scorer, progress=progress)
+
+
+def _token_counter(config: BatchConfig) -> Callable[[str], int | None]:
+    """Return what counts the tokens of a response as the reward model reads it; behind HTTP nobody here knows."""
+    if config.judge_is_remote:
+        return lambda text: None
+    tokenizer = Checkpoint(config.model, trust_remote_code=config.trust_remote_code).tokenizer
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:
@@ -206,9 +220,11 @@ def _outcomes(engine: Responder, todo: dict[int, Row | str], config: BatchConfig
     for index, item in todo.items():
         if isinstance(item, str):
             yield _left_out(SkippedRow(index=index, reason=item))
-        elif item.messages[-1].role == "assistant":
-            reason = f"{item.location}: the row ends with an assistant turn, so there is nothing to respond to"
-            yield _left_out(SkippedRow(index=index, reason=reason))
+            continue
+        try:
+            check_asks(item)
+        except UserError as error:
+            yield _left_out(SkippedRow(index=index, reason=str(error)))
         else:
             good.append((index, item))
     yield from engine.respond(good, sampling)
@@ -257,13 +273,14 @@ def _kit(config: BatchConfig, path: str) -> LmmKit:
 
 @contextlib.contextmanager
 def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
-    path = config.model if config.eval_task == "rm" else config.reward_model
-    if path is not None and _judges_steps(config, path):
+    path = config.judge
+    if path is not None and config.judge_is_remote:
+        with RemoteScorer(path, flag=config.judge_flag) as remote:
+            yield remote
+    elif path is not None and _judges_steps(config, path):
         yield ProcessRewardScorer(
             path,
-            step_scores=config.step_scores,
-            placeholder_token=config.placeholder_token,
-            reward_tokens=config.reward_tokens,
+            judging=_judging(config),
             dtype=config.dtype,
             max_len=config.max_model_len,
             max_batch_tokens=config.max_batch_tokens,
@@ -286,19 +303,17 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
 
 
 def _judges_steps(config: BatchConfig, path: str) -> bool:
-    """Say whether a reward model is one of steps, by its config or by flags; raises UserError for flags of the other kind."""
+    """Say whether a reward model is one of steps; raises UserError for flags of the other kind."""
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
-    of_steps = config.placeholder_token is not None or stored_tokens(checkpoint.config) is not None
-    if of_steps and config.normalize_reward:
-        raise UserError(
-            f"--normalize_reward: {path} is a process reward model, whose scores are probabilities; leave it out"
-        )
-    if not of_steps and (config.reward_tokens or config.step_scores != BatchConfig.step_scores):
-        given = "--reward_tokens" if config.reward_tokens else f"--step_scores {config.step_scores}"
-        raise UserError(
-            f"{given}: {path} is no process reward model, by its config; leave it out, or give --placeholder_token"
-        )
-    return of_steps
+    return _judging(config).is_of(checkpoint, of_whole=["--normalize_reward"] if config.normalize_reward else [])
+
+
+def _judging(config: BatchConfig) -> StepJudging:
+    return StepJudging(
+        step_scores=config.step_scores,
+        placeholder_token=config.placeholder_token,
+        reward_tokens=config.reward_tokens,
+    )
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:
@@ -336,7 +351,7 @@ def _check_models(config: BatchConfig, path: str) -> None:
         instead = PLAIN_TRANSFORMERS if config.agent is None else "play episodes with a model that vLLM has"
         check_backend(BACKENDS[config.eval_task], model.kit, model=f"--model {path}", instead=instead)
     check_pixel_bounds(config, model, model=f"--model {path}")
-    for checkpoint in filter(None, (path, config.reward_model)):
+    for checkpoint in filter(None, (path, None if config.judge_is_remote else config.reward_model)):
         _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor
         check_weights(checkpoint)
 

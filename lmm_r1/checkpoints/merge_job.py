@@ -113,16 +113,13 @@ def _named_head(loaded: LoadedWeights, *, default: str) -> dict[str, torch.Tenso
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep bars of progress, and reports of layers that a value model does not have, off the terminal."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    """Keep reports of layers that a value model does not have off the terminal."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _adapter_source(config: MergeConfig, adapter: Path) -> Source:

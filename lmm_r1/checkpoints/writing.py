@@ -76,7 +76,7 @@ def write_latest(folder: Path, tag: str) -> None:
 
 
 def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str]:
-    """Delete checkpoints down to the limits after `saved` was saved, and return a line about each that went.
+    """Delete checkpoints down to the limits after `saved` was saved, and return a line about each that was torn.
 
     What goes first: torn ones, then those without a metric, then those with the worst one, then the oldest. Neither
     `saved` nor what `latest` names goes, nor the best checkpoint, unless `saved` is a new best one. The best one does
@@ -88,12 +88,11 @@ def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str
     """
     _discard_leftovers(folder)
     kept = {saved, read_latest(folder)}
-    gone = []
+    gone: list[str] = []
     if is_best(saved):
         for tag in tags(folder):
             if is_best(tag) and tag not in kept:
                 _discard(folder, tag)
-                gone.append(f"Removed old best checkpoint {folder / tag}")
     while True:
         regular = [tag for tag in tags(folder) if not is_best(tag)]
         too_many = not is_best(saved) and len(regular) > max_num
@@ -102,10 +101,11 @@ def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str
         candidates = sorted((_rank(folder, tag), tag) for tag in regular if tag not in kept)
         if not candidates:
             return gone
-        (whole, _, metric, *_), tag = candidates[0]
-        reason = "torn" if not whole else "no metric (oldest)" if metric == -math.inf else f"metric={metric}"
+        (whole, *_), tag = candidates[0]
         _discard(folder, tag)
-        gone.append(f"Deleted checkpoint {folder / tag} ({reason})")
+        # That others go is what the limits ask for.
+        if not whole:
+            gone.append(f"deleted {folder / tag}, a checkpoint that is not whole")
 
 
 def finish_interrupted(folder: Path) -> None:

@@ -3,18 +3,25 @@
 import importlib
 import os
 import select
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 
+from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 
+# Here, as a command may load torch before it knows what it is to do.
+cpu.wait_asleep()
+
 COMMANDS = {
+    "init": "a first project: rows with pictures, settings, a reward function, and a README with its commands",
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
     "train_kto": "Kahneman-Tversky optimization on single responses, each desirable or not",
-    "train_prm": "a process reward model from steps with labels, for the best of n",
+    "train_prm": "a process reward model from steps with labels, for the best of n, serve_rm and RL",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
@@ -32,6 +39,7 @@ COMMANDS = {
     "convert_config": "settings of EasyR1, verl or LMM-R1's own scripts as a file for ours, with what has no counterpart",
     "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
     "merge": "a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, checked",
+    "completion": "a script with which bash or zsh complete commands, flags and their values",
     "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
 }
 
@@ -39,13 +47,15 @@ HELP = ("-h", "--help", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command named by the first argument; an unknown name ends the process with code 2.
+    """Run the command named by the first argument; an unknown name ends the process with code 2."""
+    run_command(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
-    Where nobody reads what it prints any more, as behind `| head`, it ends without a word, as SIGPIPE ends others.
-    """
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command: where nobody reads what it prints any more, as behind `| head`, it ends as SIGPIPE ends others."""
     try:
         try:
-            _run(list(sys.argv[1:] if argv is None else argv))
+            main()
         finally:
             # What is left in the buffer would fail when the interpreter ends.
             sys.stdout.flush()
@@ -54,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except SystemExit as end:
+        # What rich makes of it, with a code of its own.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise
 
 
 def _reader_has_gone() -> bool:
@@ -84,5 +99,9 @@ def _run(arguments: list[str]) -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
-    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND lists the flags of a command."
+    columns, indent = shutil.get_terminal_size().columns, " " * (width + 4)
+    listed = "\n".join(
+        textwrap.fill(f"  {name:<{width}}  {what}", columns, subsequent_indent=indent)
+        for name, what in COMMANDS.items()
+    )
+    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND shows examples and flags of a command."

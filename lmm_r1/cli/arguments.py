@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
-import inspect
 import io
 import itertools
 import os
 import signal
 import sys
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import tyro
 
 from lmm_r1 import dotted
+from lmm_r1.cli.first_page import first_page
+from lmm_r1.cli.help_texts import attach_help
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.dotted import nearest
-from lmm_r1.errors import RunStopped, UserError
+from lmm_r1.errors import ListedError, RunStopped, UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from lmm_r1.config.first_help import FirstHelp
 
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
 # tyro answers these itself, whatever the command.
-TYRO_FLAGS = ("help", "tyro_print_completion", "tyro_write_completion")
+TYRO_FLAGS = ("tyro_print_completion", "tyro_write_completion")
+HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
+"""Whether each shows all flags where the command has a first page."""
 CONFIG_FLAG = "config"
 _WIDTH = "COLUMNS"
 # Of what is given in most runs.
@@ -40,7 +42,14 @@ SHORT_FLAGS = {"reward": "reward.remote_url"}
 CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str) -> Config:
+def parse(
+    config_class: type[Config],
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    first_help: FirstHelp | None = None,
+) -> Config:
     """Return `config_class` filled from its defaults, then each `--config FILE` in turn, then the other flags.
 
     Flags are the dotted names of the fields, with underscores or hyphens: `--actor.adam.lr 1e-6`. A bad flag, key or
@@ -48,11 +57,13 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
 
     Args:
         argv: the arguments after the command's name; None reads `sys.argv`.
+        first_help: what `--help` shows, where `--help-all` is to show all flags; None shows them at once.
     """
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
     arguments = [_in_full(argument, flags) for argument in arguments]
-    _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog)
+    lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
+    _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog, lister=lister)
     _refuse_wrong_values(arguments, flags, prog=prog)
     default = tyro.MISSING_NONPROP
     if config_files:
@@ -70,10 +81,15 @@ def parse(config_class: type[Config], argv: Sequence[str] | None, *, prog: str, 
         default=default,
         use_underscores=True,
     )
-    if {"-h", "--help"} & set(arguments):
+    asked = [HELP_FLAGS[argument] for argument in arguments if argument in HELP_FLAGS]
+    if asked:
         attach_help(config_class)
-        return read()
-    return _in_a_sentence(read, prog=prog)
+        if first_help is None or any(asked):
+            return read(args=["--help"])
+        given = default if isinstance(default, config_class) else _defaults(config_class)
+        print(first_page(given, first_help, prog=prog, description=f"{description} {CONFIG_HELP}"))
+        raise SystemExit(0)
+    return _in_a_sentence(read, prog=prog, lister=lister)
 
 
 @contextlib.contextmanager
@@ -87,6 +103,11 @@ def user_errors(prog: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    except ListedError as error:
+        # Every rank reads the same rows, and one lists what is wrong with them.
+        lines = error.lines if os.environ.get("RANK", "0") == "0" else ()
+        print(f"{prog}: error: {error.sentence}", *lines, sep="\n  ", file=sys.stderr)
+        raise SystemExit(1) from None
     except UserError as error:
         # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
         message = str(getattr(error, "cause", error))
@@ -125,13 +146,18 @@ def _in_full(argument: str, flags: dict[str, object]) -> str:
 
 
 def _refuse_unknown_flags(
-    arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str
+    arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str, lister: str
 ) -> None:
+    """End the process with code 2 at a flag that there is not.
+
+    Args:
+        lister: the command that lists all flags.
+    """
     # tyro would find these too, but only after its box has listed every stray value as a flag of its own.
     switches = (name.rpartition(".") for name, hint in flags.items() if hint is bool)
     negated = {f"{group}{dot}no_{name}" for group, dot, name in switches}
     for argument in arguments:
-        if not argument.startswith("--") or argument == "--":
+        if not argument.startswith("--") or argument == "--" or argument in HELP_FLAGS:
             continue
         spelled = argument.partition("=")[0]
         name = spelled[2:].replace("-", "_")
@@ -143,7 +169,7 @@ def _refuse_unknown_flags(
         if old := old_flag(name, config_class=config_class):
             _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")
         match = nearest(name, known=flags)
-        hint = f"did you mean --{match}?" if match else f"{prog} --help lists them all"
+        hint = f"did you mean --{match}?" if match else f"{lister} lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")
 
 
@@ -158,7 +184,7 @@ def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, 
             _exit(prog, f"{spelled} {refusal}")
 
 
-def _in_a_sentence(read: Callable[[], Config], *, prog: str) -> Config:
+def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Config:
     """Return what `read` does; where tyro draws a box around what is wrong, say it in a line."""
     said = io.StringIO()
     width = os.environ.get(_WIDTH)
@@ -172,7 +198,7 @@ def _in_a_sentence(read: Callable[[], Config], *, prog: str) -> Config:
         if end.code in (0, None) or not inside:
             print(said.getvalue(), end="", file=sys.stderr)
             raise
-        _exit(prog, f"{' '.join(inside).rstrip('.')}; {prog} --help lists all flags")
+        _exit(prog, f"{' '.join(inside).rstrip('.')}; {lister} lists all flags")
     finally:
         os.environ.pop(_WIDTH)
         if width is not None:
@@ -197,43 +223,3 @@ def _defaults(config_class: type[Config]) -> Config:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     )
     return config_class(**dict.fromkeys(required, tyro.MISSING))
-
-
-HELP = "help"
-
-
-def attach_help(config_class: type) -> None:
-    """Put the docstring under each field, of nested groups too, into the field's metadata, where tyro looks first.
-
-    tyro finds them by itself, but searches a module's source again for every class in it: 0.3 s for 170 flags.
-    """
-    hints = typing.get_type_hints(config_class)
-    texts = {name: text for base in reversed(config_class.__mro__) for name, text in _class_texts(base).items()}
-    for field in dataclasses.fields(config_class):
-        if HELP not in field.metadata and field.name in texts:
-            field.metadata = MappingProxyType({**field.metadata, HELP: texts[field.name]})
-        if dataclasses.is_dataclass(hints[field.name]):
-            attach_help(hints[field.name])
-
-
-def _class_texts(config_class: type) -> dict[str, str]:
-    return _module_texts(config_class.__module__).get(config_class.__qualname__, {})
-
-
-@functools.cache
-def _module_texts(module_name: str) -> dict[str, dict[str, str]]:
-    """Return the docstring under each annotated name of each class at the top of a module."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module_name]))
-    except (OSError, TypeError):  # no source: a built-in module, or a class typed in at a prompt
-        return {}
-    return {node.name: _texts(node) for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _texts(class_node: ast.ClassDef) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for statement, following in zip(class_node.body, class_node.body[1:], strict=False):
-        match statement, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                texts[name] = inspect.cleandoc(text)
-    return texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import job_progress, report_skipped
 from lmm_r1.config.batch_inference import BatchConfig
@@ -12,6 +13,7 @@ from lmm_r1.config.batch_inference import BatchConfig
 if TYPE_CHECKING:
     from lmm_r1.batch.run import BatchReport
 
+CONFIG = BatchConfig
 PROG = "lmm-r1 batch_inference"
 DESCRIPTION = (
     "Generate responses to every row of a file, play episodes on it with an environment (--agent), or score responses with "
@@ -22,7 +24,7 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job; ends with code 3 where rows were left out."""
-    config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION)
+    config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION, first_help=BatchConfig.first_help)
     with user_errors(PROG):
         from lmm_r1.batch.run import run_batch
 
@@ -52,4 +54,4 @@ def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

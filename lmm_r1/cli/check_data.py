@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.check_data import CheckDataConfig, check
 from lmm_r1.files.atomic import write_atomically
@@ -19,6 +20,7 @@ from lmm_r1.files.json_files import write_json_object
 if TYPE_CHECKING:
     from lmm_r1.data_check.check import CheckedData
 
+CONFIG = CheckDataConfig
 PROG = "lmm-r1 check_data"
 DESCRIPTION = (
     "Tell what is in a row file and what of it a training would stumble over: rows that cannot be used, broken images, "
@@ -127,4 +129,4 @@ def _record(checked: CheckedData) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

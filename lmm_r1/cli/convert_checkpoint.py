@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
@@ -19,6 +20,9 @@ class ConvertConfig:
     """Folder with the original checkpoint: config, safetensors and tokenizer; it is only read."""
     output: Path
     """Folder to write; must not exist yet or be empty."""
+
+
+CONFIG = ConvertConfig
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,4 +48,4 @@ def convert(config: ConvertConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

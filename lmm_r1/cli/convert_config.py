@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from lmm_r1 import dotted
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
 from lmm_r1.config import PPOConfig, resolve_ppo, resolve_sft
@@ -38,6 +39,9 @@ class ConvertConfig:
     """A YAML file or a bash script, then settings that win over it, such as trainer.nnodes=2."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where the result goes; by default it is printed."""
+
+
+CONFIG = ConvertConfig
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,4 +97,4 @@ def _counts(conversion: Conversion) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.episodes import EPISODE_FLAGS
@@ -17,8 +18,11 @@ from lmm_r1.config.evaluate import (
     answers_path,
     check,
     disagreements_path,
+    measured_path,
+    named,
     page_path,
     responses_path,
+    with_output,
 )
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from lmm_r1.evaluation.disagreements import Rejudged
     from lmm_r1.evaluation.scoreboard import Board, CheckpointResponses, MeasuredFile
 
+CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
     "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
@@ -38,11 +43,12 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION)
+    config = parse(EvaluateConfig, argv, prog=PROG, description=DESCRIPTION, first_help=EvaluateConfig.first_help)
     with user_errors(PROG):
         if config.list_suites:
             _print_suites()
             return
+        config = with_output(config)
         board = evaluate(config)
     skipped = [] if config.compare else [row for file in board.files for row in file.skipped]
     if skipped:
@@ -58,13 +64,13 @@ def evaluate(config: EvaluateConfig) -> Board:
 
 
 def _measure(config: EvaluateConfig) -> Board:
-    named = _named(config.checkpoints, "--checkpoints")
+    checkpoints_of = named(config.checkpoints, flag="--checkpoints")
     for model in config.model:
-        if model in named:
-            raise UserError(f"--checkpoints {model}={named[model]}: a --model has this name; choose another")
-    names = [*named, *config.model]
+        if model in checkpoints_of:
+            raise UserError(f"--checkpoints {model}={checkpoints_of[model]}: a --model has this name; choose another")
+    names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
-    files, copies = _named(config.files, "--files"), _named(config.suite_data, "--suite_data")
+    files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
     from lmm_r1.evaluation.harness.export import check_exports
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
@@ -75,7 +81,7 @@ def _measure(config: EvaluateConfig) -> Board:
     for row_set in row_sets:
         for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
             _say(line)
-    checkpoints, measured = measure(config, named, row_sets, report=_say)
+    checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
     board = _finish(config, measured, checkpoints, baseline=baseline)
     _export(config, measured, checkpoints)
     return board
@@ -85,7 +91,9 @@ def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
     """Return the files that an export must not take the place of."""
     output = config.output
     beside = (
-        [] if output is None else [output, responses_path(output), answers_path(output), disagreements_path(output)]
+        []
+        if output is None
+        else [place(output) for place in (Path, responses_path, measured_path, answers_path, disagreements_path)]
     )
     return [*read, *beside]
 
@@ -112,8 +120,8 @@ def _rejudge(config: EvaluateConfig) -> Board:
     from lmm_r1.evaluation.harness.rejudging import CHECKPOINT, rejudge
     from lmm_r1.records.responses import write_responses
 
-    files = _named([_with_name(entry) for entry in config.rejudge], "--rejudge")
-    data = _named(config.rejudge_data, "--rejudge_data")
+    files = named(config.rejudge, flag="--rejudge")
+    data = named(config.rejudge_data, flag="--rejudge_data", bare=False)
     taken = _taken(config, *files.values(), *data.values())
     check_exports(config.export, checkpoints=[CHECKPOINT], files=dict.fromkeys(files, 1), taken=taken)
     found = rejudge(config, files, data, report=_say)
@@ -129,11 +137,6 @@ def _rejudge(config: EvaluateConfig) -> Board:
     for path in write_exports(config.export, checkpoints=checkpoints, files=found.files, columns=found.columns):
         _say(f"export: {path}")
     return board
-
-
-def _with_name(entry: str) -> str:
-    """PATH as NAME=PATH; a path may hold the sign, too."""
-    return entry if "=" in entry and not Path(entry).exists() else f"{Path(entry).stem}={entry}"
 
 
 def _most_samples(files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> dict[str, int]:
@@ -233,17 +236,5 @@ def _print_suites() -> None:
         print(f"  verifiers {', '.join(recipe.verifiers)}; {sampling}")
 
 
-def _named(entries: Sequence[str], flag: str) -> dict[str, str]:
-    named = {}
-    for entry in entries:
-        name, equals, path = entry.partition("=")
-        if not (name and equals and path):
-            raise UserError(f"{flag} {entry}: write NAME=PATH")
-        if name in named:
-            raise UserError(f"{flag} {entry}: the name {name} is given twice; choose another")
-        named[name] = path
-    return named
-
-
 if __name__ == "__main__":
-    main()
+    run_command(main)

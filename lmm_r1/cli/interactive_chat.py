@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.interactive_chat import ChatConfig
 
+CONFIG = ChatConfig
 PROG = "lmm-r1 interactive_chat"
 DESCRIPTION = (
     "Have a conversation with a checkpoint, with images, in the terminal; /help lists the commands. Where stdin or "
@@ -36,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

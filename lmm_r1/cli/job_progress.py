@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow, reasons
 
 if TYPE_CHECKING:
     from lmm_r1.batch.job import JobTotals
 
 LINE_SECONDS = 10.0
 SKIPPED_ROWS_CODE = 3
-MAX_LISTED = 20
 
 
 @contextlib.contextmanager
@@ -84,14 +83,11 @@ def report_skipped(prog: str, skipped: Sequence[SkippedRow], *, listed_in: str |
     """List rows that were left out on stderr and end the process with `SKIPPED_ROWS_CODE`.
 
     Args:
-        listed_in: where all of them are listed, should they be more than `MAX_LISTED`.
+        listed_in: where all of them are listed, should they be more than are told here.
     """
     assert skipped, "a command without skipped rows ends as it is"
     rows = "1 row was" if len(skipped) == 1 else f"{len(skipped):,} rows were"
     print(f"{prog}: {rows} left out, and everything else was done:", file=sys.stderr)
-    for row in skipped[:MAX_LISTED]:
-        print(f"  {' '.join(row.reason.split())}", file=sys.stderr)
-    if len(skipped) > MAX_LISTED:
-        where = f"; {listed_in} lists them all" if listed_in else ""
-        print(f"  and {len(skipped) - MAX_LISTED:,} more{where}", file=sys.stderr)
+    for line in reasons(skipped, listed_in=listed_in):
+        print(f"  {line}", file=sys.stderr)
     raise SystemExit(SKIPPED_ROWS_CODE)

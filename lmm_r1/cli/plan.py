@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
@@ -21,6 +22,7 @@ from lmm_r1.config import (
     SFTConfig,
     SupervisedConfig,
     resolve,
+    sized_supervised,
 )
 from lmm_r1.config.plan import (
     PlanDPOConfig,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from lmm_r1.planning.machine import Machine
     from lmm_r1.planning.plan import Plan
 
+CONFIG = PlanPPOConfig
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
     "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
@@ -64,11 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     prog = PROG if command == "train_ppo_ray" else f"{PROG} {command}"
     if command in SUPERVISED:
         planned_by, config_class = SUPERVISED[command]
-        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION)
+        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION, first_help=planned_by.first_help)
         with user_errors(PROG):
             _plan_supervised(supervised, config_class)
     else:
-        config = parse(PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION)
+        config = parse(
+            PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION, first_help=PlanPPOConfig.first_help
+        )
         with user_errors(PROG):
             _plan_ppo(config)
 
@@ -93,6 +98,7 @@ def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> No
     if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
         unread["model.placeholder_token"] = NOT_READ
     config = resolve(dotted.replace(settings, unread))
+    config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
         from lmm_r1.planning.run_plan import plan_supervised
@@ -140,4 +146,4 @@ def _without_machine(given: Any, config_class: type[Config]) -> Config:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

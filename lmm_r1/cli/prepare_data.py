@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments
+from lmm_r1.cli import arguments, run_command
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class PrepareDataConfig:
     """Rows taken from the start, those that the recipe filters not counted; None takes all."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
+
+
+CONFIG = PrepareDataConfig
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -175,4 +178,4 @@ class _Lines:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

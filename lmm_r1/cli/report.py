@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
@@ -46,7 +47,10 @@ class ReportConfig:
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """How long the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
-    """How many rollouts the page holds at most, spread evenly over the steps."""
+    """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""
+
+
+CONFIG = ReportConfig
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -137,9 +141,9 @@ def _add(table: Table, *cells: str) -> None:
 
 
 def _stage_cells(row: StageRow) -> list[str]:
-    running = " (running)" if row.stage and row.stage.running else ""
+    state = f" ({row.stage.state})" if row.stage and row.stage.state != "finished" else ""
     steps = f"{row.stage.steps:,}" if row.stage else NONE
-    return [f"{row.name}{running}", steps, duration(row.stage.seconds if row.stage else None)]
+    return [f"{row.name}{state}", steps, duration(row.stage.seconds if row.stage else None)]
 
 
 def _print(table: Table, *, output: Path) -> None:
@@ -151,4 +155,4 @@ def _print(table: Table, *, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
+from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
 from lmm_r1.config.interactive_chat import ChatConfig, check
-from lmm_r1.errors import UserError
 from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
@@ -32,14 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the model, then those that every server has."""
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="CHECKPOINT", help="a folder or a hub name, or an adapter's folder"
+    parser = model_server_parser(
+        prog=PROG, description=DESCRIPTION, model="a folder or a hub name, or an adapter's folder"
     )
     parser.add_argument("--name", help="what requests call the model; by default as --model does")
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter to merge into the model")
@@ -75,18 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-videos", type=int, default=ChatConfig.max_videos, help="most videos in one conversation"
     )
     _add_engine_arguments(parser)
-    parser.add_argument(
-        "--image-root",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which images and videos that requests name by their path are read; may be given several times",
-    )
-    parser.add_argument("--allow-urls", action="store_true", help="fetch images that requests name by an http(s) URL")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
-    )
+    add_access_arguments(parser, named_by="requests")
     add_listening_arguments(parser)
     parser.set_defaults(port=PORT)
     return parser
@@ -110,9 +94,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    for root in args.image_root:
-        if not root.is_dir():
-            raise UserError(f"--image_root {root}: no such folder; check the path")
+    media = media_access(args)
     config = ChatConfig(
         model=args.model,
         adapter=args.adapter,
@@ -131,7 +113,6 @@ def _serve(args: argparse.Namespace) -> None:
     from lmm_r1.chat.chat_api import ChatService, create_app
     from lmm_r1.chat.chat_model import load_model, model_name
     from lmm_r1.chat.served_model import ServedModel
-    from lmm_r1.data.sent_prompt import MediaAccess
     from remote_rm.service.server import Announced, ListeningOptions, serve_app
 
     options = ListeningOptions.from_arguments(args)
@@ -143,7 +124,7 @@ def _serve(args: argparse.Namespace) -> None:
         service = ChatService(
             ServedModel(load, max_waiting=options.limits.max_queued_items),
             name=args.name or model_name(config),
-            media=MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls),
+            media=media,
             max_new_tokens=args.max_new_tokens,
             max_choices=options.limits.max_request_items,
         )
@@ -153,4 +134,4 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,19 +2,24 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
+from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
+from lmm_r1.config.batch_inference import BatchConfig, StepScores
 from lmm_r1.config.precision import default_param_dtype
-from lmm_r1.errors import UserError
+from lmm_r1.config.rm import RMDeepSpeedConfig
 from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
-    from lmm_r1.scoring.reward_model import RewardModel
+    from lmm_r1.scoring.served_rewards import ServedRewards
 
 PROG = "lmm-r1 serve_rm"
-DESCRIPTION = "Serve the rewards of a trained reward model, for text and images, in OpenRLHF's remote reward protocol."
+DESCRIPTION = (
+    "Serve the rewards of a trained reward model, of whole responses or of their steps, for text and images, in OpenRLHF's "
+    "remote reward protocol."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,13 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the model, then those that every reward server has."""
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help="reward model: a folder or a hub name")
+    parser = model_server_parser(prog=PROG, description=DESCRIPTION, model="reward model: a folder or a hub name")
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
@@ -57,32 +56,40 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--value-head-prefix",
-        default="score",
+        default=RMDeepSpeedConfig.value_head_prefix,
         metavar="NAME",
         help="name of the value head's weight, where the model's config does not tell",
     )
-    parser.add_argument(
-        "--image-root",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="folder below which images and videos that prompts name by their path are read; may be given several times",
-    )
-    parser.add_argument("--allow-urls", action="store_true", help="fetch images that prompts name by an http(s) URL")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
-    )
+    _add_step_arguments(parser)
+    add_access_arguments(parser, named_by="prompts")
     add_listening_arguments(parser)
     return parser
 
 
+def _add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--step-scores",
+        choices=get_args(StepScores),
+        default=BatchConfig.step_scores,
+        help="what a process reward model's scores of steps make of a response's reward",
+    )
+    parser.add_argument(
+        "--placeholder-token",
+        metavar="TOKEN",
+        help="token behind each step, for a process reward model whose config does not say it; with it a checkpoint is one",
+    )
+    parser.add_argument(
+        "--reward-tokens",
+        nargs=2,
+        default=(),
+        metavar=("RIGHT", "WRONG"),
+        help="its tokens of a right step and of a wrong one; by default those in its config",
+    )
+
+
 def _serve(args: argparse.Namespace) -> None:
-    for root in args.image_root:
-        if not root.is_dir():
-            raise UserError(f"--image_root {root}: no such folder; check the path")
+    media = media_access(args)
     from lmm_r1 import cpu
-    from lmm_r1.data.sent_prompt import MediaAccess
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.scoring.reward_judge import serve
     from remote_rm.service.server import ListeningOptions
@@ -92,23 +99,43 @@ def _serve(args: argparse.Namespace) -> None:
 
     dtype = args.dtype or default_param_dtype(flag="dtype")
 
-    def load() -> "RewardModel":
+    def load() -> "ServedRewards[Any]":
         cpu.prepare_process()
-        from lmm_r1.scoring.reward_model import RewardModel
+        return _load(args, dtype=dtype)
 
-        return RewardModel(
-            args.model,
-            dtype=dtype,
-            max_len=args.max_len,
-            max_batch_tokens=args.max_batch_tokens,
-            value_head_prefix=args.value_head_prefix,
-            normalize=args.normalize,
-            trust_remote_code=args.trust_remote_code,
-        )
-
-    media = MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)
     serve(load, media=media, options=ListeningOptions.from_arguments(args))
 
 
+def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
+    """Return the model with what it makes of samples; raises UserError where it is no reward model of either kind."""
+    from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.scoring.process_reward_model import ProcessRewardModel
+    from lmm_r1.scoring.reward_model import RewardModel
+    from lmm_r1.scoring.served_rewards import ResponseRewards, StepRewards
+    from lmm_r1.scoring.step_scores import StepJudging
+
+    judging = StepJudging(
+        step_scores=args.step_scores,
+        placeholder_token=args.placeholder_token,
+        reward_tokens=tuple(args.reward_tokens),
+    )
+    of_whole = ["--normalize"] if args.normalize else []
+    if args.value_head_prefix != RMDeepSpeedConfig.value_head_prefix:
+        of_whole.append(f"--value_head_prefix {args.value_head_prefix}")
+    settings = {
+        "dtype": dtype,
+        "max_len": args.max_len,
+        "max_batch_tokens": args.max_batch_tokens,
+        "trust_remote_code": args.trust_remote_code,
+    }
+    checkpoint = Checkpoint(args.model, trust_remote_code=args.trust_remote_code)
+    if judging.is_of(checkpoint, of_whole=of_whole):
+        return StepRewards(
+            ProcessRewardModel(args.model, judging=judging, **settings), step_scores=judging.step_scores
+        )
+    model = RewardModel(args.model, value_head_prefix=args.value_head_prefix, normalize=args.normalize, **settings)
+    return ResponseRewards(model)
+
+
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from remote_rm import verifier_command
 from remote_rm.registry import VERIFIERS, verifier_class
 
@@ -37,3 +38,7 @@ def _usage() -> str:
         f"usage: {PROG} NAME [flags]\n\nServe rewards over HTTP, in OpenRLHF's remote reward protocol.\n\n{listed}\n\n"
         f"{PROG} NAME --help lists the flags of a verifier."
     )
+
+
+if __name__ == "__main__":
+    run_command(main)

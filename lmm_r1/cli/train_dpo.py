@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import DPOConfig
 
+CONFIG = DPOConfig
 PROG = "lmm-r1 train_dpo"
 DESCRIPTION = "Train a multimodal model on prompts with a chosen and a rejected response: DPO, cDPO, IPO or SimPO."
 
@@ -19,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

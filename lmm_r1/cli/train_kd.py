@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import KDConfig
 
+CONFIG = KDConfig
 PROG = "lmm-r1 train_kd"
 DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, which has the same tokenizer."
 
@@ -19,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

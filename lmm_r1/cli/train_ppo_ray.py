@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import PPOConfig
 
+CONFIG = PPOConfig
 PROG = "lmm-r1 train_ppo_ray"
 DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning with Ray, DeepSpeed and vLLM."
 
@@ -18,4 +20,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import PRMConfig
 
+CONFIG = PRMConfig
 PROG = "lmm-r1 train_prm"
 DESCRIPTION = "Train a multimodal process reward model on solutions whose steps are labelled right or wrong."
 
@@ -19,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import RMConfig
 
+CONFIG = RMConfig
 PROG = "lmm-r1 train_rm"
 DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a rejected response."
 
@@ -19,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

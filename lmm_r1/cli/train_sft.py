@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from lmm_r1.cli import run_command
 from lmm_r1.cli.training import training
 from lmm_r1.config import SFTConfig
 
+CONFIG = SFTConfig
 PROG = "lmm-r1 train_sft"
 DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last message is the response."
 
@@ -19,4 +21,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

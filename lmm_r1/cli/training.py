@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config.gpu_counts import check_machine
 
 
 @contextmanager
@@ -14,10 +15,13 @@ def training(
     config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
 ) -> Iterator[Config]:
     """Yield the settings of the flags, as `parse` reads them, in a process that is ready to train; tell errors as its end."""
-    config = parse(config_class, argv, prog=prog, description=description)
+    config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
+        if isinstance(config, PPOConfig):
+            check_machine(config)
         prepare_training(config)
+        begin_workers(config)
         yield config
 
 
@@ -36,3 +40,11 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
     assert model.model_name_or_path is not None, "resolve requires it"
     kit_name_of(model.model_name_or_path, trust_remote_code=config.train.trust_remote_code)
     cpu.prepare_process()
+
+
+def begin_workers(config: PPOConfig | SupervisedConfig) -> None:
+    """Let what an RL run's workers need be loaded while this process reads and checks what it was given."""
+    if isinstance(config, PPOConfig):
+        from lmm_r1.cluster.worker_processes import load_ahead, run_environment
+
+        load_ahead(run_environment())

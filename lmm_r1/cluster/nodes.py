@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.services import find_bootstrap_address
 
 from lmm_r1 import cpu
@@ -41,6 +42,23 @@ def joins() -> bool:
 def living_nodes() -> list[Node]:
     """Return the nodes of the cluster that this process has joined."""
     return [read_node(entry) for entry in ray.nodes() if entry["Alive"]]
+
+
+def gpus_by_node() -> list[int]:
+    """Return how many GPUs each node of the cluster of RAY_ADDRESS has, of those that have any.
+
+    Raises UserError where no cluster answers.
+    """
+    with _joined():
+        return [int(node.gpus) for node in living_nodes() if node.gpus >= 1]
+
+
+def gpus_here() -> int:
+    """Return how many GPUs a Ray that is started on this machine finds, as CUDA_VISIBLE_DEVICES leaves them."""
+    manager = get_accelerator_manager_for_resource("GPU")
+    found = manager.get_current_node_num_accelerators()
+    visible = manager.get_current_process_visible_accelerator_ids()
+    return found if visible is None else min(found, len(visible))
 
 
 def read_node(entry: Mapping[str, Any]) -> Node:
@@ -112,6 +130,8 @@ def connect(**settings: Any) -> None:
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
     # One process a core, none of which a run's workers take over: they have an environment of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # Seconds: on a slow machine forked workers answer once their libraries are loaded.
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     try:
         ray.init(**settings, logging_level=logging.WARNING)
     except ConnectionError as error:

@@ -21,6 +21,7 @@ from lmm_r1.config.resolve import (
 )
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.sizes import sized_ppo, sized_supervised
 from lmm_r1.config.supervised import SupervisedConfig
 
 Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.episodes import EpisodeFlags, check_episodes
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
 STEP_FLAGS = ("step_scores", "placeholder_token", "reward_tokens")
-StepScores = Literal["min", "product", "last"]
+LOCAL_FLAGS = ("normalize_reward", "max_batch_tokens")
+StepScores = Literal["min", "product", "last", "mean"]
 COUNTS = (
     "n_samples",
     "max_new_tokens",
@@ -29,10 +31,42 @@ COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig(RowsConfig, EpisodeFlags):
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="A response to every row, judged by the math verifier",
+                arguments="--model runs/grpo --data rows.jsonl --output out/responses.jsonl --verifier math",
+            ),
+            Example(
+                what="The right ones of eight responses a row, as rows for train_sft",
+                arguments="--model runs/grpo --data rows.jsonl --output out/sampled.jsonl"
+                " --n_samples 8 --temperature 1 --verifier math"
+                " --select rejection_sampling --selected out/sft.jsonl",
+            ),
+            Example(
+                what="Responses that are there already, scored by a reward model",
+                arguments="--eval_task rm --model runs/rm --data out/sampled.jsonl --output out/scored.jsonl",
+            ),
+        ),
+        flags=(
+            "model",
+            "data",
+            "output",
+            "n_samples",
+            "temperature",
+            "max_new_tokens",
+            "verifier",
+            "select",
+            "selected",
+            "eval_task",
+        ),
+    )
+
     eval_task: Literal["generate_vllm", "generate", "rm"] = "generate_vllm"
     """Generate through vLLM, generate through plain transformers, or score given responses with a reward model."""
     model: str
-    """The checkpoint (a folder or a name on the hub), or an adapter's folder; for `rm` the reward model."""
+    """The checkpoint (a folder or a name on the hub), or an adapter's folder; for `rm` the reward model, or its server's
+    address."""
     adapter: Path | None = None
     """LoRA adapter to merge into the model."""
     data: str
@@ -59,9 +93,10 @@ class BatchConfig(RowsConfig, EpisodeFlags):
     """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
     composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
-    """Score every response by a trained reward model, or its steps by a process reward model as train_prm writes it."""
+    """Score every response by a trained reward model, its steps by a process reward model as train_prm writes it, or by
+    what http://HOST:PORT/get_reward gives, as serve_rm does; several addresses are separated by commas."""
     step_scores: StepScores = "min"
-    """What a process reward model's scores of steps make of a response's reward: the least, their product, or the last."""
+    """What a process reward model's scores of steps make of a response's reward: the least, their product, the last, or the mean."""
     placeholder_token: str | None = None
     """Token behind each step, for a process reward model whose config does not say it; with it a checkpoint is one."""
     reward_tokens: tuple[str, ...] = ()
@@ -99,6 +134,21 @@ class BatchConfig(RowsConfig, EpisodeFlags):
     trust_remote_code: bool = False
     """Run Python code that a checkpoint brings along."""
 
+    @property
+    def judge(self) -> str | None:
+        """The reward model that scores, a checkpoint or the addresses of servers; None where none does."""
+        return self.model if self.eval_task == "rm" else self.reward_model
+
+    @property
+    def judge_flag(self) -> str:
+        """The flag that names it."""
+        return "--model" if self.eval_task == "rm" else "--reward_model"
+
+    @property
+    def judge_is_remote(self) -> bool:
+        """Whether it is asked over HTTP."""
+        return self.judge is not None and self.judge.startswith(("http://", "https://"))
+
 
 def check(config: BatchConfig) -> None:
     """Raise UserError where flags contradict each other or a file cannot be written."""
@@ -133,6 +183,13 @@ def _check_steps(config: BatchConfig) -> None:
         raise UserError(
             f"--{given[0]} is for a process reward model; name it with --reward_model, or leave the flag out"
         )
+    if config.judge_is_remote:
+        local = [*given, *(name for name in LOCAL_FLAGS if getattr(config, name) != getattr(BatchConfig, name))]
+        if local:
+            raise UserError(
+                f"--{local[0]} is for a reward model that is loaded here, and {config.judge_flag} {config.judge} is a server, "
+                "which was started with such flags of its own; leave it out"
+            )
     if config.reward_tokens and len(set(config.reward_tokens)) != 2:
         raise UserError(
             f"--reward_tokens {' '.join(config.reward_tokens)}: give two tokens, that of a right step and that of a wrong one"

@@ -12,6 +12,7 @@ from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
+    GPU_COUNTS,
     ActorConfig,
     AgentConfig,
     CriticConfig,
@@ -43,7 +44,8 @@ def check_ppo(config: PPOConfig) -> None:
     _check_groups(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
-    _check_batches(config)
+    check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")
+    check_batches(config)
     _check_kl(config)
     _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
@@ -358,18 +360,25 @@ def _check_groups(config: PPOConfig) -> None:
         )
 
 
+def check_counts(config: PPOConfig) -> None:
+    """Raise UserError for a number of GPUs or engines that nothing can be on; None is left open."""
+    for flag in GPU_COUNTS:
+        count = dotted.get(config, flag)
+        if isinstance(count, int) and count < 1:
+            least = "at least one engine must generate" if flag == "vllm.num_engines" else "must be at least 1"
+            raise UserError(f"--{flag} {count}: {least}")
+
+
 def _check_gpus(config: PPOConfig) -> None:
     actor, ref, train, vllm = config.actor, config.ref, config.train, config.vllm
-    if vllm.num_engines < 1:
-        raise UserError(f"--vllm.num_engines {vllm.num_engines}: at least one engine must generate")
-    gpus = actor.num_nodes * actor.num_gpus_per_node
+    gpus = actor.gpus
     shared = "--train.colocate_all" if train.colocate_all else "--train.colocate_actor_ref"
     if (train.colocate_all or train.colocate_actor_ref) and config.algo.kl.init_coef > 0:
         for name in ("num_nodes", "num_gpus_per_node"):
             ours, theirs = getattr(actor, name), getattr(ref, name)
             if ours != theirs:
                 raise UserError(f"with {shared}, --actor.{name} {ours} and --ref.{name} {theirs} must be equal")
-    engine_gpus = vllm.num_engines * vllm.tensor_parallel_size
+    engine_gpus = vllm.gpus
     if train.colocate_all and gpus != engine_gpus:
         raise UserError(
             f"with --train.colocate_all the engines take the policy's GPUs: --actor.num_nodes {actor.num_nodes} x "
@@ -382,7 +391,7 @@ def _check_ppo_ulysses(config: PPOConfig) -> None:
     packs = config.ds.packing_samples or (
         config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
     )
-    check_ulysses(config.ds, packs=packs, gpus=_gpus(config))
+    check_ulysses(config.ds, packs=packs, gpus=model_gpus(config))
 
 
 def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
@@ -412,20 +421,28 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
             )
 
 
-def _check_batches(config: PPOConfig) -> None:
+def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
+    """Raise UserError for a size below 0, which leaves it to the rows."""
+    for flag in flags:
+        value = dotted.get(config, flag)
+        assert isinstance(value, int), "sizes are whole numbers"
+        if value < 0:
+            raise UserError(f"--{flag} {value} must be at least 1, or left out for what the rows allow")
+
+
+def check_batches(config: PPOConfig) -> None:
+    """Raise UserError where the samples of a step cannot be shared out among processes, or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
     counts: dict[str, int | None] = {
         "rollout.micro_batch_size": rollout.micro_batch_size,
         "rollout.max_tokens_per_gpu": rollout.max_tokens_per_gpu,
-        "train.batch_size": train.batch_size,
         "train.micro_batch_size": train.micro_batch_size,
         "train.max_tokens_per_gpu": train.max_tokens_per_gpu,
     }
     for flag, value in counts.items():
         if value is not None and value < 1:
             raise UserError(f"--{flag} {value} must be at least 1")
-    assert rollout.vllm_generate_batch_size is not None, "resolve_ppo fills it in"
-    if rollout.vllm_generate_batch_size > rollout.batch_size:
+    if rollout.batch_size and (rollout.vllm_generate_batch_size or 0) > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
             f"--rollout.batch_size {rollout.batch_size}"
@@ -435,7 +452,7 @@ def _check_batches(config: PPOConfig) -> None:
         f"--rollout.batch_size {rollout.batch_size} x --rollout.n_samples_per_prompt {rollout.n_samples_per_prompt}"
     )
     shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
-    for name, gpus in _gpus(config).items():
+    for name, gpus in model_gpus(config).items():
         if gpus % config.ds.tensor_parallel_size:
             raise UserError(
                 f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} does not divide the {gpus} GPUs of "
@@ -449,14 +466,14 @@ def _check_batches(config: PPOConfig) -> None:
             raise UserError(
                 f"--train.batch_size {train.batch_size} must be a multiple of the {processes} {name} processes"
             )
-    if samples < train.batch_size:
+    if 0 < samples < train.batch_size:
         raise UserError(
             f"--train.batch_size {train.batch_size} is more than the {samples} samples of a rollout ({given}), so no "
             "step would update the weights"
         )
 
 
-def _gpus(config: PPOConfig) -> dict[str, int]:
+def model_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs each model of a run has."""
     groups: dict[str, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {"actor": config.actor}
     if config.algo.kl.init_coef > 0:
@@ -465,7 +482,7 @@ def _gpus(config: PPOConfig) -> dict[str, int]:
         groups["critic"] = config.critic
     if config.reward.model_name_or_path:
         groups["reward"] = config.reward
-    return {name: group.num_nodes * group.num_gpus_per_node for name, group in groups.items()}
+    return {name: group.gpus for name, group in groups.items()}
 
 
 def _check_kl(config: PPOConfig) -> None:

@@ -20,9 +20,14 @@ class Difference:
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
 _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
 _RESUMES = "the same command in the same folder goes on where it stopped"
+_COUNTS = "a count that nobody names is what the machine has, and not eight GPUs that it may lack"
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
+
+_BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
+_MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
+_OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
 
 
 def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
@@ -30,10 +35,14 @@ def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) ->
     theirs: dict[str, tuple[object, str]] = {
         "ckpt.path": (checkpoints, _OWN_CHECKPOINTS),
         "ckpt.load_enable": (False, _RESUMES),
+        "ckpt.output_dir": ("./ckpt", _OUTPUT),
         "data.max_len": (512, "one image has hundreds of tokens; as in SFT and RL"),
         "ds.attn_implementation": ("flash_attention_2", _ATTENTION),
         "ds.grad_accum_dtype": (None, _ACCUMULATION),
         "ds.param_dtype": ("bf16", _PARAM_DTYPE),
+        "train.batch_size": (128, _BATCH),
+        # Of train_rm ours is OpenRLHF's.
+        **({"train.micro_batch_size": (8, _MICRO_BATCH)} if command == "train_dpo" else {}),
     }
     return tuple(
         Difference(command=command, flag=flag, theirs=value, reason=reason) for flag, (value, reason) in theirs.items()
@@ -53,12 +62,33 @@ DIFFERENCES = (
     Difference(
         command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
     ),
+    Difference(command="train_ppo_ray", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),
+    Difference(
+        command="train_ppo_ray",
+        flag="rollout.batch_size",
+        theirs=1024,
+        reason="a fifth of the prompts, so that a pass over them is five steps at least; 1024 at most",
+    ),
+    Difference(
+        command="train_ppo_ray",
+        flag="rollout.n_samples_per_prompt",
+        theirs=1,
+        reason="8 where the estimator compares the responses to one prompt with one another, else 1",
+    ),
+    Difference(
+        command="train_ppo_ray", flag="train.batch_size", theirs=128, reason="all samples of a step; 128 at most"
+    ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(
-        command="train_ppo_ray", flag="vllm.num_engines", theirs=None, reason="nothing generates without an engine"
+    *(
+        Difference(command="train_ppo_ray", flag=f"{model}.{flag}", theirs=theirs, reason=_COUNTS)
+        for model in ("actor", "ref", "critic", "reward")
+        for flag, theirs in (("num_nodes", 1), ("num_gpus_per_node", 8))
     ),
     Difference(command="train_sft", flag="ckpt.path", theirs="./ckpt/checkpoints_sft", reason=_OWN_CHECKPOINTS),
+    Difference(command="train_sft", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),
+    Difference(command="train_sft", flag="train.batch_size", theirs=128, reason=_BATCH),
+    Difference(command="train_sft", flag="train.micro_batch_size", theirs=8, reason=_MICRO_BATCH),
     Difference(command="train_sft", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
     Difference(

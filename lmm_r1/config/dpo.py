@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, EvalConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import (
     SupervisedConfig,
@@ -50,10 +52,10 @@ class PreferenceDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 128
-    """Pairs in one weight update, over all GPUs."""
-    micro_batch_size: int = 8
-    """Pairs in one forward and backward pass on one GPU."""
+    batch_size: int = 0
+    """Pairs in one weight update, over all GPUs; 0 takes 128, or a fifth of the pairs where that is less."""
+    micro_batch_size: int = 0
+    """Pairs in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Compute what the two responses of a pair have in common once: prompt, images, and how both begin."""
 
@@ -103,6 +105,26 @@ class ReferredConfig(SupervisedConfig):
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(ReferredConfig):
     """Settings of one stage that learns from pairs of responses."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn from pairs of a chosen and a rejected response",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
+        ),
+        Example(
+            what="Train adapters, for which no second model is loaded as reference",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        Example(
+            what="SimPO, which has no reference",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --model.simpo_enable --model.beta 2"
+            " --ckpt.output_dir runs/simpo",
+        ),
+        flags=("model.beta", "ds.lora.rank"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
     """AdamW."""

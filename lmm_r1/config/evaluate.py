@@ -1,14 +1,19 @@
 """Every flag of `lmm-r1 evaluate`, and which of them go together."""
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.episodes import EpisodeFlags, check_episodes, reward_part
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
+from lmm_r1.config.shared import RUNS
+from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
@@ -22,17 +27,52 @@ SAMPLING_FLAGS = ("temperature", "top_p", "n_samples", "max_new_tokens")
 ENDPOINT_FLAGS = (
     *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
 )
+# What of a path's end is no part of its name; that of a checkpoint may have dots, too.
+_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xlsx")
+# Of a file that is named after what is measured: systems take some 255 bytes, and endings follow.
+_LONGEST_NAME = 120
 REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(RowsConfig, EpisodeFlags):
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="A checkpoint on a file of rows, judged by the math verifier",
+                arguments="--checkpoints mine=runs/grpo --files test=held_out.jsonl --verifiers math"
+                " --output scores.json",
+            ),
+            Example(
+                what="Before and after a training, four samples a row, on a public benchmark",
+                arguments="--checkpoints before=Qwen/Qwen2.5-VL-3B-Instruct after=runs/grpo"
+                " --suite mathvista --n_samples 4 --temperature 0.6 --output scores.json",
+            ),
+            Example(
+                what="An evaluation made before, shown again without an engine",
+                arguments="--compare scores.json --html scores.html",
+            ),
+        ),
+        flags=(
+            "checkpoints",
+            "files",
+            "suite",
+            "verifiers",
+            "output",
+            "html",
+            "n_samples",
+            "temperature",
+            "max_new_tokens",
+            "backend",
+        ),
+    )
+
     checkpoints: tuple[str, ...] = ()
-    """Checkpoints or LoRA adapters as NAME=FOLDER, in the order of the table."""
+    """Checkpoints, LoRA adapters or run folders as FOLDER or NAME=FOLDER, in the order of the table."""
     backend: Literal["vllm", "transformers"] = "vllm"
     """Generate through vLLM, or through plain transformers."""
     files: tuple[str, ...] = ()
-    """Row files as NAME=PATH."""
+    """Row files as PATH or NAME=PATH."""
     suite: tuple[str, ...] = ()
     """Ready-made suites by name, or recipes of your own as FILE.yaml."""
     suite_data: tuple[str, ...] = ()
@@ -64,7 +104,10 @@ class EvaluateConfig(RowsConfig, EpisodeFlags):
     """Files to write the responses to: .xlsx, .tsv and .json as VLMEvalKit's predictions, .jsonl as lmms-eval's samples;
     {checkpoint} and {file} in the name stand for theirs."""
     output: Path | None = None
-    """JSON file to write; the responses and the page go beside it, as STEM.responses.jsonl and STEM.html."""
+    """JSON file to write; the responses and the page go beside it, as STEM.responses.jsonl and STEM.html. Left out, it is
+    named after what is measured: runs/evaluation/sft_rl_on_test.json."""
+    overwrite: bool = False
+    """Measure anew what the output already holds of the same checkpoint, rows and settings; without it that is read again."""
     html: Path | None = None
     """Where the page goes instead."""
     compare: tuple[str, ...] = ()
@@ -128,6 +171,8 @@ def check(config: EvaluateConfig) -> None:
         )
     else:
         _check_measurement(config)
+    if not config.checkpoints:
+        _refuse_changed(config, ("overwrite",), "no checkpoint is measured, and nothing of one read again")
     if config.endpoint is None:
         _refuse_changed(config, ENDPOINT_FLAGS, "there is no --endpoint")
     if not config.rejudge:
@@ -155,9 +200,9 @@ def check(config: EvaluateConfig) -> None:
 
 def _check_measurement(config: EvaluateConfig) -> None:
     if not config.checkpoints and config.endpoint is None:
-        raise UserError("--checkpoints is missing: name what to measure as NAME=FOLDER")
+        raise UserError("--checkpoints is missing: name what to measure as FOLDER or NAME=FOLDER")
     if not (config.files or config.suite):
-        raise UserError("--files and --suite are missing: name rows as NAME=PATH, or a suite (--list_suites)")
+        raise UserError("--files and --suite are missing: name rows as PATH or NAME=PATH, or a suite (--list_suites)")
     if config.output is None:
         raise UserError("--output is missing: name the JSON file to write")
     if config.endpoint is None:
@@ -179,6 +224,43 @@ def _check_measurement(config: EvaluateConfig) -> None:
             config, ENGINE_FLAGS, "an endpoint has an engine of its own; what it takes goes into --endpoint_body"
         )
     endpoint_fields(config)
+
+
+def named(entries: Sequence[str], *, flag: str, bare: bool = True) -> dict[str, str]:
+    """`["runs/sft", "b=runs/rl"]` → `{"sft": "runs/sft", "b": "runs/rl"}`; raises UserError for a name that is given twice.
+
+    Args:
+        bare: whether a path may stand without a name; it is called like its file then, rows.jsonl like its folder.
+    """
+    paths: dict[str, str] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        # A path may hold the sign, too.
+        if bare and (not equals or Path(entry).exists()):
+            name, path = _name_of(entry), entry
+        if not (name and path):
+            raise UserError(f"{flag} {entry}: write NAME=PATH")
+        if name in paths:
+            raise UserError(f"{flag} {entry}: the name {name} is given twice; write NAME=PATH with another")
+        paths[name] = path
+    return paths
+
+
+def _name_of(path: str) -> str:
+    file = Path(path)
+    if file.suffix.lower() not in _FILES:
+        return file.name
+    return file.parent.name if file.name == ROWS_FILE and file.parent.name else file.stem
+
+
+def with_output(config: EvaluateConfig) -> EvaluateConfig:
+    """Return the settings with a file for the scores, where responses are made and no flag names one."""
+    if config.output is not None or config.compare or config.rejudge:
+        return config
+    models = [*named(config.checkpoints, flag="--checkpoints"), *config.model]
+    asked = [*named(config.files, flag="--files"), *config.suite]
+    name = re.sub(r"[^\w.+-]+", "-", f"{'_'.join(models)}_on_{'_'.join(asked)}")
+    return replace(config, output=Path(RUNS) / "evaluation" / f"{name[:_LONGEST_NAME]}.json")
 
 
 def _check_agent(config: EvaluateConfig) -> None:
@@ -265,6 +347,11 @@ def responses_path(output: Path) -> Path:
 def answers_path(output: Path) -> Path:
     """Return where an endpoint's answers go as they come: `scores.answers.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}.answers.jsonl")
+
+
+def measured_path(output: Path) -> Path:
+    """Return where it goes what the responses depended on: `scores.measured.json` for `scores.json`."""
+    return output.with_name(f"{output.stem}.measured.json")
 
 
 def disagreements_path(output: Path) -> Path:

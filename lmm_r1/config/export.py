@@ -25,6 +25,7 @@ _FREE = (
     "data.dataloader_num_workers",
     "data.dataset",
     # What these make of the rows is in the rows' digest.
+    "data.bad_rows",
     "data.datasource_key",
     "data.format",
     "data.image_dir",

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import ClassVar, Literal
 
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.sft import ModelConfig, SFTConfig, SFTLoggerConfig
 from lmm_r1.config.shared import WandbConfig
 
@@ -63,6 +64,30 @@ class KDLoggerConfig(SFTLoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class KDConfig(SFTConfig):
     """Settings of one stage that learns a teacher's distributions over tokens."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn a larger model's distributions over the tokens of rows",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            " --data.dataset rows.jsonl --ckpt.output_dir runs/kd",
+        ),
+        Example(
+            what="The reverse KL, and half of the updates on the student's own responses",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            " --data.dataset rows.jsonl --model.kd_loss reverse_kl --rollout.on_policy_share 0.5"
+            " --ckpt.output_dir runs/on_policy",
+        ),
+        Example(
+            what="Longer sequences without padding, evaluated every 50 updates",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            " --data.dataset rows.jsonl --data.max_len 8192 --ds.packing_samples"
+            " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/packed",
+        ),
+        flags=("teacher.model_name_or_path", "model.kd_loss"),
+    )
 
     model: KDModelConfig = field(default_factory=KDModelConfig)
     """The student and the loss."""

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
 from lmm_r1.config.dpo import DPOEvalConfig, PreferenceTrainConfig, ReferredConfig
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import SupervisedDataConfig, TrainedModelConfig
 
@@ -30,10 +32,11 @@ class UnpairedDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTOTrainConfig(PreferenceTrainConfig):
-    batch_size: int = 128
-    """Rows in one weight update, over all GPUs; the KL is estimated over them."""
-    micro_batch_size: int = 8
-    """Rows in one forward and backward pass on one GPU."""
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; the KL is estimated over them. 0 takes 128, or a fifth of the rows where that
+    is less."""
+    micro_batch_size: int = 0
+    """Rows in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Let the reference compute the prompt and images of a row once for its own response and for the mismatched one."""
 
@@ -51,6 +54,26 @@ class KTOLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class KTOConfig(ReferredConfig):
     """Settings of one stage that learns from responses that are desirable or not."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn from single responses, each desirable or not",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset judged.jsonl --ckpt.output_dir runs/kto",
+        ),
+        Example(
+            what="Columns by other names, and undesirable responses that count half",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset judged.jsonl --data.output_key response --data.label_key liked"
+            " --model.undesirable_loss_weight 0.5 --ckpt.output_dir runs/kto",
+        ),
+        Example(
+            what="Train adapters, for which no second model is loaded as reference",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset judged.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.beta", "ds.lora.rank"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
     """AdamW."""

@@ -1,8 +1,10 @@
 """Every flag of `lmm-r1 plan`: those of the planned command, and the machine that it is planned for."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lmm_r1.config.dpo import DPOConfig
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
@@ -23,6 +25,37 @@ class PlanMachineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSupervisedConfig(PlanMachineConfig):
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="On this machine, with the settings that a run would have",
+                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct",
+            ),
+            Example(
+                what="On eight GPUs of 80 GB, with ZeRO-3 and longer sequences",
+                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --num_gpus 8 --gpu_memory_gib 80 --ds.zero_stage 3 --data.max_len 8192",
+            ),
+            Example(
+                what="Adapters on one smaller GPU, with an image of a megapixel in each row",
+                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --gpu_memory_gib 24 --image_pixels 1000000 --ds.lora.rank 16",
+            ),
+        ),
+        flags=(
+            "model.model_name_or_path",
+            "num_gpus",
+            "gpu_memory_gib",
+            "host_memory_gib",
+            "image_pixels",
+            "data.max_len",
+            "train.batch_size",
+            "train.micro_batch_size",
+            "ds.zero_stage",
+            "ds.lora.rank",
+        ),
+    )
+
     num_gpus: int = 1
     """Processes that the stage is launched with, each on a GPU of its own."""
 
@@ -30,6 +63,40 @@ class PlanSupervisedConfig(PlanMachineConfig):
 @dataclass(frozen=True, kw_only=True)
 class PlanPPOConfig(PlanMachineConfig, PPOConfig):
     """What an RL stage is planned by."""
+
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="A stage of LMM-R1 on its eight GPUs of 80 GB",
+                arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --gpu_memory_gib 80",
+            ),
+            Example(
+                what="The same on GPUs of 24 GB, which it does not fit: what to change",
+                arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --gpu_memory_gib 24",
+            ),
+            Example(
+                what="On this machine, with an image of a megapixel in each prompt",
+                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --image_pixels 1000000 --rollout.n_samples_per_prompt 8",
+            ),
+        ),
+        flags=(
+            "actor.model_name_or_path",
+            "actor.num_gpus_per_node",
+            "gpu_memory_gib",
+            "host_memory_gib",
+            "image_pixels",
+            "rollout.n_samples_per_prompt",
+            "rollout.max_new_tokens",
+            "train.colocate_all",
+            "ds.zero_stage",
+            "vllm.gpu_memory_utilization",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
+from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
@@ -28,14 +29,47 @@ RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold beside OpenRLHF's keys."""
 
 
+GPU_COUNTS = (
+    *(
+        f"{model}.{count}"
+        for model in ("actor", "ref", "critic", "reward")
+        for count in ("num_nodes", "num_gpus_per_node")
+    ),
+    "vllm.num_engines",
+)
+"""The flags that say on how many GPUs models and engines are."""
+
+
+class PlacedModel:
+    """A model that has GPUs; None in its counts is filled in by `resolve_ppo`."""
+
+    num_nodes: int | None
+    num_gpus_per_node: int | None
+
+    @property
+    def nodes(self) -> int:
+        assert self.num_nodes is not None, "resolve_ppo fills it in"
+        return self.num_nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        assert self.num_gpus_per_node is not None, "resolve_ppo fills it in"
+        return self.num_gpus_per_node
+
+    @property
+    def gpus(self) -> int:
+        """On all machines."""
+        return self.nodes * self.gpus_per_node
+
+
 @dataclass(frozen=True, kw_only=True)
-class ActorConfig(OptimizerConfig):
+class ActorConfig(OptimizerConfig, PlacedModel):
     model_name_or_path: str | None = None
     """The model to train: a folder or a name on the Hugging Face Hub."""
-    num_nodes: int = 1
-    """Machines that train the policy."""
-    num_gpus_per_node: int = 8
-    """GPUs per machine that train the policy."""
+    num_nodes: int | None = None
+    """Machines that train the policy; None takes as many as its GPUs are on."""
+    num_gpus_per_node: int | None = None
+    """GPUs per machine that train the policy; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     gradient_checkpointing_enable: bool = False
     """Save memory by computing activations again in the backward pass."""
     gradient_checkpointing_reentrant: bool = False
@@ -61,15 +95,15 @@ class ActorConfig(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig(OptimizerConfig):
+class CriticConfig(OptimizerConfig, PlacedModel):
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
     """AdamW."""
     model_name_or_path: str | None = None
     """The model that the critic starts from; None takes the reward model where there is one, else the policy's."""
-    num_nodes: int = 1
-    """Machines that train the critic."""
-    num_gpus_per_node: int = 8
-    """GPUs per machine that train the critic."""
+    num_nodes: int | None = None
+    """Machines that train the critic; None takes as many as its GPUs are on."""
+    num_gpus_per_node: int | None = None
+    """GPUs per machine that train the critic; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     value_clip: float = 0.5
     """Clip range of the critic's values."""
     freezing_steps: int = -1
@@ -79,11 +113,11 @@ class CriticConfig(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefConfig:
-    num_nodes: int = 1
-    """Machines that hold the reference model."""
-    num_gpus_per_node: int = 8
-    """GPUs per machine that hold the reference model."""
+class RefConfig(PlacedModel):
+    num_nodes: int | None = None
+    """Machines that hold the reference model; None takes as many as its GPUs are on."""
+    num_gpus_per_node: int | None = None
+    """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool = False
     """Keep the reference model in CPU memory while it is not needed."""
 
@@ -92,7 +126,7 @@ DEFAULT_VERIFIER = "math"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(PlacedModel):
     remote_url: str | None = None
     """Address of the reward service's /get_reward, several are separated by commas; a reward function: FILE.py, or
     FILE.py:NAME; or a verifier that the engines ask themselves: math, list:unordered, composition:math=1,format=0.5. None
@@ -111,10 +145,10 @@ class RewardConfig:
     your own that read it."""
     model_name_or_path: str | None = None
     """A trained reward model, in place of a reward service."""
-    num_nodes: int = 1
-    """Machines that hold the reward model."""
-    num_gpus_per_node: int = 8
-    """GPUs per machine that hold the reward model."""
+    num_nodes: int | None = None
+    """Machines that hold the reward model; None takes as many as its GPUs are on."""
+    num_gpus_per_node: int | None = None
+    """GPUs per machine that hold the reward model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool = False
     """Keep the reward model in CPU memory while it is not needed."""
     part_weights: JsonText | None = None
@@ -197,10 +231,10 @@ class AlgoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    batch_size: int = 1024
-    """Prompts per step."""
-    n_samples_per_prompt: int = 1
-    """Responses per prompt: the size of a group."""
+    batch_size: int = 0
+    """Prompts per step; 0 takes 1024, or a fifth of the rows where that is less."""
+    n_samples_per_prompt: int = 0
+    """Responses per prompt: the size of a group; 0 takes 8 where the estimator compares them with one another, else 1."""
     max_new_tokens: int | None = None
     """Longest response in tokens; None is whatever the prompt leaves of data.max_len."""
     temperature: float = 1.0
@@ -310,8 +344,8 @@ class AgentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    num_engines: int = 1
-    """vLLM engines."""
+    num_engines: int | None = None
+    """vLLM engines; None takes as many as their share of the GPUs has room for; one on a CPU."""
     tensor_parallel_size: int = 1
     """GPUs per engine."""
     gpu_memory_utilization: float = 0.95
@@ -326,6 +360,16 @@ class VllmConfig:
     """How new weights travel to the engines."""
     sync_with_ray: bool = False
     """Send new weights through Ray."""
+
+    @property
+    def engines(self) -> int:
+        assert self.num_engines is not None, "resolve_ppo fills it in"
+        return self.num_engines
+
+    @property
+    def gpus(self) -> int:
+        """Of all engines."""
+        return self.engines * self.tensor_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +419,8 @@ class PPOLoggerConfig(LoggerConfig):
     stage_name: str = "rl"
     """Name of this stage in stage.json and in the report."""
     rollouts_per_step: int = 8
-    """Sampled rollouts written to rollouts.jsonl, and sent to the trackers, per step."""
+    """Rollouts written to rollouts.jsonl, and sent to the trackers, per step: whole groups, as many as fit in, but one at
+    least; 0 writes none."""
     worker_logs: bool = False
     """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
     wandb: WandbConfig = field(
@@ -387,6 +432,42 @@ class PPOLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """Settings of one reinforcement-learning stage."""
+
+    first_help: ClassVar[FirstHelp] = FirstHelp(
+        examples=(
+            Example(
+                what="GRPO on rows with answers, which the math verifier judges",
+                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --algo.advantage.estimator group_norm"
+                " --rollout.n_samples_per_prompt 8 --ckpt.output_dir runs/grpo",
+            ),
+            Example(
+                what="A reward of your own; policy, reference and engines take turns on the GPUs",
+                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --reward rewards.py --rollout.n_samples_per_prompt 8"
+                " --train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5"
+                " --ckpt.output_dir runs/own_reward",
+            ),
+            Example(
+                what="The settings of a stage of LMM-R1, some of them changed",
+                arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7 --ckpt.output_dir runs/fre",
+            ),
+        ),
+        flags=(
+            "actor.model_name_or_path",
+            "data.prompt_dataset",
+            "reward.remote_url",
+            "ckpt.output_dir",
+            "algo.advantage.estimator",
+            "rollout.n_samples_per_prompt",
+            "rollout.batch_size",
+            "rollout.max_new_tokens",
+            "train.batch_size",
+            "actor.adam.lr",
+        ),
+    )
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     """The policy."""

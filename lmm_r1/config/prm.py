@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
 from lmm_r1.config.dpo import DPOEvalConfig
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import (
     SupervisedConfig,
@@ -33,8 +35,8 @@ class StepDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PRMTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 128
-    """Rows in one weight update, over all GPUs."""
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; 0 takes 128, or a fifth of the rows where that is less."""
     micro_batch_size: int = 1
     """Rows in one forward and backward pass on one GPU."""
 
@@ -52,6 +54,29 @@ class PRMLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class PRMConfig(SupervisedConfig):
     """Settings of one stage that trains a process reward model on steps with labels."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn the labels of steps, each of which a token of the model ends",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --ckpt.output_dir runs/prm",
+        ),
+        Example(
+            what="Longer solutions without padding, evaluated every 50 updates",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --data.max_len 4096 --ds.packing_samples"
+            " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/prm",
+        ),
+        Example(
+            what="Train adapters instead of all weights",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.placeholder_token", "model.reward_tokens"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-6))
     """AdamW."""

@@ -6,8 +6,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import check_ppo, refuse_unavailable, require
+from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
+from lmm_r1.config.gpu_counts import settled_counts
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
@@ -15,7 +16,8 @@ from lmm_r1.config.precision import default_param_dtype
 from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import RMConfig
 from lmm_r1.config.sft import SFTConfig
-from lmm_r1.config.shared import TrackerName
+from lmm_r1.config.shared import RUNS, TrackerName
+from lmm_r1.config.sizes import group_size
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
@@ -45,7 +47,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
         settings["reward.remote_url"] = DEFAULT_VERIFIER
-    if config.rollout.vllm_generate_batch_size is None:
+    settings["rollout.n_samples_per_prompt"] = group_size(config)
+    if config.rollout.vllm_generate_batch_size is None and config.rollout.batch_size:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
     if config.train.dynamic_batch_enable:
         settings["ds.packing_samples"] = True
@@ -54,9 +57,10 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["vllm.enable_sleep"] = False
     if config.train.agent is not None and config.agent.prefix_caching:
         settings["vllm.enable_prefix_caching"] = True
-    settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config)
+    settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config) | _output(config)
     resolved = dotted.replace(config, settings)
-    resolved = dotted.replace(resolved, _accumulation(resolved))
+    check_counts(resolved)
+    resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved))
     check_ppo(resolved)
     return resolved
 
@@ -121,12 +125,14 @@ def _resolved(config: Supervised) -> Supervised:
     refuse_unavailable(config)
     require(config, "model.model_name_or_path", example="path/or/hub-name")
     require(config, "data.dataset", example="datasets/rows.jsonl")
-    if config.train.batch_size % config.train.micro_batch_size:
+    check_open_sizes(config, "train.batch_size", "train.micro_batch_size")
+    if config.train.micro_batch_size and config.train.batch_size % config.train.micro_batch_size:
         raise UserError(
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
-    resolved = dotted.replace(config, _param_dtype(config) | _input_template(config) | _trackers(config))
+    settings = _param_dtype(config) | _input_template(config) | _trackers(config) | _output(config)
+    resolved = dotted.replace(config, settings)
     return dotted.replace(resolved, _accumulation(resolved))
 
 
@@ -172,6 +178,11 @@ def _accumulation(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
         return {}
     logger.warning("--ds.grad_accum_dtype %s is %s: with --ds.zero_stage 0 DeepSpeed knows no other", given, weights)
     return {"ds.grad_accum_dtype": weights}
+
+
+def _output(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
+    """Return the run's folder, so that one stage's is not the next one's."""
+    return {"ckpt.output_dir": config.ckpt.output_dir or f"{RUNS}/{config.logger.stage_name}"}
 
 
 def _param_dtype(config: PPOConfig | SupervisedConfig) -> dict[str, object]:

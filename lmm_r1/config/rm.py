@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
 from lmm_r1.config.dpo import PreferenceDataConfig, PreferenceTrainConfig
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, DeepSpeedConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 
@@ -46,6 +48,26 @@ class RMLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class RMConfig(SupervisedConfig):
     """Settings of one stage that trains a reward model on pairs of responses."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn which of two responses is the better one",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ckpt.output_dir runs/rm",
+        ),
+        Example(
+            what="Learn the scores that rows give their responses",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --model.loss_type regression --ckpt.output_dir runs/scores",
+        ),
+        Example(
+            what="Train adapters, and tell how many held-out pairs are ranked rightly",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset pairs.jsonl --ds.lora.rank 16"
+            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.loss_type", "ds.lora.rank"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
     """AdamW."""

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
 
+from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.shared import AdamConfig, DataConfig, EvalConfig, LoggerConfig, WandbConfig
 from lmm_r1.config.supervised import (
     SupervisedConfig,
@@ -55,6 +57,27 @@ class SFTLoggerConfig(LoggerConfig):
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
     """Settings of one supervised stage."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn the responses in a file of conversations",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset rows.jsonl --ckpt.output_dir runs/sft",
+        ),
+        Example(
+            what="Train adapters instead of all weights, and measure a held-out file",
+            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset rows.jsonl --ds.lora.rank 16"
+            " --eval.dataset held_out.jsonl --eval.verifier math --ckpt.output_dir runs/lora",
+        ),
+        Example(
+            what="Take the settings from a file, some of them changed",
+            arguments="--config examples/scripts/lmm_r1/configs/cold_start.yaml"
+            " --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --data.dataset rows.jsonl --adam.lr 1e-5",
+        ),
+        flags=("train.micro_batch_size", "ds.lora.rank"),
+    )
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=5e-6))
     """AdamW."""

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
+from lmm_r1.data.bad_rows import BadRows
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
+RUNS = "runs"
+"""Where that is written which no flag names a place for."""
 JsonText = NewType("JsonText", str)
 """A JSON object as text; in a YAML file it may stand as a mapping, too."""
 
@@ -114,8 +117,9 @@ class DeepSpeedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    output_dir: str = "./ckpt"
-    """Run folder: config, metrics, samples and the final model in Hugging Face format."""
+    output_dir: str = ""
+    """Run folder: config, metrics, samples and the final model in Hugging Face format; left out, it is named after the
+    stage: runs/sft, runs/rl."""
     path: str | None = None
     """Folder of the checkpoints that a stopped run continues from; None is checkpoints/ in output_dir."""
     save_steps: int = -1
@@ -223,6 +227,9 @@ class SequenceConfig:
     """Longest sequence, in tokens: prompt, images and response together."""
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
+    bad_rows: BadRows = "stop"
+    """What becomes of rows that cannot be used, all of which are listed: they stop the run, or it goes on without them, says
+    how many they are, and keeps their list in left_out_rows.jsonl."""
     dataloader_num_workers: int = 0
     """Processes that read and encode rows ahead of the step that learns from them; 0 does it between steps."""
 
@@ -236,8 +243,9 @@ class DataConfig(SequenceConfig, RowsConfig):
 class TrainConfig:
     micro_batch_size: int = 1
     """Samples in one forward and backward pass on one GPU."""
-    batch_size: int = 128
-    """Samples in one weight update, over all GPUs."""
+    batch_size: int = 0
+    """Samples in one weight update, over all GPUs; 0 takes 128, or where that is less all samples of a step in RL, and
+    else a fifth of the rows."""
     max_epochs: int = 1
     """Passes over the same samples: over each rollout in RL, over the data in supervised training."""
     seed: int = 42

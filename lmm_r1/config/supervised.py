@@ -1,7 +1,9 @@
 """Flags that every supervised trainer has: `train_sft`, `train_kd`, `train_dpo`, `train_kto`, `train_prm`, `train_rm`."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from lmm_r1.config.first_help import FirstHelp
 from lmm_r1.config.rows import RowReadingConfig
 from lmm_r1.config.shared import (
     AdamConfig,
@@ -31,8 +33,8 @@ class TrainedModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedTrainConfig(TrainConfig):
-    micro_batch_size: int = 8
-    """Samples in one forward and backward pass on one GPU."""
+    micro_batch_size: int = 0
+    """Samples in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
     max_steps: int = -1
     """Stop after this many updates; -1 runs all epochs."""
 
@@ -64,6 +66,8 @@ class SupervisedDataConfig(SequenceConfig, RowReadingConfig):
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(OptimizerConfig):
     """Settings of one stage that learns from rows; `model` and so on are narrowed by each trainer."""
+
+    first_help: ClassVar[FirstHelp]
 
     adam: AdamConfig = field(default_factory=AdamConfig)
     """AdamW."""

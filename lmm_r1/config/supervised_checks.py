@@ -80,7 +80,7 @@ def check_kto(config: KTOConfig) -> None:
         value = getattr(config.model, name)
         if not value > 0:
             raise UserError(f"--model.{name} {value:g} must be above 0")
-    if config.train.batch_size < 2:
+    if config.train.batch_size == 1:
         raise UserError(
             f"--train.batch_size {config.train.batch_size}: the KL is estimated by the responses to other rows of the batch; "
             "take 2 rows at least"

@@ -20,10 +20,11 @@ from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
+from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
 from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Message, Row, images_of, videos_of
+from lmm_r1.data.messages import Message, Row, as_prompt, images_of, videos_of
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
@@ -42,11 +43,21 @@ _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     """Yields (record, location such as `rows.jsonl line 7`, folder that relative image paths start from).
 
+    Raises UserError where the file is missing, and at a line that cannot be read.
+
     Args:
         path: a .jsonl, .json, .parquet, .csv, .tsv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
         split: which split of a dataset that has several; single files have none.
     """
+    for record in _records(path, split=split):
+        if isinstance(record[0], Unreadable):
+            raise record[0].error
+        yield record
+
+
+def _records(path: str, *, split: str) -> Iterator[Record]:
+    """Yield what `read_records` does; a line that cannot be read is Unreadable, and the next ones follow."""
     file = Path(path)
     if file.is_dir() and (file / ROWS_FILE).is_file():
         file = file / ROWS_FILE
@@ -57,16 +68,6 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
     if not file.is_file():
         raise UserError(f"no row file {path}; check the path")
     yield from _READERS[suffix](file)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkippedRow:
-    """A row that was left out."""
-
-    index: int
-    """Its place among the records of its file, from 0."""
-    reason: str
-    """One sentence with the file and the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,14 @@ class RowFile:
         """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
         return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
 
+    @property
+    def told_as_prompts(self) -> str:
+        """The same, where the rows are asked: what of them a model does not get to see is said, too."""
+        worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
+        if not worked:
+            return self.told
+        return f"{self.told}; the worked answers of {worked} are no part of the prompts"
+
 
 def read_row_file(
     path: str,
@@ -93,21 +102,31 @@ def read_row_file(
     max_rows: int | None = None,
     reading: RowReading = AS_THEY_ARE,
     answer_required: bool = True,
+    check: Callable[[Row], None] | None = None,
+    bad_rows: BadRows = "stop",
+    skip_by: str | None = None,
 ) -> RowFile:
     """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
 
+    Args:
+        check: raises UserError for a row that the command has no use for.
+        bad_rows: whether records that break their format stop it, or are left out as `skipped`.
+        skip_by: how the command is told to leave them out, for messages; None where it cannot be.
+
     Raises:
-        UserError: the file is missing or empty, several formats fit its columns, or a record breaks its format (with
-            file and line).
+        UserError: the file is missing or empty, several formats fit its columns, or records break their format (all of
+            them with file and line).
     """
     row_format, records = found_records(path, PROMPT_ROWS, split=split, max_rows=max_rows, reading=reading)
-    rows = {
-        index: _row(record, row_format, reading=reading, required=answer_required)
-        for index, record in enumerate(records)
-    }
-    if not rows:
-        raise no_rows(path)
-    return RowFile(path=path, row_format=row_format, rows=rows, skipped=[])
+
+    def make(record: Record) -> Row:
+        row = _row(record, row_format, reading=reading, required=answer_required)
+        if check is not None:
+            check(row)
+        return row
+
+    rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
+    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
 
 
 def read_good_rows(
@@ -118,25 +137,20 @@ def read_good_rows(
     reading: RowReading = AS_THEY_ARE,
     answer_required: bool = True,
 ) -> RowFile:
-    """The rows of `read_row_file`, and as `skipped` the records that it would raise an error for.
+    """The rows of `read_row_file`, with records that it would raise an error for as `skipped`.
 
     Raises:
         UserError: the file is missing, empty or not readable, several formats fit its columns, or none of its rows is
             good.
     """
-    row_format, records = found_records(path, PROMPT_ROWS, split=split, max_rows=max_rows, reading=reading)
-    rows: dict[int, Row] = {}
-    skipped: list[SkippedRow] = []
-    for index, record in enumerate(records):
-        try:
-            rows[index] = _row(record, row_format, reading=reading, required=answer_required)
-        except UserError as error:
-            skipped.append(SkippedRow(index=index, reason=str(error)))
-    if not rows and not skipped:
-        raise no_rows(path)
-    if not rows:
-        raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
-    return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
+    return read_row_file(
+        path,
+        split=split,
+        max_rows=max_rows,
+        reading=reading,
+        answer_required=answer_required,
+        bad_rows="skip",
+    )
 
 
 def found_records(
@@ -148,7 +162,7 @@ def found_records(
         UserError: the file is missing, several formats fit its columns, or the format that was named is of other rows. Or,
             where the records are taken, one cannot be read.
     """
-    records = read_records(path, split=split)
+    records = _records(path, split=split)
     named = reading.names
     if reading.format is not None:
         row_format = formats.named(reading.format, file=path)
@@ -157,7 +171,9 @@ def found_records(
     else:
         first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
         found = {name for fields, _, _ in first for name in fields}
-        row_format = formats.find(found, file=path, label=named.answer)
+        # Of lines that cannot be read, each is told as such.
+        readable = not first or not all(isinstance(fields, Unreadable) for fields, _, _ in first)
+        row_format = formats.find(found, file=path, label=named.answer) if readable else formats.own
         records = itertools.chain(first, records)
     if row_format.link is not None:
         records = iter(row_format.link(list(records)))
@@ -166,7 +182,7 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns that the first records of a file have, by which its format is told."""
-    first = itertools.islice(read_records(path, split=split), _BATCH_ROWS)
+    first = itertools.islice(_records(path, split=split), _BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
 
 
@@ -182,17 +198,12 @@ def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReadin
     fields, location, base_dir = record
     row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
     check_media(row.messages, location=location)
-    return row
-
-
-def no_rows(path: str) -> UserError:
-    """Return the error of a file without rows."""
-    return UserError(f"{path} holds no rows; check the path")
+    return as_prompt(row)
 
 
 def _checked(record: Any, *, location: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise UserError(f"{location}: a JSON object is needed, not {type(record).__name__}")
+        return Unreadable(UserError(f"{location}: a JSON object is needed, not {type(record).__name__}"))
     return record
 
 
@@ -201,19 +212,26 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
         for number, line in enumerate(lines, start=1):
             location = f"{file} line {number}"
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if not text.strip():
-                    continue
-                record = json.loads(text.rstrip("\r\n"))
-            except UnicodeDecodeError as error:
-                raise UserError(f"{location}: not UTF-8 text ({error})") from error
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{location}: not valid JSON: {error.msg} at column {error.colno}; correct or remove the line"
-                ) from error
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{location}: cannot be read: {error}; correct or remove the line") from error
-            yield _checked(record, location=location), location, file.parent
+                record = _json_line(line, encoding="utf-8-sig" if number == 1 else "utf-8", location=location)
+            except UserError as error:
+                record = Unreadable(error)
+            if record is not None:
+                yield record, location, file.parent
+
+
+def _json_line(line: bytes, *, encoding: str, location: str) -> dict[str, Any] | None:
+    """Return the record in a line, None in a blank one; raises UserError for a line that is no JSON."""
+    try:
+        text = line.decode(encoding)
+        return _checked(json.loads(text.rstrip("\r\n")), location=location) if text.strip() else None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{location}: not UTF-8 text ({error})") from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{location}: not valid JSON: {error.msg} at column {error.colno}; correct or remove the line"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{location}: cannot be read: {error}; correct or remove the line") from error
 
 
 def _read_json(file: Path) -> Iterator[Record]:
@@ -269,7 +287,9 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
                 if not values:
                     continue
                 if len(values) != len(names):
-                    raise UserError(f"{location}: {len(values)} values under {len(names)} names; correct the line")
+                    told = f"{location}: {len(values)} values under {len(names)} names; correct the line"
+                    yield Unreadable(UserError(told)), location, file.parent
+                    continue
                 yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from lmm_r1.data.image_sources import ImageSource, describe
+from lmm_r1.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -76,6 +77,26 @@ def demonstration(row: Row) -> Row:
     if row.response is None:
         return row
     return replace(row, messages=(*row.messages, row.response), response=None, prefill="")
+
+
+def as_prompt(row: Row) -> Row:
+    """Return the row as RL asks it: a worked answer, as text behind the messages that ask for it, is its response.
+
+    With several assistant turns the earlier ones may be part of the prompt, or of an episode that is learnt as a whole: such a
+    row stays as it is.
+    """
+    *asked, last = row.messages
+    turns = [message for message in row.messages if message.role == "assistant"]
+    worked = row.response is None and not row.plain and bool(asked) and turns == [last]
+    if not worked or not all(isinstance(part, TextPart) for part in last.parts):
+        return row
+    return replace(row, messages=tuple(asked), response=last)
+
+
+def check_asks(row: Row) -> None:
+    """Raise UserError for a row that a model cannot respond to."""
+    if row.messages[-1].role == "assistant":
+        raise UserError(f"{row.location}: the row ends with an assistant turn, so there is nothing to respond to")
 
 
 def with_images(messages: Sequence[Message], change: Callable[[ImagePart], ImagePart]) -> tuple[Message, ...]:

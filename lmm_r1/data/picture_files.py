@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,9 +47,14 @@ class PictureFolder:
             write_bytes_atomically(path, data=data)
         return replace(part, source=os.path.abspath(path))
 
-    def clear(self) -> None:
-        """Take away what an earlier output has left here, and nothing else."""
+    def clear(self, *, but: Collection[str] = ()) -> None:
+        """Take away what an earlier output has left here, and nothing else.
+
+        Args:
+            but: paths of pictures that stay.
+        """
+        kept = {Path(path).name for path in but}
         if self.path.is_dir():
             for file in self.path.iterdir():
-                if _NAME.fullmatch(file.name):
+                if _NAME.fullmatch(file.name) and file.name not in kept:
                     file.unlink()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from lmm_r1.data.files import SkippedRow, check_media, first_columns, found_records, no_rows
+from lmm_r1.data.bad_rows import BadRows, SkippedRow, good_rows
+from lmm_r1.data.files import check_media, first_columns, found_records
 from lmm_r1.data.formats.preferences import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import (
     Columns,
@@ -24,7 +25,6 @@ from lmm_r1.data.judged_parser import JudgedParser
 from lmm_r1.data.messages import Message, Row
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.row_parser import check_shown
-from lmm_r1.errors import UserError
 
 JudgedKind: TypeAlias = Literal["preference", "unpaired", "steps"]
 
@@ -159,31 +159,30 @@ def read_judged_file(
     split: str = "train",
     max_rows: int | None = None,
     reading: RowReading = AS_THEY_ARE,
-    skip_bad: bool = False,
+    check: Callable[[RowT], None] | None = None,
+    bad_rows: BadRows = "stop",
+    skip_by: str | None = None,
 ) -> JudgedFile[RowT]:
     """Return the first `max_rows` rows, all of them validated and their local images and videos known to be there.
 
     Args:
-        skip_bad: leave out records that no row can be made of, and tell them.
+        check: raises UserError for a row that the command has no use for.
+        bad_rows: whether records that break their format stop it, or are left out as `skipped`.
+        skip_by: how the command is told to leave them out, for messages; None where it cannot be.
 
     Raises:
-        UserError: the file is missing, empty or not readable, several formats fit its columns, or a record breaks its
-            format (with file and line), or with `skip_bad` all of them do.
+        UserError: the file is missing, empty or not readable, several formats fit its columns, or records break their
+            format (all of them with file and line), or all that there are do.
     """
     row_format, records = found_records(path, kind.formats, split=split, max_rows=max_rows, reading=reading)
-    rows: dict[int, RowT] = {}
-    skipped: list[SkippedRow] = []
-    for index, record in enumerate(records):
-        try:
-            rows[index] = read_judged_row(record, row_format, kind, reading)
-        except UserError as error:
-            if not skip_bad:
-                raise
-            skipped.append(SkippedRow(index=index, reason=str(error)))
-    if not rows and not skipped:
-        raise no_rows(path)
-    if not rows:
-        raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
+
+    def make(record: Record) -> RowT:
+        row = read_judged_row(record, row_format, kind, reading)
+        if check is not None:
+            check(row)
+        return row
+
+    rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
     return JudgedFile(path=path, kind=kind.name, row_format=row_format, rows=rows, skipped=skipped)
 
 

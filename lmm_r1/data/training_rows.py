@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 
 T = TypeVar("T")
+SKIP_BAD_ROWS = "--data.bad_rows skip"
+"""How a training is told to go on without the rows that cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutRow:
+    """A row that a training goes on without."""
+
+    dataset: str
+    """As the flag names it."""
+    index: int
+    """Its place among the records of its file, from 0."""
+    reason: str
+    """One sentence with the file and the line."""
+
+
+class KeptRows(list[T]):
+    """The rows of one dataset or of several, and those that were left out of them."""
+
+    def __init__(self, rows: Iterable[T] = (), *, left_out: Sequence[LeftOutRow] = ()) -> None:
+        super().__init__(rows)
+        self.left_out = tuple(left_out)
+
+    @classmethod
+    def of(cls, path: str, rows: Iterable[T], skipped: Sequence[SkippedRow]) -> KeptRows[T]:
+        """Return the rows of one file."""
+        return cls(rows, left_out=[LeftOutRow(dataset=path, index=row.index, reason=row.reason) for row in skipped])
+
+
+def told_of(told: str, skipped: Sequence[SkippedRow]) -> str:
+    """Return what a training says of a file that it has read: how it was found, and what was left out."""
+    if not skipped:
+        return told
+    rows = "1 row that cannot be used is" if len(skipped) == 1 else f"{len(skipped):,} rows that cannot be used are"
+    return f"{told}; {rows} left out, the first: {' '.join(skipped[0].reason.split())}"
 
 
 def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple[list[str], list[float] | None]:
@@ -126,11 +163,10 @@ class PromptStream:
         return order
 
 
-def check_prompts(rows: Sequence[Row]) -> None:
-    """Raise UserError at the first row that ends with an assistant turn: it would show the model the answer."""
-    for row in rows:
-        if row.messages[-1].role == "assistant":
-            raise UserError(
-                f"{row.location}: a prompt for RL must not end with an assistant turn; such rows are for train_sft (where "
-                "responses are to go on from that turn, give --data.format r1_vlm)"
-            )
+def check_prompt(row: Row) -> None:
+    """Raise UserError for a row that ends with one of several assistant turns: it would show the model the answer."""
+    if row.messages[-1].role == "assistant":
+        raise UserError(
+            f"{row.location}: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft "
+            "(where responses are to go on from that turn, give --data.format r1_vlm)"
+        )

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from lmm_r1.config.check_data import CheckDataConfig, Kind
 from lmm_r1.config.rows import row_reading
 from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.data.files import SkippedRow, read_good_rows
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
 from lmm_r1.data.preferences import find_kind, read_judged_file
@@ -95,7 +96,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         counts=file.counts,
         rows=rows,
         count=len(rows) + len(file.skipped),
-        conversations=sum(map(is_conversation, rows.values())),
+        conversations=sum(row.response is not None or is_conversation(row) for row in rows.values()),
         datasources=dict(Counter(row.datasource for row in rows.values()).most_common()),
         distributions=distributions,
         findings=sorted(findings, key=lambda finding: (kinds.index(finding.kind), finding.index)),
@@ -126,7 +127,7 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
         )
         return _File(rows=file.rows, skipped=file.skipped, kind="prompts", counts={}, told=file.told)
     found = read_judged_file(
-        path, judged, split=config.split, max_rows=config.max_rows, reading=reading, skip_bad=True
+        path, judged, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip"
     )
     return _File(
         rows=views(found.rows), skipped=found.skipped, kind=found.kind, counts=counts(found.rows), told=found.told

@@ -16,8 +16,8 @@ from lmm_r1.data_check.check import CheckedData
 from lmm_r1.data_check.findings import KINDS, Finding
 from lmm_r1.data_check.judged import JudgedView, sides_of
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.page_images import MIN_BYTES, data_uri
 from lmm_r1.evaluation.page_templates import page_templates
-from lmm_r1.report.inline_images import MIN_BYTES, data_uri
 from lmm_r1.report.page_text import number, percent
 
 # Findings of one kind that are listed; the JSON has all of them.

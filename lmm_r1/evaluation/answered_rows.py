@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmm_r1.data.files import SkippedRow
-from lmm_r1.data.messages import Row, TextPart
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -129,6 +129,7 @@ def judge_responses(
                 for verifier, scores in judged.items()
             },
             episode=None if completion.played is None else episode_of(completion.played),
+            images=len(images_of(row.messages)),
         )
         for place, (index, row, sample, completion) in enumerate(asked)
     ]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from lmm_r1.config.episodes import episode_limits, reward_part
-from lmm_r1.config.evaluate import EvaluateConfig, answers_path, responses_path
+from lmm_r1.config.evaluate import EvaluateConfig, answers_path
 from lmm_r1.config.rows import row_reading
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
 from lmm_r1.evaluation.episodes import check_reward_parts, default_verifiers
+from lmm_r1.evaluation.measured_before import Measured, MeasuredBefore, measured_key
 from lmm_r1.evaluation.remote_models import remote_models
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
@@ -28,7 +30,6 @@ from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Responder,
 from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.records.responses import write_responses
 from lmm_r1.scoring.response_scores import Judge
 
 
@@ -71,8 +72,9 @@ def measure(
 ) -> tuple[list[CheckpointResponses], list[MeasuredFile]]:
     """Return the judged responses of every checkpoint, and the files with the rows that one of them could not take.
 
-    Each checkpoint's responses are written down as soon as it is done. Raises UserError for a checkpoint that cannot be
-    measured before the first one is.
+    Each checkpoint's responses are written down as soon as it is done, and what the output already holds of the same
+    checkpoint, rows and settings is read again. Raises UserError for a checkpoint that cannot be measured before the
+    first one is.
 
     Args:
         checkpoints: paths by name; the models behind `--endpoint` come after them.
@@ -89,18 +91,71 @@ def measure(
             judges[verifier].check_labels(list(row_set.rows.values()))
     if checkpoints:
         prepare_process()
-        if config.agent is not None:
-            _pictures(config).clear()
         _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    remote = _remote(config, report=report)
-    refused: dict[str, list[SkippedRow]] = {row_set.file.name: [] for row_set in row_sets}
     subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
-    subjects += remote
-    done = [
-        _measured(config, subject, row_sets, judges=judges, refused=refused, append=number > 0, report=report)
-        for number, subject in enumerate(subjects)
+    subjects += _remote(config, report=report)
+    found = _measure_all(config, subjects, row_sets, judges=judges, report=report)
+    return [_responses_of(subject, row_sets, found) for subject in subjects], [
+        _with_skipped(
+            row_set.file, [row for names, one in found.items() if names[1] == row_set.file.name for row in one.skipped]
+        )
+        for row_set in row_sets
     ]
-    return done, [_with_skipped(row_set.file, refused[row_set.file.name]) for row_set in row_sets]
+
+
+def _measure_all(
+    config: EvaluateConfig,
+    subjects: Sequence[_Subject],
+    row_sets: Sequence[RowSet],
+    *,
+    judges: Mapping[str, Judge],
+    report: Callable[[str], None],
+) -> dict[tuple[str, str], Measured]:
+    """Return what each subject makes of each file, read again as far as it was measured before."""
+    assert config.output is not None, "the checks ask for it where checkpoints answer"
+    before = MeasuredBefore(config.output)
+    if not config.overwrite:
+        before.read()
+    keys = {(subject.name, row_set.file.name): subject.key(row_set) for subject in subjects for row_set in row_sets}
+    taken = {names: before.take(*names, key) for names, key in keys.items()}
+    found = {names: measured for names, measured in taken.items() if measured is not None}
+    if config.agent is not None and config.checkpoints:
+        _pictures(config).clear(but=_shown_pictures(found.values()))
+    written = False
+    for subject in subjects:
+        again = [row_set.file.name for row_set in row_sets if (subject.name, row_set.file.name) in found]
+        missing = [row_set for row_set in row_sets if row_set.file.name not in again]
+        if again:
+            report(
+                f"{subject.said}: {', '.join(again)} as measured before, in {before.path} (--overwrite measures anew)"
+            )
+        if missing:
+            new = _measured(config, subject, missing, keys=keys, judges=judges, report=report)
+            found |= new
+            # What is there makes room for the first that is new, not for an engine that cannot be had.
+            before.add(found, new.keys()) if written else before.write(found)
+            written = True
+    ordered = {names: found[names] for names in keys}
+    if not written or list(ordered) != list(found):
+        before.write(ordered)
+    return ordered
+
+
+def _shown_pictures(measured: Iterable[Measured]) -> set[str]:
+    episodes = (response.episode for one in measured for response in one.responses if response.episode is not None)
+    return {path for episode in episodes for turn in episode.said for path in turn.images}
+
+
+def _responses_of(
+    subject: _Subject, row_sets: Sequence[RowSet], found: Mapping[tuple[str, str], Measured]
+) -> CheckpointResponses:
+    own = {row_set.file.name: found[subject.name, row_set.file.name] for row_set in row_sets}
+    return CheckpointResponses(
+        name=subject.name,
+        path=subject.path,
+        files={file: measured.responses for file, measured in own.items()},
+        seconds={file: measured.seconds for file, measured in own.items()},
+    )
 
 
 def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
@@ -116,6 +171,8 @@ class _Subject:
     said: str
     """As the lines of progress name it."""
     make: Callable[[], Responder]
+    key: Callable[[RowSet], str | None]
+    """What its responses to a file depend on; None where that cannot be told."""
 
 
 def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowSet]) -> _Subject:
@@ -125,7 +182,7 @@ def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowS
     def make() -> Responder:
         return playing(make_engine(config.backend, base, settings), episode_settings(config))
 
-    return _Subject(name=name, path=path, said=path, make=make)
+    return _Subject(name=name, path=path, said=path, make=make, key=partial(measured_key, config, path))
 
 
 def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
@@ -153,6 +210,8 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
             path=settings.url,
             said=settings.model,
             make=partial(EndpointEngine, settings, log=log),
+            # Nobody knows what is behind it now; what was answered is in its log.
+            key=lambda row_set: None,
         )
         for settings in remote_models(config, log=log)
     ]
@@ -163,11 +222,11 @@ def _measured(
     subject: _Subject,
     row_sets: Sequence[RowSet],
     *,
+    keys: Mapping[tuple[str, str], str | None],
     judges: Mapping[str, Judge],
-    refused: dict[str, list[SkippedRow]],
-    append: bool,
     report: Callable[[str], None],
-) -> CheckpointResponses:
+) -> dict[tuple[str, str], Measured]:
+    """Return what a subject makes of these files, by its name and theirs."""
     found = answer_files(
         subject.make,
         model=subject.said,
@@ -179,21 +238,28 @@ def _measured(
         report=report,
         pictures=None if config.agent is None else _pictures(config),
     )
-    judged = {}
+    measured = {}
     # Only now, with the engine gone: judging would take the cores from it.
     with contextlib.ExitStack() as stack:
         running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
         for row_set in row_sets:
-            file = row_set.file.name
-            refused[file].extend(found[file].skipped)
-            judged[file] = judge_responses(
-                found[file].completions, checkpoint=subject.name, row_set=row_set, judges=running
+            names = subject.name, row_set.file.name
+            answered = found[row_set.file.name]
+            responses = judge_responses(answered.completions, checkpoint=subject.name, row_set=row_set, judges=running)
+            measured[names] = Measured(
+                # What was left out for a reason that may pass is asked for again.
+                key="" if answered.skipped and _may_pass(config, row_set) else keys[names] or "",
+                responses=tuple(responses),
+                skipped=answered.skipped,
+                seconds=answered.seconds,
             )
-    everything = (response for own in judged.values() for response in own)
-    assert config.output is not None, "the checks ask for it where checkpoints answer"
-    write_responses(responses_path(config.output), everything, append=append)
-    seconds = {file: answered.seconds for file, answered in found.items()}
-    return CheckpointResponses(name=subject.name, path=subject.path, files=judged, seconds=seconds)
+    return measured
+
+
+def _may_pass(config: EvaluateConfig, row_set: RowSet) -> bool:
+    """Return whether rows may be left out for what another attempt would not meet: a network, an environment."""
+    images = (part.source for row in row_set.rows.values() for part in images_of(row.messages))
+    return config.agent is not None or any(kind_of(source) == "url" for source in images)
 
 
 def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSet]) -> EngineSettings:

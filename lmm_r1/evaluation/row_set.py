@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmm_r1.config.episodes import reward_part
-from lmm_r1.data.files import SkippedRow, read_good_rows
-from lmm_r1.data.messages import Row
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.messages import Row, check_asks
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes.mapping import check_embedded_images
 from lmm_r1.data.recipes.recipe import Recipe, Sampling
@@ -53,8 +54,8 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
     # A part of an environment's reward needs no answer.
     judged = any(reward_part(verifier) is None for verifier in verifiers)
     read = read_good_rows(path, max_rows=choices.max_rows, reading=reading, answer_required=judged)
-    rows, undecodable = _decodable(read.rows, path=path)
-    skipped = sorted([*read.skipped, *undecodable], key=lambda row: row.index)
+    rows, unusable = _usable(read.rows, path=path)
+    skipped = sorted([*read.skipped, *unusable], key=lambda row: row.index)
     sampling = _chosen(Sampling(), choices)
     file = MeasuredFile(
         name=name,
@@ -63,8 +64,11 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
+        rows=rows,
     )
-    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told)
+    return RowSet(
+        file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told_as_prompts
+    )
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
@@ -79,6 +83,7 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=recipe.name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
+        rows=rows,
     )
     found = len(rows) + len(skipped)
     notes = list(_alike(sampling, name=recipe.name))
@@ -87,12 +92,13 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
 
 
-def _decodable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
-    """The rows whose embedded images can be decoded, and the others."""
+def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
+    """The rows that ask something and whose embedded images can be decoded, and the others."""
     good: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
     for index, row in rows.items():
         try:
+            check_asks(row)
             check_embedded_images(row)
             good[index] = row
         except UserError as error:

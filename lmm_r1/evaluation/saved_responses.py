@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
+from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.answered_rows import question_of
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.records.responses import JudgedResponse, by_row, read_responses
@@ -98,6 +101,28 @@ def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[
     return MeasuredFile(
         name=name,
         source=_PLACE.sub("", everything[0].row),
+        rows=_rows_at_hand(everything),
         verifiers=verifiers,
         ks=tuple(sorted(set(ks))) or tuple(powers_of_two(fewest)),
     )
+
+
+def _rows_at_hand(responses: Sequence[JudgedResponse]) -> dict[int, Row]:
+    """Return the rows with images that the responses answer, by their place, where they still lie where they were read.
+
+    A row counts only with the question that was answered: images of another one would mislead, and no file of this
+    machine may get into a page because a file of responses from elsewhere names it.
+    """
+    pictured = {response.row: response for response in responses if response.images}
+    found: dict[int, Row] = {}
+    for path in {_PLACE.sub("", location) for location in pictured}:
+        try:
+            rows = read_good_rows(path, answer_required=False).rows if Path(path).is_file() else {}
+        except UserError:
+            # The row file of a suite has columns that its recipe reads.
+            continue
+        for row in rows.values():
+            response = pictured.get(row.location)
+            if response is not None and question_of(row) == response.question:
+                found[response.index] = row
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from lmm_r1.data.files import SkippedRow, read_good_rows
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.messages import Row
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.columns import RecordView

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, videos_of
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, check_asks, videos_of
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 
@@ -29,8 +29,7 @@ def openai_messages(row: Row) -> list[dict[str, Any]]:
         raise UserError(
             f"{row.location}: every response begins with the row's prefill, which an endpoint cannot go on from"
         )
-    if row.messages[-1].role == "assistant":
-        raise UserError(f"{row.location}: the row ends with an assistant turn, so there is nothing to respond to")
+    check_asks(row)
     return [{"role": message.role, "content": _content(message, location=row.location)} for message in row.messages]
 
 

@@ -109,7 +109,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
         samples = await self.groups.run(self.llm, row, settings, weight_version=self.weight_version)
         if settings.pictures:
-            samples = await self.groups.in_thread(picture_store.put_pictures, samples, settings.pictured)
+            samples = await self.groups.in_thread(picture_store.put_pictures, samples)
         return SampledGroup(samples=samples)
 
     async def load_weights_from(self, folder: str) -> None:

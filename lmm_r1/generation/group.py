@@ -51,8 +51,6 @@ class GroupSettings:
     """How many episodes at a time have their first turns in common; see `BranchingRollout`."""
     pictures: bool = False
     """Whether episodes bring the pictures along that they were shown, for people to look at."""
-    pictured: int | None = None
-    """How many of a group do on their way to the driver, from the first; None stands for all."""
     moment: Moment | None = None
     """When in the run they are scored, which reward functions ask for; None outside of one."""
     part_weights: tuple[WeightedPart, ...] = ()

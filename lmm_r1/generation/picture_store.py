@@ -31,15 +31,9 @@ class _Pictures:
     """Of each turn that was said."""
 
 
-def put_pictures(samples: Sequence[Sample], most: int | None = None) -> list[Sample]:
-    """Return a group's samples, whose pictures stay where every process of the cluster can fetch them.
-
-    Args:
-        most: of how many samples they stay, those that were begun first; the others lose theirs. None stands for all.
-    """
-    numbers = [0 if sample.played is None else sample.played.number for sample in samples]
-    first = sorted(range(len(samples)), key=numbers.__getitem__)[:most]
-    return [_without(sample, keeps=place in first) for place, sample in enumerate(samples)]
+def put_pictures(samples: Sequence[Sample]) -> list[Sample]:
+    """Return a group's samples, whose pictures stay where every process of the cluster can fetch them."""
+    return [_put(sample) for sample in samples]
 
 
 def fetch_pictures(sample: Sample) -> Sample:
@@ -57,11 +51,11 @@ def fetch_pictures(sample: Sample) -> Sample:
     return replace(sample, played=replace(played, said=said, shown=kept.shown, pictures=None))
 
 
-def _without(sample: Sample, *, keeps: bool) -> Sample:
+def _put(sample: Sample) -> Sample:
     played = sample.played
     if played is None or not (played.shown or any(one.images for one in played.said)):
         return sample
-    stored = ray.put(_pictures(played, location=sample.row.location)) if keeps else None
+    stored = ray.put(_pictures(played, location=sample.row.location))
     said = tuple(one._replace(images=()) for one in played.said)
     return replace(sample, played=replace(played, said=said, shown=(), pictures=stored))
 

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError
 
 from lmm_r1 import cpu
 from lmm_r1.cluster import nodes
+from lmm_r1.cluster.worker_processes import worker_runtime
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation.backends import Backend, make_engine, playing, prepare_process
@@ -97,10 +98,7 @@ def _start_ray(*, count: int) -> None:
         # Engines that run at the same time share the cores: each taking all of them is several times slower.
         **({} if cpu.has_cuda() else {"OMP_NUM_THREADS": str(max(1, cores // count))}),
     }
-    arguments: dict[str, Any] = {
-        "runtime_env": {"env_vars": environment, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"},
-        "log_to_driver": False,
-    }
+    arguments: dict[str, Any] = {"runtime_env": worker_runtime(environment), "log_to_driver": False}
     if not nodes.joins():
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():

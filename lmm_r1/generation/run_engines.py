@@ -38,14 +38,14 @@ def create_engines(
         reward: the function that gives the rewards, where it is in no file; Ray sends it.
     """
     tensor_parallel = config.vllm.tensor_parallel_size
-    gpus = shared or reserve(config.vllm.num_engines * tensor_parallel, together=engine_groups(config))
+    gpus = shared or reserve(config.vllm.gpus, together=engine_groups(config))
     share = COLOCATED_SHARE if shared is not None else 1
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
     arguments["reward_function"] = reward
     engines = []
-    for index in range(config.vllm.num_engines):
+    for index in range(config.vllm.engines):
         first = index * tensor_parallel
         bundles = list(gpus.bundles[first : first + tensor_parallel]) if tensor_parallel > 1 else None
         placement = gpus.place(first, placement_group_capture_child_tasks=True)

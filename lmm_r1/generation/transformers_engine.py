@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
@@ -190,8 +189,6 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tens
 
 
 def _load(path: str, settings: EngineSettings, *, codec: LimitedCodec) -> Any:
-    # A bar for each model would stand between the lines of the command.
-    transformers_logging.disable_progress_bar()
     dtype = torch_dtype(settings.dtype, config=codec.config)
     if settings.adapter is not None:
         from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter

@@ -79,10 +79,16 @@ def within_pixel_bounds(
     return image.resize((width, height), pillow.Resampling.BICUBIC)
 
 
-def load_image_processor(path: str, *, processor_class: type[ProcessorMixin], chat_template: str | None = None) -> Any:
+def load_image_processor(
+    path: str,
+    *,
+    processor_class: type[ProcessorMixin] | tuple[type[ProcessorMixin], ...],
+    chat_template: str | None = None,
+) -> Any:
     """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing.
 
     Args:
+        processor_class: what it is, or several that it may be.
         chat_template: takes the place of the checkpoint's own.
     """
     from transformers import AutoProcessor

@@ -7,13 +7,14 @@ import importlib
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
     "LmmR1Gemma3ForConditionalGeneration": "lmm_r1.lmm_kits.gemma3.engine_model:Gemma3ForConditionalGeneration",
-    "LmmR1Glm4vForConditionalGeneration": "lmm_r1.lmm_kits.glm4v.engine_model:SeveralVideosModel",
+    "LmmR1Glm4vForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:SeveralVideosModel",
+    "LmmR1Glm4vMoeForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:TiedMixtureModel",
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
-    "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:ImagesModel",
+    "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:MarkedModel",
     "LmmR1LlavaOnevisionForConditionalGeneration": "lmm_r1.lmm_kits.llava_onevision.engine_model:LlavaOnevisionEngineModel",
     "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen2_5_vl.engine_model:TimedVideoModel",
     "LmmR1Qwen3VLMoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen3_vl_moe.engine_model:EitherLayoutModel",
-    "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:SmolVLMEngineModel",
+    "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.smolvlm.engine_model:SmolVLMEngineModel",
     "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
 }

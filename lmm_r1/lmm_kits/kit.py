@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.encoding import (
     load_image_processor,
     text_positions,
 )
+from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +109,8 @@ class LmmKit(ABC):
 
     takes_images: ClassVar[bool] = True
     takes_videos: ClassVar[bool] = False
+    engine_wants_times: ClassVar[bool] = False
+    """Whether vLLM takes videos as pairs of frames and what is known of their times."""
     takes_flash_attention: ClassVar[bool] = False
     """Whether `--ds.attn_implementation auto` may choose flash attention, which takes causal and no masks alone."""
     engine_refusal: ClassVar[str | None] = None
@@ -124,6 +127,8 @@ class LmmKit(ABC):
     """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
+    sigmoid_routers: ClassVar[bool] = False
+    """Whether routers score each expert by itself, by a sigmoid, and not all of them by a softmax."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -186,8 +191,19 @@ class LmmKit(ABC):
         """Encode a conversation with its decoded images; raises UserError when it holds what the processor cannot take."""
 
     @abstractmethod
-    def render(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
-        """Return the ids of a conversation with one placeholder per image or video, without reading any."""
+    def render(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> list[int]:
+        """Return the ids of a conversation with one placeholder per image or video, without reading any.
+
+        Args:
+            videos: the conversation's and any behind it, for kits that write their times where a placeholder stands.
+        """
 
     @abstractmethod
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -245,13 +261,19 @@ class LmmKit(ABC):
         """Return extra arguments for vLLM's engine, `hf_overrides` among them.
 
         Args:
-            max_images: the most images of a row; vLLM reserves memory for no more of them.
+            max_images, max_videos: the most of a row; vLLM reserves memory for no more of them.
         """
-        return {"limit_mm_per_prompt": {"image": max_images}} if self.takes_images else {}
+        counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
+        limits = {kind: most for kind, (taken, most) in counts.items() if taken}
+        return {"limit_mm_per_prompt": limits} if limits else {}
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return the images as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
-        return {"image": encoded.images} if encoded.images else {}
+        """Return images, and videos as frames (N, 3, H, W), as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
+        videos: list[Any] = [channels_first(video) for video in encoded.videos]
+        if self.engine_wants_times:
+            videos = list(zip(videos, map(video_metadata, encoded.videos), strict=True))
+        given: dict[str, list[Any]] = {"image": encoded.images, "video": videos}
+        return {kind: items for kind, items in given.items() if items}
 
     def forward_inputs(
         self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None

@@ -17,6 +17,7 @@ KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria",
     "gemma3": "lmm_r1.lmm_kits.gemma3",
     "glm4v": "lmm_r1.lmm_kits.glm4v",
+    "glm4v_moe": "lmm_r1.lmm_kits.glm4v_moe",
     "idefics3": "lmm_r1.lmm_kits.idefics3",
     "internvl": "lmm_r1.lmm_kits.internvl",
     "janus": "lmm_r1.lmm_kits.janus",

@@ -67,7 +67,7 @@ class KitActor(KitModule, Actor):
 
     def balance_experts(self) -> None:
         """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""
-        self.routers = routers_of(self.model_config)
+        self.routers = routers_of(self.model_config, sigmoid=self.kit.sigmoid_routers)
         assert self.routers is not None, "refused by check_balanced"
 
     def forward(
@@ -299,10 +299,10 @@ class KitActor(KitModule, Actor):
         if routers is None:
             yield lambda output: output
             return
-        with routers.recorded(self.model) as logits:
+        with routers.recorded(self.model) as layers:
 
             def add_loss(output: Any) -> Any:
-                output.aux_loss = routers.loss(logits, counted)
+                output.aux_loss = routers.loss(layers, counted)
                 return output
 
             yield add_loss

@@ -18,6 +18,7 @@ from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 from peft.tuners.lora.variants import DoraLinearVariant
+from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -104,13 +105,19 @@ def chosen_layers(model: PreTrainedModel, kit: LmmKit, target_modules: Sequence[
 
 
 def language_layers(model: PreTrainedModel, kit: LmmKit) -> list[str]:
-    """Return the names of the language model's linear layers, without the output layer."""
+    """Return the names of the language model's linear layers, without the output layer.
+
+    Where transformers 5 made one tensor of a layer's experts, no layer of another MLP is among them: peft takes its name for
+    one that experts had in transformers 4, and would adapt the tensors of experts in its place.
+    """
     output_layer = model.get_output_embeddings()
+    of_experts = tuple(_MOE_TARGET_MODULE_MAPPING.get(_MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type), ()))
     return [
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
         and module is not output_layer
+        and name.rpartition(".")[2] not in of_experts
         and f"{name}.weight".startswith(kit.language_prefixes)
         and not f"{name}.weight".startswith(kit.untrained_prefixes)
     ]

@@ -6,7 +6,7 @@ are long, and knows no filler in packed ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,21 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_MAPPING,
 )
 from transformers.utils.output_capturing import OutputRecorder
 
 from lmm_r1.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Routed:
+    """What a layer's router made of its tokens."""
+
+    logits: torch.Tensor
+    """(tokens, E) or (B, T, E)."""
+    choices: torch.Tensor | None
+    """The experts that it sent each token to, (tokens, k); None where the logits tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,54 +40,78 @@ class Routers:
     recorders: tuple[OutputRecorder, ...]
     top_k: int
     """Experts per token."""
+    sigmoid: bool
+    """Whether they score experts one by one; what they choose is then not told by the scores alone."""
 
     @contextmanager
-    def recorded(self, model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-        """Collect the logits of every layer's router, (tokens, E) each, while the model runs forward."""
-        found: list[torch.Tensor] = []
+    def recorded(self, model: torch.nn.Module) -> Iterator[list[Routed]]:
+        """Collect what every layer's router gives while the model runs forward."""
+        found: list[Routed] = []
         with ExitStack() as stack:
             for name, module in model.named_modules():
                 for recorder in self.recorders:
                     if _matches(recorder, module, name):
-                        stack.callback(module.register_forward_hook(_keep(found, recorder.index)).remove)
+                        stack.callback(
+                            module.register_forward_hook(
+                                _keep(found, recorder.index, with_choices=self.sigmoid)
+                            ).remove
+                        )
             yield found
 
-    def loss(self, logits: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+    def loss(self, layers: Sequence[Routed], mask: torch.Tensor) -> torch.Tensor:
         """Return the loss of the tokens that `mask`, (tokens,) or (B, T), counts."""
-        return load_balancing_loss(logits, top_k=self.top_k, mask=mask)
+        return load_balancing_loss(map(self._scored, layers), mask=mask.to(layers[0].logits.device))
+
+    def _scored(self, layer: Routed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return probabilities (tokens, E) and choices (tokens, k).
+
+        Sigmoid scores are divided by their sum, as in equations 19 and 20 of DeepSeek-V3, arXiv:2412.19437. Their choices
+        are the router's own, in which a bias and groups of experts have a say.
+        """
+        logits = layer.logits.reshape(-1, layer.logits.shape[-1]).float()
+        if self.sigmoid:
+            assert layer.choices is not None, "recorded beside the logits"
+            scores = logits.sigmoid()
+            return scores / scores.sum(-1, keepdim=True), layer.choices
+        probabilities = logits.softmax(-1)
+        return probabilities, probabilities.topk(self.top_k, dim=-1).indices
 
 
-def load_balancing_loss(logits: Sequence[torch.Tensor], *, top_k: int, mask: torch.Tensor) -> torch.Tensor:
+def load_balancing_loss(layers: Iterable[tuple[torch.Tensor, torch.Tensor]], *, mask: torch.Tensor) -> torch.Tensor:
     """Return E times the sum over experts of the share of choices times the mean probability, over tokens and layers.
 
     Equations 4 to 6 of Switch Transformers, arXiv:2101.03961; as in transformers each of a token's k choices counts, so
     that balanced experts give k. 0 where no token counts.
 
     Args:
-        logits: of each layer's router, (tokens, E) or (B, T, E).
+        layers: of each layer's router, probabilities (tokens, E) and choices (tokens, k).
         mask: which tokens count, (tokens,) or (B, T).
     """
-    counts = mask.flatten().to(logits[0].device, torch.float)  # (tokens,)
-    experts = logits[0].shape[-1]
-    chosen = probabilities = torch.zeros(experts, device=counts.device)
-    for layer in logits:
-        layer_probabilities = layer.reshape(-1, experts).float().softmax(-1)
-        choices = layer_probabilities.topk(top_k, dim=-1).indices  # (tokens, k)
+    counts = mask.flatten().float()  # (tokens,)
+    chosen = mean = counts.new_zeros(1)
+    number = experts = 0
+    for probabilities, choices in layers:
+        number, experts = number + 1, probabilities.shape[-1]
         weights = counts[:, None].expand_as(choices)
-        chosen = chosen.index_add(0, choices.flatten(), weights.flatten())
-        probabilities = probabilities + counts @ layer_probabilities
-    total = (counts.sum() * len(logits)).clamp(min=1)
-    return experts * (chosen / total * (probabilities / total)).sum()
+        chosen = chosen + counts.new_zeros(experts).index_add(0, choices.flatten(), weights.flatten())
+        mean = mean + counts @ probabilities
+    total = (counts.sum() * number).clamp(min=1)
+    return experts * (chosen / total * (mean / total)).sum()
 
 
-def routers_of(config: PretrainedConfig) -> Routers | None:
-    """Return the routers of a checkpoint's architecture, None where transformers knows of none with this loss."""
+def routers_of(config: PretrainedConfig, *, sigmoid: bool = False) -> Routers | None:
+    """Return the routers of a checkpoint's architecture, None where transformers knows of none with this loss.
+
+    Args:
+        sigmoid: whether they score experts one by one, as the kit says.
+    """
     text = config.get_text_config()
     # Some configs name the loss's weight alone.
     with_loss = hasattr(text, "output_router_logits") or hasattr(text, "router_aux_loss_coef")
     if not (with_loss and hasattr(text, "num_experts_per_tok")):
         return None
-    mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    # Of some the language model alone is described.
+    mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING)
     classes: list[type[PreTrainedModel]] = [
         mapping[type(part)] for part in (text, config) for mapping in mappings if type(part) in mapping
     ]
@@ -84,7 +119,7 @@ def routers_of(config: PretrainedConfig) -> Routers | None:
         recorders = (model_class._can_record_outputs or {}).get("router_logits")
         recorders = tuple(recorders) if isinstance(recorders, list) else (recorders,)
         if all(isinstance(recorder, OutputRecorder) and recorder.target_class for recorder in recorders):
-            return Routers(recorders=recorders, top_k=text.num_experts_per_tok)
+            return Routers(recorders=recorders, top_k=text.num_experts_per_tok, sigmoid=sigmoid)
     return None
 
 
@@ -108,8 +143,10 @@ def _matches(recorder: OutputRecorder, module: torch.nn.Module, name: str) -> bo
     return recorder.layer_name is None or f".{recorder.layer_name.strip('.')}." in f".{name}."
 
 
-def _keep(found: list[torch.Tensor], index: int) -> Any:
+def _keep(found: list[Routed], index: int, *, with_choices: bool) -> Any:
     def keep(module: torch.nn.Module, args: tuple, output: Any) -> None:
-        found.append(output[index] if isinstance(output, tuple) else output)
+        # Logits, weights and choices, in this order, where a router gives several.
+        choices = output[-1] if with_choices else None
+        found.append(Routed(logits=output[index] if isinstance(output, tuple) else output, choices=choices))
 
     return keep

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.step_tokens import stored_tokens
 from lmm_r1.lmm_kits.weight_files import read_tensors
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
@@ -212,6 +213,11 @@ def stored_weight(path: str, *, name: str, config: PretrainedConfig, required: b
     """
     key = f"{name}.weight"
     weight = read_tensors(path, lambda stored: stored == key).get(key)
+    if weight is None and required and stored_tokens(config) is not None:
+        raise UserError(
+            f"{path}: this is a process reward model, which has no value head; serve it by `lmm-r1 serve_rm` and give its "
+            "address as --reward.remote_url"
+        )
     if weight is None and required:
         raise UserError(
             f"{path}: this checkpoint has no value head (no weight {name}.weight); give a trained reward model, or the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, PPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig
 from lmm_r1.config.adapter_checks import EIGHT_BIT
 from lmm_r1.errors import UserError
 from lmm_r1.planning.plan import Plan, gib
@@ -105,8 +105,11 @@ def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Chang
             yield Change(settings={"train.max_tokens_per_gpu": fitting})
         if on_gpu and config.train.colocate_all and not config.ds.enable_sleep and not _in_8_bits(config):
             yield Change(settings={"ds.enable_sleep": True})
-    elif not config.model.gradient_checkpointing_enable:
-        yield Change(settings={"model.gradient_checkpointing_enable": True})
+    else:
+        if on_gpu and isinstance(config, KDConfig) and config.rollout.on_policy_share:
+            yield from _smaller_shares(config.vllm.gpu_memory_utilization)
+        if not config.model.gradient_checkpointing_enable:
+            yield Change(settings={"model.gradient_checkpointing_enable": True})
     if on_gpu and config.ds.zero_stage < 3 and not config.ds.load_in_4bit:
         yield Change(settings={"ds.zero_stage": 3})
     if on_gpu and isinstance(config, PPOConfig | DPOConfig) and _has_reference(config) and not config.ref.offload:
@@ -133,6 +136,11 @@ def _has_reference(config: PPOConfig | DPOConfig) -> bool:
 def _engine_changes(config: PPOConfig) -> Iterator[Change]:
     if config.train.colocate_all and not config.vllm.enable_sleep:
         yield Change(settings={"vllm.enable_sleep": True})
+    yield from _smaller_shares(config.vllm.gpu_memory_utilization)
+
+
+def _smaller_shares(given: float) -> Iterator[Change]:
+    """Yield less of a GPU's memory for the engine on it."""
     for share in SHARES:
-        if share < config.vllm.gpu_memory_utilization:
+        if share < given:
             yield Change(settings={"vllm.gpu_memory_utilization": share})

@@ -1,4 +1,4 @@
-"""The plan of a distillation: a student with its teacher beside it on every GPU."""
+"""The plan of a distillation: a student with its teacher, and maybe the engine that samples from it, on every GPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from lmm_r1.config import KDConfig
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.planning.engine_memory import student_engine
 from lmm_r1.planning.estimates import WIDTHS, PlanImage
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.sft_plan import frozen_model, supervised_plan, trained_model
+from lmm_r1.planning.sft_plan import frozen_model, model_settings, supervised_plan, trained_model
 
 
 def plan_kd(
@@ -42,7 +43,13 @@ def plan_kd(
     if config.ds.zero_stage == 3:
         # Within the student's pass, too.
         student = replace(student, context=student.context + _output_layer_bytes(config, path))
-    return supervised_plan(config, machine, [student, teacher], per_machine=per_machine)
+    engine = None
+    if config.rollout.on_policy_share:
+        settings = model_settings(config, share_prefix=False, role="reference", on_gpu=machine.gpu_bytes is not None)
+        # vLLM takes the weights whole, whatever the training does with them.
+        settings = replace(settings, load_in_4bit=False)
+        engine = student_engine(config, machine, settings=settings, ranks=per_machine)
+    return supervised_plan(config, machine, [student, teacher], per_machine=per_machine, engine=engine)
 
 
 def _output_layer_bytes(config: KDConfig, path: str) -> int:

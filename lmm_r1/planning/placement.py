@@ -103,7 +103,8 @@ class Device:
             phases.append(Phase(name=name, size=idle + more + asleep))
         policy = next((model for model in self.models if model.role == "policy"), None)
         if policy is not None and self.bucket:
-            awake = 0 if self.engine is None else max(asleep, self.engine.weights + self.engine.asleep)
+            # What does not sleep holds its weights already.
+            awake = 0 if self.engine is None else min(self.engine.share, self.engine.weights + asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
             own = policy.idle + min(gathered, self.bucket)
             phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))

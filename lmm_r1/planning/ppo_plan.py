@@ -113,7 +113,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         "reward": config.reward,
     }
     group = groups[role]
-    gpus = group.num_nodes * group.num_gpus_per_node
+    gpus = group.gpus
     on_gpu, width = machine.gpu_bytes is not None, WIDTHS[config.ds.param_dtype]
     zero = ZeroSettings(
         stage=config.ds.zero_stage,
@@ -139,7 +139,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         context=machines.CONTEXT if on_gpu else machines.PROCESS,
         pass_tokens=0,
         host=0,
-        ranks=group.num_gpus_per_node,
+        ranks=group.gpus_per_node,
         gpus=gpus,
     )
     if role in ("policy", "critic"):

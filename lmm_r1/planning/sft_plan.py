@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
-from lmm_r1.planning.placement import Device, Phase, PlannedModel
+from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import TOKEN_STEP
 from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, moment_bytes, trained_states
@@ -171,15 +172,22 @@ def supervised_plan(
     *,
     per_machine: int,
     samples_per_row: int = 1,
+    engine: PlannedEngine | None = None,
 ) -> Plan:
     """Return the plan of a run whose models, the trained one first, are all on every GPU.
 
     Args:
         samples_per_row: sequences of up to `--data.max_len` tokens that one row makes.
+        engine: that every process has beside them, and gives the trained model's weights.
     """
     policy, on_gpu = models[0], machine.gpu_bytes is not None
     name = "each GPU" if on_gpu else "the machine"
-    device = Device(name=name, models=list(models) * (1 if on_gpu else per_machine), engine=None, bucket=0)
+    device = Device(
+        name=name,
+        models=list(models) * (1 if on_gpu else per_machine),
+        engine=engine,
+        bucket=BUCKET_BYTES if on_gpu and engine is not None else 0,
+    )
     host = []
     if on_gpu:
         host.append(Phase(name="processes", size=machines.PROCESS * per_machine))

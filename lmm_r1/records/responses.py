@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -81,6 +83,8 @@ class JudgedResponse:
     """By verifier."""
     episode: PlayedEpisode | None = None
     """None of a single response."""
+    images: int = 0
+    """How many the row has; 0 in files of earlier versions."""
 
     @property
     def truncated(self) -> bool | None:
@@ -89,17 +93,31 @@ class JudgedResponse:
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:
-    """Write one line per response, behind those in the file where `append` is set; make its folder if need be.
+    """Write one line per response, behind those in the file where `append` is set, else in their place, all at once.
 
     Raises UserError where nothing can be written.
     """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not append:
-            path.write_bytes(b"")
-        append_json_lines(path, (_record(response, folder=path.parent) for response in responses))
+        partial.unlink(missing_ok=True)
+        try:
+            records = (_record(response, folder=path.parent) for response in responses)
+            append_json_lines(path if append else partial, records)
+            if not append:
+                partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+
+
+def responses_digest(responses: Iterable[JudgedResponse], *, folder: Path) -> str:
+    """Return what tells responses in a file of `folder` from others."""
+    digest = hashlib.sha256()
+    for response in responses:
+        digest.update(json.dumps(_record(response, folder=folder)).encode())
+    return digest.hexdigest()[:16]
 
 
 def read_responses(path: Path) -> list[JudgedResponse]:
@@ -153,6 +171,7 @@ def _response(record: dict[str, object], *, place: str, folder: Path) -> JudgedR
         response_tokens=_tokens(record, place=place),
         verdicts={name: _verdict(said, place=f"{place}, {name}") for name, said in verdicts.items()},
         episode=None if record.get("episode") is None else _episode(record["episode"], place=place, folder=folder),
+        images=count_field(record, "images", place=place) if "images" in record else 0,
     )
 
 

@@ -104,6 +104,8 @@ class RolloutLog:
     path: Path
     steps: tuple[int, ...] = ()
     """The step of each rollout, in the order of the file."""
+    groups: tuple[tuple[int, bool], ...] = ()
+    """Its group within the step, and whether that is one of held-out rows."""
     offsets: tuple[int, ...] = ()
     torn_lines: int = 0
 
@@ -141,15 +143,18 @@ def read_rollouts(path: Path) -> RolloutLog:
     if not path.exists():
         return RolloutLog(path=path)
     steps: list[int] = []
+    groups: list[tuple[int, bool]] = []
     offsets: list[int] = []
     torn = 0
     for line in read_json_lines(path):
         if line.record is None:
             torn += 1
             continue
-        steps.append(_rollout(line.record, place=line.place).step)
+        rollout = _rollout(line.record, place=line.place)
+        steps.append(rollout.step)
+        groups.append((rollout.group, rollout.held_out))
         offsets.append(line.offset)
-    return RolloutLog(path=path, steps=tuple(steps), offsets=tuple(offsets), torn_lines=torn)
+    return RolloutLog(path=path, steps=tuple(steps), groups=tuple(groups), offsets=tuple(offsets), torn_lines=torn)
 
 
 def _rollout(record: dict[str, object], *, place: str) -> Rollout:

@@ -3,28 +3,32 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Literal
 
 from lmm_r1.errors import UserError
 from lmm_r1.records.evaluation import EVALUATION_FILE, Checkpoint, Evaluation, FileScores, read_evaluation
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, MetricRow, read_metrics
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
 from lmm_r1.records.run_folder import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
+from lmm_r1.records.session import SESSION_FILE, Session, read_session
+
+StageState = Literal["finished", "running", "stopped", "unfinished"]
+"""Unfinished is one of an earlier version, of which nobody knows whether it runs or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(StageSummary):
-    """One training stage, finished or still running."""
+    """One training stage: finished, running or stopped before its end."""
 
     folder: Path
     metrics: MetricLog
     rollouts: RolloutLog
     settings: str | None
     """The text of run_config.yaml."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the stage has metrics but no stage.json yet."""
-        return self.finished_at is None
+    state: StageState
+    """When it was read."""
+    last_sign_at: datetime | None
+    """The last sign of life of one that runs or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,18 @@ class Run:
     stages: tuple[Stage, ...]
     """In the order in which they were started."""
     evaluation: Evaluation = field(default_factory=Evaluation)
+
+    @property
+    def state(self) -> StageState:
+        """That of the run as a whole: finished where all of its stages are."""
+        states = {stage.state for stage in self.stages}
+        unfinished: tuple[StageState, ...] = ("running", "stopped", "unfinished")
+        return next((state for state in unfinished if state in states), "finished")
+
+    @property
+    def last_sign_at(self) -> datetime | None:
+        """The last sign of life of a run that runs or was stopped."""
+        return max((stage.last_sign_at for stage in self.stages if stage.last_sign_at), default=None)
 
     def held_out(self, stage: Stage) -> dict[str, FileScores]:
         """Return the held-out scores of a stage by row file, empty where it was not evaluated."""
@@ -86,31 +102,47 @@ def _read_run(path: Path) -> Run:
 
 
 def _holds_stage(folder: Path) -> bool:
-    return (folder / STAGE_FILE).is_file() or (folder / METRICS_FILE).is_file()
+    return any((folder / name).is_file() for name in (STAGE_FILE, METRICS_FILE, SESSION_FILE))
 
 
 def _read_stage(folder: Path) -> Stage:
     metrics = read_metrics(folder / METRICS_FILE)
     settings = folder / SETTINGS_FILE
-    summary = read_stage(folder) if (folder / STAGE_FILE).is_file() else _running(folder, metrics=metrics)
+    # A stage that ends meanwhile writes stage.json before it takes the session away.
+    session = read_session(folder)
+    state: StageState
+    if (folder / STAGE_FILE).is_file():
+        summary, state = read_stage(folder), "finished"
+    else:
+        summary = _unfinished(folder, metrics=metrics, session=session)
+        state = "unfinished" if session is None else "running" if session.runs() else "stopped"
     return Stage(
         **vars(summary),
         folder=folder,
         metrics=metrics,
         rollouts=read_rollouts(folder / ROLLOUTS_FILE),
         settings=settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None,
+        state=state,
+        last_sign_at=_moment(session.last_sign_at) if session and state != "finished" else None,
     )
 
 
-def _running(folder: Path, *, metrics: MetricLog) -> StageSummary:
+def _unfinished(folder: Path, *, metrics: MetricLog, session: Session | None) -> StageSummary:
     last = metrics.rows[-1] if metrics.rows else MetricRow(step=0, seconds=None, values={})
     seconds = last.seconds or 0.0
-    written_at = datetime.fromtimestamp((folder / METRICS_FILE).stat().st_mtime, tz=timezone.utc)
+    if session is None:
+        began_at = _moment((folder / METRICS_FILE).stat().st_mtime) - timedelta(seconds=seconds)
+    else:
+        began_at = _moment(session.first_started_at)
     return StageSummary(
-        name=folder.resolve().name,
-        kind=None,
+        name=session.name if session else folder.resolve().name,
+        kind=session.kind if session else None,
         steps=last.step,
         seconds=seconds,
-        started_at=written_at - timedelta(seconds=seconds),
+        started_at=began_at,
         finished_at=None,
     )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

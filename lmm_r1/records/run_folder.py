@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import Said
+from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
@@ -28,12 +31,24 @@ from lmm_r1.files.json_files import (
 from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
 from lmm_r1.records.metrics import METRICS_FILE, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
+from lmm_r1.records.session import SESSION_FILE, kept_session
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
+LEFT_OUT_FILE = "left_out_rows.jsonl"
 # What a run adds to.
-_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, IMAGES_FOLDER, TRACKERS_FILE, RESTARTS_FILE)
+_RECORDS = (
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    IMAGES_FOLDER,
+    TRACKERS_FILE,
+    RESTARTS_FILE,
+    LEFT_OUT_FILE,
+    SESSION_FILE,
+)
 STAGE_FILE = "stage.json"
+ERROR_FILE = "error.txt"
+"""The traceback of what a session failed with."""
 SETTINGS_FILE = "run_config.yaml"
 
 
@@ -45,7 +60,9 @@ class RunFolder:
     name: str
     kind: str
     started: float = field(default_factory=time.time)
-    """When the stage started; `open` moves it back by the time that earlier sessions of the same stage took."""
+    """When the stage would have started without a break: `open` moves it back by the time that earlier sessions took."""
+    _first_started: float | None = None
+    """When its first session began, once `session` knows."""
     _first: tuple[int, float] | None = None
     """The first step of this session, and when it was made: with it comes what is done only once."""
 
@@ -63,6 +80,14 @@ class RunFolder:
         for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Let readers of the folder know, while the block runs, that this process trains in it; see `kept_session`."""
+        finished = self.path / STAGE_FILE
+        with kept_session(self.path, name=self.name, kind=self.kind, finished=finished) as began:
+            self._first_started = began
+            yield
 
     @staticmethod
     def check_unfinished(path: Path) -> None:
@@ -150,11 +175,21 @@ class RunFolder:
         record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
         append_json_lines(self.path / RESTARTS_FILE, [record])
 
+    def left_out(self, rows: Sequence[LeftOutRow]) -> None:
+        """Write which rows of its files the run goes on without; nothing where there are none."""
+        if rows:
+            text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+            write_atomically(self.path / LEFT_OUT_FILE, text=text)
+
     def finish(self, *, steps: int) -> str:
         """Mark the stage as finished, after which nothing of it is written; return what was done, and where the model is."""
         now = time.time()
-        write_stage(self.path, name=self.name, kind=self.kind, steps=steps, started=self.started, finished=now)
-        return f"{self.name}: {steps} steps in {_clock(now - self.started)}; the model is in {self.path}"
+        seconds = now - self.started
+        first = self.started if self._first_started is None else self._first_started
+        write_stage(
+            self.path, name=self.name, kind=self.kind, steps=steps, seconds=seconds, started=first, finished=now
+        )
+        return f"{self.name}: {steps} steps in {_clock(seconds)}; the model is in {self.path}"
 
 
 def _clock(seconds: float) -> str:
@@ -187,26 +222,29 @@ class StageSummary:
 
     name: str
     kind: str | None
-    """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None while the stage runs."""
+    """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None of an unfinished stage of an earlier version."""
     steps: int
     seconds: float
+    """Of training, in all sessions together."""
     started_at: datetime
-    """With a time zone; while the stage runs, reckoned from its newest metrics row."""
+    """With a time zone: of the first session. Of an unfinished stage of an earlier version, reckoned from its metrics."""
     finished_at: datetime | None
-    """None while the stage runs."""
+    """None before the stage is finished."""
 
 
-def write_stage(folder: Path, *, name: str, kind: str, steps: int, started: float, finished: float) -> None:
+def write_stage(
+    folder: Path, *, name: str, kind: str, steps: int, seconds: float, started: float, finished: float
+) -> None:
     """Write the stage.json of a run folder.
 
     Args:
-        started: seconds since the epoch, as `finished`.
+        started: when its first session began, in seconds since the epoch, as `finished`.
     """
     stage = StageSummary(
         name=name,
         kind=kind,
         steps=steps,
-        seconds=round(finished - started, 1),
+        seconds=round(seconds, 1),
         started_at=datetime.fromtimestamp(started, tz=timezone.utc),
         finished_at=datetime.fromtimestamp(finished, tz=timezone.utc),
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmm_r1.evaluation.figures import percent_text
 from lmm_r1.records.evaluation import FileScores
 from lmm_r1.report.line_chart import Axis, Tick
 from lmm_r1.report.page_text import percent
@@ -115,7 +116,7 @@ def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar
         y=round(top, 1),
         width=width,
         height=round(BOTTOM - top, 1),
-        value=f"{100 * accuracy:.1f}",
+        value=percent_text(accuracy),
         low=round(axis.place(low), 1),
         high=round(axis.place(high), 1),
         title=f"{stage}, {bar.name}: {percent(accuracy)} of {scores.rows} rows "

@@ -1,5 +1,6 @@
 """Training curves of one stage: which metrics share a panel, and how they are smoothed."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,12 @@ MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
 TIMING_PREFIX = "timing/"
+HELD_OUT = re.compile(r"eval_(?P<source>.+)_pass(?P<k>\d+)")
+"""Of an evaluation during training, by data source."""
+OTHER_SHARES = re.compile(
+    r"(rollout/)?truncated(_rate)?|response_clip_ratio|ppo_clip_ratio|timed_out|ungradable|no_answer|rows/\w+"
+)
+"""Metrics between 0 and 1 that no panel below has."""
 
 Point = tuple[float, float | None]
 Points = Sequence[Point]
@@ -124,10 +131,16 @@ def panels(metrics: MetricLog) -> list[Panel]:
     weights = PanelSpec(
         title="Weights of reward parts", unit="", metrics=tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False
     )
+    held_out = PanelSpec(
+        title="Held-out rows",
+        unit="share solved, by data source",
+        metrics=tuple(filter(HELD_OUT.fullmatch, metrics.names))[:MAX_LINES],
+        is_share=True,
+    )
     phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
     timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
-    drawn = [_panel(spec, metrics=metrics) for spec in (*PANELS, weights, timing)]
+    drawn = [_panel(spec, metrics=metrics) for spec in (held_out, *PANELS, weights, timing)]
     return [panel for panel in drawn if is_worth_showing(panel)]
 
 
@@ -140,7 +153,15 @@ def other_panels(metrics: MetricLog) -> list[Panel]:
     """Return a panel for each metric that `panels` leaves out."""
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
     rest = [name for name in metrics.names if name not in known]
-    return [_panel(PanelSpec(title=name, unit="", metrics=(name,)), metrics=metrics) for name in rest]
+    return [
+        _panel(PanelSpec(title=name, unit="", metrics=(name,), is_share=is_share(name)), metrics=metrics)
+        for name in rest
+    ]
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric that no panel has lies between 0 and 1."""
+    return bool(HELD_OUT.fullmatch(metric) or OTHER_SHARES.fullmatch(metric))
 
 
 def smoothing_window(count: int) -> int:
@@ -182,7 +203,13 @@ def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
 
 
 def _short(metric: str) -> str:
-    return metric.removeprefix(TIMING_PREFIX).removeprefix(WEIGHT_PREFIX)
+    held_out = HELD_OUT.fullmatch(metric)
+    if held_out:
+        return f"{held_out['source']}, pass@{held_out['k']}"
+    if metric.startswith(WEIGHT_PREFIX):
+        # It stands in --reward.part_weights by this name.
+        return metric.removeprefix(WEIGHT_PREFIX)
+    return metric.removeprefix(TIMING_PREFIX).replace("_", " ")
 
 
 def drawn_line(

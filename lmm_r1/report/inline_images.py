@@ -1,21 +1,12 @@
 """Images of rollouts as data URIs, so that a page needs no file beside it."""
 
 import base64
-import io
 from pathlib import Path
 
-import PIL.Image
+from lmm_r1.evaluation.page_images import MAX_BYTES, MIN_BYTES, ImageError, data_uri
 
-# An image is embedded as it is up to this size; where a page shows thousands, up to a share of TOTAL_BYTES.
-MAX_BYTES = 64 * 1024
-MIN_BYTES = 8 * 1024
+# Where a page shows thousands of images, each may have a share of this.
 TOTAL_BYTES = 64 * 1024 * 1024
-MAX_SIDE, MIN_SIDE = 640, 320
-MIME_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
-
-
-class ImageError(ValueError):
-    """An image cannot be shown; the message says why."""
 
 
 class InlineImages:
@@ -57,32 +48,6 @@ class InlineImages:
 def image_key(reference: str, *, folder: Path) -> str:
     """Return what tells an image of the stage in `folder` from others before it is read."""
     return reference if reference.startswith("data:") else str(folder / reference)
-
-
-def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
-    """Return an image as a data URI; one of more than `max_bytes` is reduced to 320 to 640 pixels a side.
-
-    Raises:
-        ImageError: the bytes are no PNG, JPEG, WebP or GIF image.
-    """
-    try:
-        with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
-            image.load()
-            mime_type = MIME_TYPES[str(image.format)]
-            if len(content) > max_bytes:
-                content, mime_type = _reduced(image, max_bytes=max_bytes), "image/webp"
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise ImageError("not a readable image") from error
-    return f"data:{mime_type};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _reduced(image: PIL.Image.Image, *, max_bytes: int) -> bytes:
-    small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
-    side = MAX_SIDE if max_bytes > MAX_BYTES // 2 else MIN_SIDE
-    small.thumbnail((side, side))
-    buffer = io.BytesIO()
-    small.save(buffer, "WEBP", quality=80, method=2)
-    return buffer.getvalue()
 
 
 def _image_bytes(reference: str, *, folder: Path) -> bytes:

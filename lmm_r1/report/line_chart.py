@@ -164,12 +164,12 @@ def _values(panel: Panel) -> list[float]:
 
 
 def _y_axis(panel: Panel, *, is_share: bool) -> Axis:
+    if is_share:
+        return Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
     values = _values(panel) or [0.0]
     low, high = min(values), max(values)
-    if is_share and not 0 < high <= 0.5:
-        return Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
     # An axis that nearly reaches zero anyway is read more easily from zero.
-    if low >= 0 and (is_share or panel.spec.from_zero or low < 0.3 * high):
+    if low >= 0 and (panel.spec.from_zero or low < 0.3 * high):
         low, high = 0.0, high or 1.0
     return nice_axis(low, high, start=BOTTOM, end=TOP)
 

@@ -10,6 +10,7 @@ from lmm_r1.report.curves import (
     Panel,
     PanelSpec,
     drawn_line,
+    is_share,
     is_worth_showing,
 )
 from lmm_r1.report.stages import StageMatch
@@ -102,7 +103,8 @@ def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
 
 def _rest(metric: str) -> PanelSpec:
     is_timing = metric.startswith(TIMING_PREFIX)
-    return PanelSpec(title=metric, unit="seconds" if is_timing else "", metrics=(metric,), from_zero=is_timing)
+    unit = "seconds" if is_timing else ""
+    return PanelSpec(title=metric, unit=unit, metrics=(metric,), from_zero=is_timing, is_share=is_share(metric))
 
 
 def _panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:

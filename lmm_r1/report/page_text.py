@@ -6,25 +6,32 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from lmm_r1.evaluation.figures import MINUS, mean_text, percent_text, points_text
 from lmm_r1.evaluation.page_templates import page_templates
 
-MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def percent(share: float | None) -> str:
     """Return 0.534 as `53.4 %`."""
-    return NONE if share is None else f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+    return NONE if share is None else f"{percent_text(share)}\N{NO-BREAK SPACE}%"
 
 
 def points(change: float | None) -> str:
-    """Return a difference of two shares in percentage points, 0.241 as `+24.1`."""
-    if change is None:
-        return ""
-    rounded = round(100 * change, 1)
-    sign = "+" if rounded > 0 else MINUS if rounded < 0 else "\N{PLUS-MINUS SIGN}"
-    return f"{sign}{abs(rounded):.1f}"
+    """Return a difference of two shares in percentage points, 0.241 as `+24.1`; nothing where there is none."""
+    return "" if change is None else points_text(change)
+
+
+def mean(value: float | None) -> str:
+    """Return a mean of counts, 31.2 tokens, in tenths."""
+    return NONE if value is None else mean_text(value)
+
+
+def direction(change: float) -> str:
+    """Return the class of a change's colour, with a space in front; none where it is shown as 0.0."""
+    text = points_text(change)
+    return "" if text == "0.0" else " down" if text.startswith(MINUS) else " up"
 
 
 def number(value: float | None) -> str:
@@ -64,7 +71,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}\N{NO-BREAK SPACE}h {minutes:02d}\N{NO-BREAK SPACE}min"
 
 
-FILTERS = {"percent": percent, "points": points, "number": number, "duration": duration}
+FILTERS = {show.__name__: show for show in (percent, points, direction, mean, number, duration)}
 
 
 def render(template: str, **values: object) -> str:

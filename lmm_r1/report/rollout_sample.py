@@ -42,13 +42,16 @@ class RolloutSample:
 
 
 def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
-    """Return at most `limit` rollouts of these stages, spread evenly over their steps."""
+    """Return at most `limit` rollouts of these stages, whole groups spread evenly over their steps.
+
+    Where not even the groups of one step have room, they are parted.
+    """
     stages = [member.stage for member in series]
-    buckets = [(number, indices) for number, stage in enumerate(stages) for indices in _indices_by_step(stage)]
-    quotas = spread([len(indices) for _, indices in buckets], limit=limit)
+    steps = [(number, groups) for number, stage in enumerate(stages) for groups in _groups_by_step(stage)]
+    taken = whole_groups([groups for _, groups in steps], limit=limit)
     chosen: list[list[int]] = [[] for _ in stages]
-    for (number, indices), quota in zip(buckets, quotas, strict=True):
-        chosen[number] += [indices[at] for at in evenly(len(indices), count=quota)]
+    for (number, _), groups in zip(steps, taken, strict=True):
+        chosen[number] += sorted(index for group in groups for index in group)
     drawn = [
         (number, rollout)
         for number, (stage, indices) in enumerate(zip(stages, chosen, strict=True))
@@ -109,11 +112,39 @@ def evenly(size: int, *, count: int) -> list[int]:
     return [round(index * (size - 1) / (count - 1)) for index in range(count)]
 
 
-def _indices_by_step(stage: Stage) -> list[list[int]]:
-    by_step: dict[int, list[int]] = {}
-    for index, step in enumerate(stage.rollouts.steps):
-        by_step.setdefault(step, []).append(index)
-    return [by_step[step] for step in sorted(by_step)]
+Group = Sequence[int]
+"""The places of a group's rollouts in their file."""
+
+
+def whole_groups(steps: Sequence[Sequence[Group]], *, limit: int) -> list[list[Group]]:
+    """Return of each step's groups those that are taken: at most `limit` rollouts, spread evenly over steps and groups.
+
+    Groups are parted where none has room for itself: `whole_groups([[[0, 1]], [[2, 3]]], limit=2)` is `[[[0, 1]], []]`,
+    and with a limit of 1 it is `[[[0]], []]`.
+    """
+
+    def taken(count: int) -> list[list[Group]]:
+        quotas = spread([len(groups) for groups in steps], limit=count)
+        return [
+            [groups[at] for at in evenly(len(groups), count=quota)]
+            for groups, quota in zip(steps, quotas, strict=True)
+        ]
+
+    low, high = 0, sum(map(len, steps))
+    while low < high:
+        middle = (low + high + 1) // 2
+        rollouts = sum(len(group) for groups in taken(middle) for group in groups)
+        low, high = (middle, high) if rollouts <= limit else (low, middle - 1)
+    if low or not limit or not any(steps):
+        return taken(low)
+    return whole_groups([[[index] for group in groups for index in group] for groups in steps], limit=limit)
+
+
+def _groups_by_step(stage: Stage) -> list[list[Group]]:
+    by_step: dict[int, dict[tuple[int, bool], list[int]]] = {}
+    for index, (step, group) in enumerate(zip(stage.rollouts.steps, stage.rollouts.groups, strict=True)):
+        by_step.setdefault(step, {}).setdefault(group, []).append(index)
+    return [list(by_step[step].values()) for step in sorted(by_step)]
 
 
 def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage]) -> int:

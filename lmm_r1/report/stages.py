@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmm_r1.evaluation.figures import percent_text
+from lmm_r1.evaluation.page_templates import moment
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.evaluation import Checkpoint, FileScores
 from lmm_r1.records.run import Run, Stage
+from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE
 from lmm_r1.report.rollout_sample import RolloutSample
 
 JUDGED_BY_RULE = "judged_by_rule"
@@ -170,9 +173,24 @@ def _stage_notes(stage: Stage, *, name: str) -> list[str]:
     if missing:
         found.append(f"{name}: values that are not finite, gaps in the curves: {missing}.")
     found += [f"{name}: {note}" for note in _judge_notes(stage)]
-    if stage.running:
-        found.append(f"{name} has no stage.json yet: it is still running, or was stopped before its end.")
-    return found
+    return [*found, *_state_notes(stage, name=name)]
+
+
+def _state_notes(stage: Stage, *, name: str) -> list[str]:
+    match stage.state:
+        case "running":
+            return [f"{name} was running when this page was written; make the page again to see the rest."]
+        case "stopped":
+            assert stage.last_sign_at is not None, "who is known to have stopped has given a sign of life"
+            why = f"; what it failed with is in its {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
+            return [f"{name} was stopped before its end, and last seen to run {moment(stage.last_sign_at)}{why}."]
+        case "unfinished":
+            return [
+                f"{name} has no {STAGE_FILE}: it is still running, or was stopped before its end. A version that wrote "
+                "down no sessions made it, so nobody can tell."
+            ]
+        case "finished":
+            return []
 
 
 def _judge_notes(stage: Stage) -> list[str]:
@@ -183,7 +201,7 @@ def _judge_notes(stage: Stage) -> list[str]:
     found = []
     if before := [share for _, share in shares[:last] if share > 0]:
         found.append(
-            f"the judge gave no verdict on {100 * sum(before) / last:.1f} % of the responses of steps {shares[0][0]} to "
+            f"the judge gave no verdict on {percent_text(sum(before) / last)} % of the responses of steps {shares[0][0]} to "
             f"{shares[last - 1][0]}, and the rule judged them ({JUDGED_BY_RULE})."
         )
     if shares[last:]:

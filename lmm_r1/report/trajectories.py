@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from lmm_r1.evaluation.page_images import ImageError
 from lmm_r1.records.conversations import Part, Turn
 from lmm_r1.records.rollouts import END_WORDS, Rollout
-from lmm_r1.report.inline_images import ImageError, InlineImages
+from lmm_r1.report.inline_images import InlineImages
 
 NOTED = ("turns", "shown_images", "over_turn", "environment_failed")
 """What the rollout notes of every episode among the parts of its reward, beside what its environment counts."""

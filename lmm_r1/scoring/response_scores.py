@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from typing_extensions import Self
 
-from lmm_r1.config.batch_inference import StepScores
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
+from lmm_r1.scoring.step_scores import StepJudging, not_finite, score_of_steps
 from remote_rm.service.blocking_pool import BlockingPool
 from remote_rm.service.judge import NotReady, ServiceLimits
 from remote_rm.verifier import Item, Score
@@ -145,9 +145,7 @@ class ProcessRewardScorer:
         self,
         path: str,
         *,
-        step_scores: StepScores,
-        placeholder_token: str | None,
-        reward_tokens: Sequence[str],
+        judging: StepJudging,
         dtype: str,
         max_len: int,
         max_batch_tokens: int | None,
@@ -161,34 +159,23 @@ class ProcessRewardScorer:
             dtype=_param_dtype(dtype, config=Checkpoint(path, trust_remote_code=trust_remote_code).config),
             max_len=max_len,
             max_batch_tokens=max_batch_tokens,
-            placeholder_token=placeholder_token,
-            reward_tokens=reward_tokens,
+            judging=judging,
             trust_remote_code=trust_remote_code,
         )
         self._path = path
-        self._step_scores = step_scores
+        self._step_scores = judging.step_scores
 
     def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
         """Return the rewards, with the number of steps and what else could be made of their scores as parts.
 
-        A response without a step has the reward 0. Raises UserError for a row that the model cannot take.
+        Raises UserError for a row that the model cannot take.
         """
         prompt = self._model.encode_prompt(row)
         samples = [self._model.encode_steps(row, response.text, prompt=prompt) for response in responses]
-        judged = iter(self._model.score([sample for sample in samples if sample is not None]))
-        return [self._score([] if sample is None else next(judged), row=row) for sample in samples]
-
-    def _score(self, scores: Sequence[float], *, row: Row) -> Score:
-        if not all(map(math.isfinite, scores)):
+        found = [score_of_steps(scores, kind=self._step_scores) for scores in self._model.score(samples)]
+        if any(not_finite(score) is not None for score in found):
             raise UserError(f"{row.location}: {self._path} gives a step no finite score; is the checkpoint whole?")
-        found = {
-            "min": min(scores, default=0.0),
-            "product": math.prod(scores) if scores else 0.0,
-            "last": scores[-1] if scores else 0.0,
-        }
-        parts = {"steps": float(len(scores)), **{f"steps_{name}": value for name, value in found.items()}}
-        reward = found[self._step_scores]
-        return Score(reward=reward, score=reward, parts=parts)
+        return found
 
 
 def verifier_scorer(name: str, *, workers: int) -> Judge:

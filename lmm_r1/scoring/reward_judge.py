@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sent_prompt import MediaAccess, ending_of
+from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
+from lmm_r1.scoring.served_rewards import RewardItem, ServedRewards
+from lmm_r1.scoring.step_scores import not_finite
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import create_service
 from remote_rm.service.judge import STOPPING, JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem, check_room
@@ -28,22 +29,12 @@ from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits import EncodedPrompt
-    from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
+    from lmm_r1.scoring.reward_model import EncodedSample
 
 logger = logging.getLogger(__name__)
 
 READERS = 4
 """Threads that parse prompts and fetch images, which keeps neither the event loop nor the model waiting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardItem:
-    """One sample as it was sent."""
-
-    query: str
-    prompt: str
-    response: str | None
-    label: str
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,11 +44,11 @@ class _Job:
     """Where the sample stands in its request."""
     row: Row | None
     """None for a sample that is text."""
-    reward: asyncio.Future[float]
+    score: asyncio.Future[Score]
     sample: EncodedSample | None = None
 
 
-Outcome = tuple[_Job, "float | Exception"]
+Outcome = tuple[_Job, "Score | Exception"]
 
 
 class RewardModelJudge:
@@ -67,10 +58,9 @@ class RewardModelJudge:
     gives each thread that computes threads of its own, which on a CPU would stand in one another's way.
     """
 
-    name = "reward_model"
     workers = 1
 
-    def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess, max_queued_items: int) -> None:
+    def __init__(self, load: Callable[[], ServedRewards[Any]], *, media: MediaAccess, max_queued_items: int) -> None:
         """Load the model, whose errors are raised here."""
         self.counts = JudgeCounts()
         self._media = media
@@ -86,6 +76,11 @@ class RewardModelJudge:
         self._mean_seconds = 0.0
         self._computing: asyncio.Task[None] | None = None
         self._has_jobs = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """What the model gives."""
+        return self._model.name
 
     @property
     def waiting(self) -> int:
@@ -109,8 +104,8 @@ class RewardModelJudge:
 
     def _drop_open(self, reason: str) -> None:
         for job in self._open:
-            if not job.reward.done():
-                job.reward.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
+            if not job.score.done():
+                job.score.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
 
     async def stop(self) -> None:
         """End with the batch at hand; what is not answered is dropped, and `judge` raises PoolUnavailable for it."""
@@ -122,7 +117,7 @@ class RewardModelJudge:
         await asyncio.to_thread(self._model_thread.shutdown)
 
     async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
-        """Return the rewards in the items' order; cancelled, it frees what still waits.
+        """Return the scores in the items' order; cancelled, it frees what still waits.
 
         Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable where too many wait.
         """
@@ -143,12 +138,11 @@ class RewardModelJudge:
         self._queue.extend(jobs)
         self._has_jobs.set()
         try:
-            rewards = await asyncio.gather(*(job.reward for job in jobs))
+            return list(await asyncio.gather(*(job.score for job in jobs)))
         finally:
             for job in jobs:
-                job.reward.cancel()
+                job.score.cancel()
                 self._open.discard(job)
-        return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
 
     async def _read(self, items: Sequence[RewardItem]) -> list[_Job]:
         loop = asyncio.get_running_loop()
@@ -161,7 +155,7 @@ class RewardModelJudge:
         finally:
             self._reading -= len(items)
         return [
-            _Job(item=item, place=place, row=row, reward=loop.create_future())
+            _Job(item=item, place=place, row=row, score=loop.create_future())
             for item, (place, row) in zip(items, places, strict=True)
         ]
 
@@ -195,19 +189,19 @@ class RewardModelJudge:
                 for job, outcome in outcomes:
                     self._settle(job, outcome)
 
-    def _settle(self, job: _Job, outcome: float | Exception) -> None:
-        if isinstance(outcome, float) and not math.isfinite(outcome):
-            outcome = UnusableItem(f"{job.place}: the reward model gives {outcome} for it, which is no reward")
-        if isinstance(outcome, float):
+    def _settle(self, job: _Job, outcome: Score | Exception) -> None:
+        if isinstance(outcome, Score) and (number := not_finite(outcome)) is not None:
+            outcome = UnusableItem(f"{job.place}: the reward model gives {number} for it, which is no reward")
+        if isinstance(outcome, Score):
             self.counts.worker += 1
         else:
             self.counts.failed += 1
-        if job.reward.done():
+        if job.score.done():
             return
-        if isinstance(outcome, float):
-            job.reward.set_result(outcome)
+        if isinstance(outcome, Score):
+            job.score.set_result(outcome)
         else:
-            job.reward.set_exception(outcome)
+            job.score.set_exception(outcome)
 
     def _next_batch(self) -> list[Outcome]:
         """Encode waiting samples until a batch is full, and score them; runs in the model's thread, never raises."""
@@ -218,7 +212,7 @@ class RewardModelJudge:
         while self._queue:
             job = self._queue.popleft()
             # Nobody waits any longer where the request was cancelled, or failed by another of its samples.
-            if job.reward.done():
+            if job.score.done():
                 continue
             try:
                 job.sample = job.sample or self._encoded(job, prompts)
@@ -241,11 +235,10 @@ class RewardModelJudge:
     def _encoded(self, job: _Job, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
         item = job.item
         if job.row is None or item.response is None:
-            return self._model.encode_text(item.query)
+            return self._model.encode_text(item)
         if item.prompt not in prompts:
             prompts[item.prompt] = self._model.encode_prompt(job.row)
-        ending = self._model.known_ending(ending_of(item.query, response=item.response))
-        return self._model.encode(job.row, item.response, ending=ending, prompt=prompts[item.prompt])
+        return self._model.encode(item, item.response, row=job.row, prompt=prompts[item.prompt])
 
     def _scored(self, batch: Sequence[_Job]) -> list[Outcome]:
         samples = [job.sample for job in batch if job.sample is not None]
@@ -275,7 +268,7 @@ def _placed(sentence: str, *, place: str) -> str:
 
 
 def create_app(
-    load: Callable[[], RewardModel],
+    load: Callable[[], ServedRewards[Any]],
     *,
     media: MediaAccess,
     limits: ServiceLimits,
@@ -292,7 +285,7 @@ def create_app(
     )
 
 
-def serve(load: Callable[[], RewardModel], *, media: MediaAccess, options: ListeningOptions) -> None:
+def serve(load: Callable[[], ServedRewards[Any]], *, media: MediaAccess, options: ListeningOptions) -> None:
     """Serve until SIGINT or SIGTERM; exits with code 1 if it cannot listen, and raises what `load` raises."""
 
     def make_app(token: str | None) -> FastAPI:

@@ -125,6 +125,17 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def _ids_of_text(self, text: str) -> list[int]:
+        """Return the ids of a text with special tokens; raises UserError for one with a media token."""
+        ids = self._ids(text)
+        if not self._media_ids.isdisjoint(ids):
+            found = self._media_text.search(text)
+            raise UserError(
+                f"the text holds the media token {found[0] if found else 'of an image'}, and no image comes with it; "
+                "send the prompt as messages with the images' places, and the response by itself"
+            )
+        return ids
+
     def _response_ids(self, response: str) -> list[int]:
         """Return the response's ids, none of which is a media token's: those are never sampled, but may be spelled out."""
         ids: list[int] = []
@@ -224,15 +235,9 @@ class RewardModel(ScoringModel[EncodedSample, float]):
 
         Raises UserError for a text that is empty, too long, or holds a media token: there is no image that it stands for.
         """
-        token_ids = self._ids(query)
+        token_ids = self._ids_of_text(query)
         if not token_ids:
             raise UserError("the text is empty, so there is nothing to score")
-        if not self._media_ids.isdisjoint(token_ids):
-            found = self._media_text.search(query)
-            raise UserError(
-                f"the text holds the media token {found[0] if found else 'of an image'}, and no image comes with it; "
-                "send the prompt as messages with the images' places, and the response by itself"
-            )
         self._check_length(len(token_ids), where="")
         return EncodedSample(token_ids=token_ids, media=None)
 
@@ -273,4 +278,7 @@ def _check_head(checkpoint: Checkpoint, prefix: str) -> None:
         stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
     except UserError as error:
         # Flags that stand in a group where models are trained stand alone where they are used.
-        raise UserError(str(error).replace("--ds.", "--")) from error
+        raise UserError(
+            f"{str(error).replace('--ds.', '--')}; a process reward model whose config does not say that it is one is told "
+            "by --placeholder_token and --reward_tokens"
+        ) from error

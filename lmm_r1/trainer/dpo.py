@@ -11,6 +11,7 @@ from lmm_r1.config import DPOConfig
 from lmm_r1.config.dpo import DPOModelConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.trainer.dpo_rows import PairEncoder, evaluation_pairs, sides_of, training_pairs
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo_loss
@@ -91,7 +92,7 @@ class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     encoder = PairEncoder
 
     @classmethod
-    def read(cls, config: DPOConfig) -> tuple[list[PreferenceRow], list[PreferenceRow]]:
+    def read(cls, config: DPOConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
         return training_pairs(config), evaluation_pairs(config)
 
     @classmethod

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.trainer.preference_samples import PairSample, encode_pair
 from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
 
+PairCheck: TypeAlias = Callable[[PreferenceRow], None]
+"""Raises UserError for a pair that the loss cannot be computed of."""
 
-def training_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
+
+def training_pairs(config: DPOConfig | RMConfig, *, check: PairCheck | None = None) -> KeptRows[PreferenceRow]:
     """Return the pairs of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
 
 
-def evaluation_pairs(config: DPOConfig | RMConfig) -> list[PreferenceRow]:
+def evaluation_pairs(config: DPOConfig | RMConfig, *, check: PairCheck | None = None) -> KeptRows[PreferenceRow]:
     """Return the pairs of `--eval.dataset`, none without."""
-    return [] if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
+    path = config.eval.dataset
+    return KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
 
 
-def _load(config: DPOConfig | RMConfig, path: str, *, split: str) -> list[PreferenceRow]:
+def _load(config: DPOConfig | RMConfig, path: str, *, split: str, check: PairCheck | None) -> KeptRows[PreferenceRow]:
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
     names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")
@@ -31,7 +37,7 @@ def _load(config: DPOConfig | RMConfig, path: str, *, split: str) -> list[Prefer
     is_plain = data.prompt_key is not None and not data.apply_chat_template
     template = (data.input_template or "{}") if is_plain else None
     reading = replace(reading, names=names, plain_template=template)
-    return judged_rows(path, PREFERENCE, split=split, reading=reading)
+    return judged_rows(path, PREFERENCE, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
 
 
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lmm_r1.config import KTOConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UnpairedRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
 from lmm_r1.trainer.kto_rows import (
@@ -54,7 +55,7 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
         self.numbers = dict.fromkeys(KINDS, 0.0)
 
     @classmethod
-    def read(cls, config: KTOConfig) -> tuple[list[UnpairedRow], list[UnpairedRow]]:
+    def read(cls, config: KTOConfig) -> tuple[KeptRows[UnpairedRow], KeptRows[UnpairedRow]]:
         return training_rows(config), evaluation_rows(config)
 
     @classmethod

@@ -12,6 +12,7 @@ from lmm_r1.config import KTOConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTBatch
@@ -132,15 +133,15 @@ def shifted(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(rows, [*rows[1:], *rows[:1]], strict=True))
 
 
-def training_rows(config: KTOConfig) -> list[UnpairedRow]:
+def training_rows(config: KTOConfig) -> KeptRows[UnpairedRow]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
     return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
 
 
-def evaluation_rows(config: KTOConfig) -> list[UnpairedRow]:
+def evaluation_rows(config: KTOConfig) -> KeptRows[UnpairedRow]:
     """Return the rows of `--eval.dataset`, none without; raises UserError for a single one."""
     path = config.eval.dataset
-    rows = [] if path is None else _load(config, path, split=config.eval.split)
+    rows = KeptRows() if path is None else _load(config, path, split=config.eval.split)
     if len(rows) == 1:
         raise UserError(
             f"--eval.dataset {path} has one row; the KL is estimated by the responses to others, so add some"
@@ -153,7 +154,7 @@ def conversations_of(rows: Sequence[UnpairedRow]) -> list[Row]:
     return [row.conversation(row.response) for row in rows]
 
 
-def _load(config: KTOConfig, path: str, *, split: str) -> list[UnpairedRow]:
+def _load(config: KTOConfig, path: str, *, split: str) -> KeptRows[UnpairedRow]:
     data = config.data
     reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
     # As in OpenRLHF, a column of text that is named goes in as it stands where no chat template is asked for.
@@ -163,4 +164,4 @@ def _load(config: KTOConfig, path: str, *, split: str) -> list[UnpairedRow]:
         names=replace(reading.names, response=data.output_key),
         plain_template=(data.input_template or "{}") if is_plain else None,
     )
-    return judged_rows(path, UNPAIRED, split=split, reading=reading)
+    return judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows)

@@ -400,7 +400,7 @@ class KitPPOTrainer(BasePPOTrainer):
     def _record_rollouts(
         self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False
     ) -> list[Generation]:
-        """Write and return `--logger.rollouts_per_step` samples, each of another group while there are enough groups."""
+        """Write and return some whole groups, of `--logger.rollouts_per_step` samples together."""
         shown = []
         for group, sample in recorded_samples(groups, count=self.config.logger.rollouts_per_step):
             sample = fetch_pictures(sample)
@@ -438,15 +438,19 @@ def shares_device_with_critic(config: PPOConfig) -> bool:
 
 
 def recorded_samples(groups: Sequence[Sequence[Sample]], *, count: int) -> Iterator[tuple[int, Sample]]:
-    """Yield at most `count` samples with the places of their groups, each of another group while there are enough.
+    """Yield the samples of as many whole groups as `count` has room for, but one at least, with their groups' places.
 
-    Of episodes those come first that have pictures, and in a group the first that was begun: in the order in which they
-    have ended, short ones would be seen most.
+    Groups whose episodes have pictures come first, and in a group the episode that was begun first. A count of 0 yields
+    nothing.
     """
     ordered = sorted(groups, key=lambda group: not any(sample.played and sample.played.pictures for sample in group))
-    ordered = [sorted(group, key=lambda sample: sample.played.number if sample.played else 0) for group in ordered]
-    for index in range(min(count, sum(map(len, ordered)))):
-        yield index % len(ordered), ordered[index % len(ordered)][index // len(ordered)]
+    room = count
+    for place, group in enumerate(ordered if count else []):
+        if place and len(group) > room:
+            return
+        room -= len(group)
+        for sample in sorted(group, key=lambda sample: sample.played.number if sample.played else 0):
+            yield place, sample
 
 
 def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:

@@ -76,7 +76,7 @@ def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBa
 def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any) -> EncodedPrompt | None:
     """Return a conversation encoded by another one's media, which both have at their beginning; None where they differ."""
     try:
-        ids = kit.render(processor, row.messages, add_generation_prompt=False)
+        ids = kit.render(processor, row.messages, add_generation_prompt=False, videos=encoded.videos)
     except UserError:
         # Encoding it by itself says so, with the row's place.
         return None

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from lmm_r1.config import PRMConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import StepRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY
 from lmm_r1.models.actor import KitActor
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
@@ -54,7 +55,7 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     encode: StepEncoder
 
     @classmethod
-    def read(cls, config: PRMConfig) -> tuple[list[StepRow], list[StepRow]]:
+    def read(cls, config: PRMConfig) -> tuple[KeptRows[StepRow], KeptRows[StepRow]]:
         return training_steps(config), evaluation_steps(config)
 
     @classmethod

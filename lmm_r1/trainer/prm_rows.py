@@ -13,6 +13,7 @@ from lmm_r1.config import PRMConfig
 from lmm_r1.config.rows import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import STEPS, StepRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row
@@ -100,14 +101,14 @@ def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBa
     return StepBatch(tokens=tokens, labels=labels)
 
 
-def training_steps(config: PRMConfig) -> list[StepRow]:
+def training_steps(config: PRMConfig) -> KeptRows[StepRow]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
     return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
 
 
-def evaluation_steps(config: PRMConfig) -> list[StepRow]:
+def evaluation_steps(config: PRMConfig) -> KeptRows[StepRow]:
     """Return the rows of `--eval.dataset`, none without."""
-    return [] if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
+    return KeptRows() if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
 
 
 def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
@@ -115,9 +116,9 @@ def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
     return [row.conversation(()) for row in rows]
 
 
-def _load(config: PRMConfig, path: str, *, split: str) -> list[StepRow]:
+def _load(config: PRMConfig, path: str, *, split: str) -> KeptRows[StepRow]:
     data = config.data
     reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
     tag = data.step_tag or config.model.placeholder_token
     reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
-    return judged_rows(path, STEPS, split=split, reading=reading)
+    return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows)

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from lmm_r1.config import RMConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.dpo_rows import sides_of
 from lmm_r1.trainer.held_out import LOSS, RunHeldOut
@@ -33,7 +34,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
     encoder = RewardEncoder
 
     @classmethod
-    def read(cls, config: RMConfig) -> tuple[list[PreferenceRow], list[PreferenceRow]]:
+    def read(cls, config: RMConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
         return reward_rows(config)
 
     @classmethod

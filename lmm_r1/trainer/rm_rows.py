@@ -9,6 +9,7 @@ import torch
 
 from lmm_r1.config import RMConfig
 from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.dpo_rows import evaluation_pairs, training_pairs
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs, encode_pair
@@ -67,21 +68,23 @@ def collate_rewards(samples: Sequence[RewardSample], *, pad_token_id: int) -> Re
     )
 
 
-def reward_rows(config: RMConfig) -> tuple[list[PreferenceRow], list[PreferenceRow]]:
+def reward_rows(config: RMConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
     """Return the pairs to learn from and the held-out ones; raises UserError where they lack what the loss needs."""
-    rows, held_out = training_pairs(config), evaluation_pairs(config)
+    check = _check_scores if config.model.loss_type == "regression" else None
+    rows, held_out = training_pairs(config, check=check), evaluation_pairs(config, check=check)
     if config.model.margin_loss_enable and not any(row.margin for row in rows):
         raise UserError(
             f"--model.margin_loss_enable: no row of --data.dataset {config.data.dataset} has a margin; leave the flag out"
         )
-    if config.model.loss_type == "regression":
-        for row in (*rows, *held_out):
-            if row.chosen_score is None or row.rejected_score is None:
-                raise UserError(
-                    f"{row.location}: --model.loss_type regression needs the scores of both responses, in the columns "
-                    "chosen_score and rejected_score; add them, or take --model.loss_type sigmoid"
-                )
     return rows, held_out
+
+
+def _check_scores(row: PreferenceRow) -> None:
+    if row.chosen_score is None or row.rejected_score is None:
+        raise UserError(
+            f"{row.location}: --model.loss_type regression needs the scores of both responses, in the columns "
+            "chosen_score and rejected_score; add them, or take --model.loss_type sigmoid"
+        )
 
 
 def _to_end(sample: SFTSample) -> SFTSample:

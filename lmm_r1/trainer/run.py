@@ -21,13 +21,24 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
-from lmm_r1.config import PPOConfig, checkpoint_folder, to_openrlhf_args
+from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
+from lmm_r1.config.gpu_counts import needed_gpus
+from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
+from lmm_r1.data.training_rows import (
+    SKIP_BAD_ROWS,
+    KeptRows,
+    PromptStream,
+    blend,
+    check_prompt,
+    parse_dataset_spec,
+    told_of,
+)
 from lmm_r1.errors import UserError
 from lmm_r1.generation.agreement import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
@@ -104,8 +115,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
     rows = _prompts(config)
-    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else []
-    check_prompts(rows + eval_rows)
+    config = _sized(config, rows=len(rows))
+    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else KeptRows()
     check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     max_images = _max_images(config, rows + eval_rows)
@@ -135,6 +146,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
     resumed = open_run(config, fingerprint, folder=folder)
+    folder.left_out((*rows.left_out, *eval_rows.left_out))
     stage = _Stage(
         config=config,
         policy=policy,
@@ -144,7 +156,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
         folder=folder,
         reward=reward,
     )
-    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+    with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
         restarts = Restarts(
             limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
         )
@@ -261,7 +273,7 @@ def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
         ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
-def _prompts(config: PPOConfig) -> list[Row]:
+def _prompts(config: PPOConfig) -> KeptRows[Row]:
     data = config.data
     assert data.prompt_dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
@@ -272,20 +284,36 @@ def _prompts(config: PPOConfig) -> list[Row]:
             f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
-    return rows
+    return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
 
 
-def _load(config: PPOConfig, path: str, *, split: str) -> list[Row]:
+def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
+    """Return the settings with the sizes that were left open, and say what they are."""
+    sized, told = sized_ppo(config, rows=rows)
+    if told is not None:
+        Console(highlight=False, soft_wrap=True).print(told)
+    return sized
+
+
+def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
-    file = read_row_file(path, split=split, reading=reading, answer_required=needs_answer)
-    Console(highlight=False).print(file.told)
+    file = read_row_file(
+        path,
+        split=split,
+        reading=reading,
+        answer_required=needs_answer,
+        check=check_prompt,
+        bad_rows=config.data.bad_rows,
+        skip_by=SKIP_BAD_ROWS,
+    )
+    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
     rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
-    return rows if wanted else [replace(row, columns={}) for row in rows]
+    return KeptRows.of(path, rows if wanted else [replace(row, columns={}) for row in rows], file.skipped)
 
 
 def _check_agent(config: PPOConfig) -> None:
@@ -336,7 +364,7 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[.
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
-        Console(highlight=False).print(
+        Console(highlight=False, soft_wrap=True).print(
             f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
         )
 
@@ -376,46 +404,24 @@ def _start_ray(config: PPOConfig) -> None:
         # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
-    environment = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
     arguments: dict[str, Any] = {
-        "runtime_env": {
-            "env_vars": {name: os.environ.get(name, value) for name, value in environment.items()},
-            "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker",
-        },
+        "runtime_env": worker_runtime(run_environment()),
         "log_to_driver": config.logger.worker_logs,
     }
     if not nodes.joins():
         arguments["include_dashboard"] = False
         if not cpu.has_cuda():
-            arguments |= {"num_gpus": _gpus(config), "num_cpus": max(os.cpu_count() or 1, _gpus(config))}
+            needed = needed_gpus(config)
+            arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
     loading.done()
     nodes.connect(**arguments)
-
-
-def _gpus(config: PPOConfig) -> int:
-    """Return how many GPUs the run's models and engines ask for."""
-    train = config.train
-    sizes = [_size(config.actor)]
-    if not train.colocate_all:
-        sizes.append(config.vllm.num_engines * config.vllm.tensor_parallel_size)
-        if config.algo.kl.init_coef > 0 and not train.colocate_actor_ref:
-            sizes.append(_size(config.ref))
-    if train.colocate_critic_reward:
-        sizes.append(_size(config.critic))
-    elif not train.colocate_all:
-        sizes += [_size(group) for group in (config.critic, config.reward) if group.model_name_or_path]
-    return sum(sizes)
-
-
-def _size(group: Any) -> int:
-    return group.num_nodes * group.num_gpus_per_node
 
 
 def _shared_gpus(config: PPOConfig) -> Reservation | None:
     if not (config.train.colocate_all or config.train.colocate_actor_ref):
         return None
     together = _model_groups(config) | (engine_groups(config) if config.train.colocate_all else {})
-    return reserve(_size(config.actor), together=together)
+    return reserve(config.actor.gpus, together=together)
 
 
 def _model_groups(config: PPOConfig) -> dict[str, int]:
@@ -431,7 +437,7 @@ def _model_groups(config: PPOConfig) -> dict[str, int]:
 def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
     """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
     if config.train.colocate_critic_reward:
-        shared = reserve(_size(config.critic), together=_model_groups(config))
+        shared = reserve(config.critic.gpus, together=_model_groups(config))
     critic, reward = (
         _group(config, worker, group, shared) if group.model_name_or_path else None
         for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
@@ -439,12 +445,12 @@ def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayAct
     return critic, reward
 
 
-def _group(config: PPOConfig, worker: Any, size: Any, shared: Reservation | None) -> RayActorGroup:
+def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
     return NodeSortedGroup(
-        size.num_nodes,
-        size.num_gpus_per_node,
+        size.nodes,
+        size.gpus_per_node,
         worker,
-        pg=shared or reserve(_size(size), together=_model_groups(config)),
+        pg=shared or reserve(size.gpus, together=_model_groups(config)),
         num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
         duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
     )

@@ -6,43 +6,31 @@ A fingerprint tells which run checkpoints belong to: its models, its rows and th
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from lmm_r1 import dotted
+from lmm_r1.checkpoints.digest import model_digest
 from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.dpo import ReferredConfig
 from lmm_r1.config.export import settings_of_the_run
-from lmm_r1.data.image_sources import ImageSource, describe
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
-from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
-from lmm_r1.data.stored_bytes import StoredBytes
+from lmm_r1.data.row_digest import AnyRow, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run_folder import STAGE_FILE, RunFolder
-from lmm_r1.trainer.stopping import ERROR_FILE
+from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
 
 FINGERPRINT_FILE = "fingerprint.json"
 # What a folder of checkpoints holds: those of RL's policy and critic, SFT's own, the best ones, and what names the
 # newest.
 _CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPRINT_FILE)
-# Of a weight file these many blocks are read, evenly spread: whole ones hold many GiB.
-_BLOCKS = 64
-_BLOCK_BYTES = 64 * 1024
-_WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # More differences than this are counted only.
 _SHOWN = 4
-
-AnyRow: TypeAlias = Row | PreferenceRow | StepRow | UnpairedRow
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
@@ -205,97 +193,6 @@ def check_same_run(fingerprint: Fingerprint, folder: Path) -> None:
     if phrases:
         more = f"; and {len(phrases) - _SHOWN} more" if len(phrases) > _SHOWN else ""
         raise UserError(f"{folder} holds checkpoints of another run: {'; '.join(phrases[:_SHOWN])}{more}; {ways}")
-
-
-def model_digest(path: str) -> str:
-    """Return the digest of a checkpoint folder: its small files, and of its weights the sizes and evenly spread blocks.
-
-    A name of the hub is its own digest.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return path
-    digest = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.suffix in (".json", ".jinja", *_WEIGHT_SUFFIXES)):
-        if file.name in ("stage.json", "trackers.json"):
-            continue
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        _add_blocks(digest, file)
-    return digest.hexdigest()[:16]
-
-
-def _add_blocks(digest: hashlib._Hash, file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        if size <= _BLOCKS * _BLOCK_BYTES:
-            digest.update(stream.read())
-            return
-        for index in range(_BLOCKS):
-            stream.seek(index * (size - _BLOCK_BYTES) // (_BLOCKS - 1))
-            digest.update(stream.read(_BLOCK_BYTES))
-
-
-def rows_digest(rows: Sequence[AnyRow]) -> str:
-    """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts,
-    and of one in a row file that file's name, its row and its length: all images of a row file can be terabytes.
-    """
-    digest = hashlib.sha256()
-    for row in rows:
-        if not isinstance(row, Row):
-            _add_judged(digest, row)
-            continue
-        _add_messages(digest, row.messages)
-        begun = f"\0{row.prefill}" if row.prefill else ""
-        digest.update(f"\0{row.answer}\0{row.datasource}{begun}\n".encode(errors="replace"))
-        if row.plain:
-            digest.update(b"\0plain")
-    return f"{len(rows)} rows {digest.hexdigest()[:12]}"
-
-
-def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow | UnpairedRow) -> None:
-    match row:
-        case PreferenceRow():
-            turns = {"chosen": row.chosen, "rejected": row.rejected}
-            judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
-        case UnpairedRow():
-            turns, judged = {"response": row.response}, str(row.desirable)
-        case StepRow():
-            turns, judged = {}, "\0".join([*row.steps, *map(str, row.labels)])
-    for name, messages in {"prompt": row.messages, **turns}.items():
-        digest.update(f"\0{name}".encode())
-        _add_messages(digest, messages)
-    digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
-
-
-def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:
-    for message in messages:
-        for part in message.parts:
-            digest.update(_described(part))
-        digest.update(message.role.encode())
-
-
-def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
-    if isinstance(part, TextPart):
-        return part.text.encode(errors="replace")
-    pixels = f" {part.min_pixels} {part.max_pixels}".encode()
-    if isinstance(part, VideoPart):
-        video = part.source if isinstance(part.source, str) else [_frame_told(frame) for frame in part.source]
-        return f"{video} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
-    if isinstance(part.source, bytes):
-        return part.source + pixels
-    if isinstance(part.source, str):
-        return part.source.rpartition("/")[2].encode(errors="replace") + pixels
-    if isinstance(part.source, StoredBytes):
-        return _stored_told(part.source).encode(errors="replace") + pixels
-    return part.source.tobytes() + pixels
-
-
-def _frame_told(frame: ImageSource) -> str:
-    return _stored_told(frame) if isinstance(frame, StoredBytes) else describe(frame)
-
-
-def _stored_told(stored: StoredBytes) -> str:
-    return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"
 
 
 def _shown(value: object) -> str:

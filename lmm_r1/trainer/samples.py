@@ -183,23 +183,19 @@ class KitSamplesGenerator:
                     heapq.heapify(load)
                 count, index = heapq.heappop(load)
                 heapq.heappush(load, (count + settings.sampling.n_samples, index))
-                refs.append(
-                    self.vllm_engines[index].generate_group.remote(
-                        row, self._of_row(settings, place=place, rows=len(rows))
-                    )
-                )
+                refs.append(self.vllm_engines[index].generate_group.remote(row, self._of_row(settings, place=place)))
                 engine_of[refs[-1]] = index
             with told_by_workers():
                 groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
 
-    def _of_row(self, settings: GroupSettings, *, place: int, rows: int) -> GroupSettings:
-        """Return how the group of a row is generated: with pictures only where its samples may be recorded."""
+    def _of_row(self, settings: GroupSettings, *, place: int) -> GroupSettings:
+        """Return how the group of a row is generated: with pictures only where it may be recorded."""
         if not settings.pictures:
             return settings
-        recorded = self.args.logger.rollouts_per_step
-        return replace(settings, pictures=place < _SPARE * recorded, pictured=-(-recorded // rows))
+        recorded = max(1, self.args.logger.rollouts_per_step // settings.sampling.n_samples)
+        return replace(settings, pictures=place < _SPARE * recorded)
 
 
 def experience_of(sample: Sample, *, max_len: int) -> Experience:

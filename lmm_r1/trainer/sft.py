@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.trainer.sft_evaluation import Answers, Evaluation
 from lmm_r1.trainer.sft_rows import RowEncoder, evaluation_rows, training_rows
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
@@ -27,7 +28,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
     encode: RowEncoder
 
     @classmethod
-    def read(cls, config: SFTConfigT) -> tuple[list[Row], list[Row]]:
+    def read(cls, config: SFTConfigT) -> tuple[KeptRows[Row], KeptRows[Row]]:
         return training_rows(config), evaluation_rows(config)
 
     @classmethod

@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-from rich.console import Console
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, demonstration
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.trainer.sft_samples import SFTSample, encode_sample, loss_turns
 from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows
 from lmm_r1.trainer.supervised_rows import chat_template as chat_template
+from lmm_r1.trainer.supervised_rows import kept
 from lmm_r1.trainer.supervised_rows import read_ahead as read_ahead
 
 
-def training_rows(config: SFTConfig) -> list[Row]:
+def training_rows(config: SFTConfig) -> KeptRows[Row]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    rows = blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
-    _check_turns(config, rows)
-    return rows
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
 
 
-def evaluation_rows(config: SFTConfig) -> list[Row]:
+def evaluation_rows(config: SFTConfig) -> KeptRows[Row]:
     """Return the rows of `--eval.dataset`, none without; they have answers where a verifier is to judge by them."""
     if config.eval.dataset is None:
-        return []
-    rows = _load(config, config.eval.dataset, split=config.eval.split, judged=config.eval.verifier is not None)
-    _check_turns(config, rows)
-    return rows
+        return KeptRows()
+    return _load(config, config.eval.dataset, split=config.eval.split, judged=config.eval.verifier is not None)
 
 
-def _load(config: SFTConfig, path: str, *, split: str, judged: bool = False) -> list[Row]:
+def _load(config: SFTConfig, path: str, *, split: str, judged: bool = False) -> KeptRows[Row]:
     reading = row_reading(config.data, prefix="--data.")
     names = replace(reading.names, response=config.data.output_key)
     reading = replace(reading, names=names, plain_template=plain_template(config))
-    file = read_row_file(path, split=split, reading=reading, answer_required=judged)
-    # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
-    return [demonstration(row) for row in file.rows.values()]
+    file = read_row_file(
+        path,
+        split=split,
+        reading=reading,
+        answer_required=judged,
+        check=partial(_check_turns, config),
+        bad_rows=config.data.bad_rows,
+        skip_by=SKIP_BAD_ROWS,
+    )
+    return kept(file, map(demonstration, file.rows.values()))
 
 
 def plain_template(config: SFTConfig) -> str | None:
@@ -56,10 +57,9 @@ def plain_template(config: SFTConfig) -> str | None:
     return "{}" if config.model.pretrain_mode_enable else None
 
 
-def _check_turns(config: SFTConfig, rows: Sequence[Row]) -> None:
+def _check_turns(config: SFTConfig, row: Row) -> None:
     if not config.model.pretrain_mode_enable:
-        for row in rows:
-            loss_turns(row, every_turn=config.data.multiturn)
+        loss_turns(demonstration(row), every_turn=config.data.multiturn)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def mask_of_turns(
     loss_mask = [False] * len(encoded.token_ids)
     placeholders = kit.placeholder_ids(processor)
     for turn in turns:
-        start, end = _span(row, turn=turn, kit=kit, processor=processor, ids=encoded.engine_token_ids)
+        start, end = _span(row, turn=turn, kit=kit, processor=processor, whole=encoded)
         before = replace(row, messages=row.messages[:turn])
         through = replace(row, messages=row.messages[: turn + 1])
         start += _shift(before, at=start, kit=kit, processor=processor, whole=encoded, add_generation_prompt=True)
@@ -126,10 +126,11 @@ def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
     return turns
 
 
-def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, ids: list[int]) -> tuple[int, int]:
+def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
     """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
-    before = kit.render(processor, row.messages[:turn], add_generation_prompt=True)
-    through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False)
+    ids, videos = whole.engine_token_ids, whole.videos
+    before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
+    through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
     # The last token of either may have grown together with the text behind it.
     if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
         raise UserError(

@@ -18,9 +18,9 @@ from typing import Any
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import write_atomically
+from lmm_r1.records.run_folder import ERROR_FILE
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-ERROR_FILE = "error.txt"
 _ONE_REQUEST_S = 2.0
 
 

@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import checkpoint_folder
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.trainer.held_out import BestMetric, HeldOut
@@ -114,7 +115,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def read(cls, config: ConfigT) -> tuple[list[Any], list[Any]]:
+    def read(cls, config: ConfigT) -> tuple[KeptRows[Any], KeptRows[Any]]:
         """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from."""
 
     @classmethod

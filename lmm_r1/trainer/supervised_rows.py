@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.data.bad_rows import BadRows
+from lmm_r1.data.files import RowFile
 from lmm_r1.data.formats.row_format import Fields
-from lmm_r1.data.preferences import JudgedRow, RowKind, read_judged_file
+from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data.training_rows import blend, parse_dataset_spec
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, told_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 
@@ -60,7 +62,7 @@ class SampleEncoder(ABC):
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
 
 
-def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]) -> list[RowT]:
+def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
     """Return the rows of `--data.dataset`; raises UserError where they are too few for an update.
 
     Args:
@@ -68,21 +70,38 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], Sequence[RowT]]
     """
     assert config.data.dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
-    rows = blend([load(path) for path in paths], probabilities, seed=config.train.seed)[: config.data.max_samples]
+    lists = [load(path) for path in paths]
+    rows = blend(lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
     if len(rows) < config.train.batch_size:
         raise UserError(
             f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
-    return rows
+    return KeptRows(rows, left_out=[row for part in lists for row in part.left_out])
 
 
-def judged_rows(path: str, kind: RowKind[Fields, JudgedT], *, split: str, reading: RowReading) -> list[JudgedT]:
-    """Return the rows of a file of judged responses, and say how they were found; raises what `read_judged_file` does."""
-    file = read_judged_file(path, kind, split=split, reading=reading)
+def judged_rows(
+    path: str,
+    kind: RowKind[Fields, JudgedT],
+    *,
+    split: str,
+    reading: RowReading,
+    bad_rows: BadRows,
+    check: Callable[[JudgedT], None] | None = None,
+) -> KeptRows[JudgedT]:
+    """Return the rows of a file of judged responses, and say how they were found; takes and raises what `read_judged_file` does."""
+    file = read_judged_file(
+        path, kind, split=split, reading=reading, check=check, bad_rows=bad_rows, skip_by=SKIP_BAD_ROWS
+    )
+    return kept(file, file.rows.values())
+
+
+def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT]:
+    """Return the rows that were made of those of a file, and say how they were found."""
     # Every rank reads them, and one says so.
-    Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0").print(file.told)
-    return list(file.rows.values())
+    quiet = os.environ.get("RANK", "0") != "0"
+    Console(highlight=False, quiet=quiet).print(told_of(file.told, file.skipped))
+    return KeptRows.of(file.path, rows, file.skipped)
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from rich.console import Console
-from transformers.utils import logging as transformers_logging
 
-from lmm_r1.config import SupervisedConfig, to_openrlhf_args
+from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
+from lmm_r1.data.row_digest import AnyRow
+from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
@@ -25,7 +26,7 @@ from lmm_r1.planning.run_plan import check_sft_plan
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.publication import publish
-from lmm_r1.trainer.run_start import AnyRow, Fingerprint, check_start, open_run
+from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import default_to_one_process, leave_group, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
@@ -38,6 +39,8 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     checkpoint = _opened(config)
     rows, held_out = run_class.read(config)
+    default_to_one_process()
+    config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
     every = shown + run_class.conversations(held_out)
     _check_rows(config, checkpoint, every)
@@ -45,11 +48,20 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
     learned = run_class.learned(rows)
     filler = first_fitting(config, learned, encode).filler
-    with session(run_class, config, checkpoint, rows=rows, shown=shown) as begun:
+    left_out = (*rows.left_out, *held_out.left_out)
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, left_out=left_out) as begun:
         run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
         run.train(steps=begun.steps)
+
+
+def _sized(config: ConfigT, *, rows: int) -> ConfigT:
+    """Return the settings with the sizes that were left open; rank 0 says what they are."""
+    sized, told = sized_supervised(config, rows=rows, processes=int(os.environ["WORLD_SIZE"]))
+    if told is not None:
+        Console(highlight=False, soft_wrap=True, quiet=os.environ["RANK"] != "0").print(told)
+    return sized
 
 
 def _opened(config: SupervisedConfig) -> Checkpoint:
@@ -84,6 +96,7 @@ def session(
     *,
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
+    left_out: Sequence[LeftOutRow] = (),
 ) -> Iterator[Session[ConfigT]]:
     """Start a run's processes and its folder, and finish both when what is inside has trained.
 
@@ -92,40 +105,44 @@ def session(
     Args:
         rows: what is learned from.
         shown: conversations of the rows, of which the plan takes one with an image.
+        left_out: what the run goes on without.
     """
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
     check_start(config, fingerprint)
-    default_to_one_process()
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     _check_plan(config, shown)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         strategy = make_strategy(to_openrlhf_args(config))
         strategy.setup_distributed()
-        resumed = open_run(config, fingerprint, folder=folder) if strategy.is_rank_0() else False
+        resumed = False
+        if strategy.is_rank_0():
+            resumed = open_run(config, fingerprint, folder=folder)
+            folder.left_out(left_out)
         # What is deleted or written there must be so for all ranks.
         dist.barrier()
         steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+        # One process stands for all ranks, which end together.
+        kept = folder.session() if strategy.is_rank_0() else nullcontext()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
-        # Its bars would stand between the lines of the steps, one for each rank.
-        transformers_logging.disable_progress_bar()
-        with trackers:
-            yield Session(
-                config=config,
-                checkpoint=checkpoint,
-                strategy=strategy,
-                folder=folder,
-                stops=stops,
-                trackers=trackers,
-                steps=steps,
-            )
-        if strategy.is_rank_0():
-            console.print(folder.finish(steps=steps))
+        with kept:
+            with trackers:
+                yield Session(
+                    config=config,
+                    checkpoint=checkpoint,
+                    strategy=strategy,
+                    folder=folder,
+                    stops=stops,
+                    trackers=trackers,
+                    steps=steps,
+                )
+            if strategy.is_rank_0():
+                console.print(folder.finish(steps=steps))
         first = strategy.is_rank_0()
         # Whoever goes on from here finds the run finished, whichever rank it is.
         dist.barrier()

@@ -63,7 +63,8 @@ def test_everything_that_is_wrong_is_found_by_line_and_shown(folder, tiny_checkp
     assert (found["rows"], found["usable"], found["conversations"]) == (9, 8, 1)
     spreads = {spread["name"]: spread for spread in found["distributions"]}
     assert spreads["pixels per image"]["largest"] == 64 * 32
-    assert spreads["tokens per prompt"]["count"] == 7
+    # The conversation, too: RL asks it without the turn to learn from.
+    assert spreads["tokens per prompt"]["count"] == 8
     assert (spreads["tokens per prompt"]["limit"], spreads["tokens per conversation"]["limit"]) == (192, 256)
     said = capsys.readouterr().out
     assert f"leak: 1 row, which is in another file, too\n  {file} line 1: asks what {other} line 1 asks\n" in said

@@ -195,6 +195,26 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
         assert_same_buffers(actor.model, plain)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
+    """Of a mixture whose routers have a bias, which is no number of bf16."""
+    from lmm_r1.checkpoints.zero_checkpoint import load_trained, read_weights
+    from lmm_r1.models.actor import KitActor
+
+    folder = tiny_checkpoint("glm4v_moe")
+    strategy = strategy_of(stage=stage, precision="bf16")
+    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "max_len": 64}
+    actor = KitActor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+    actor, _, _ = strategy.prepare((actor, OPTIMIZER))
+    actor.model.save_checkpoint(str(tmp_path), tag="step")
+    weights = read_weights(tmp_path / "step")
+    found = load_trained(str(folder), weights, lora_alpha=None, dtype=torch.float32, trust_remote_code=False)
+    plain = plain_model("glm4v_moe", folder, torch.float32)
+    assert_same_buffers(found, plain)
+    stored = {name for name, _ in plain.named_buffers()} & plain.state_dict().keys()
+    assert stored == {"model.language_model.layers.1.mlp.gate.e_score_correction_bias"}
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkpoint, one_rank):
     from lmm_r1.models.actor import KitActor

@@ -141,8 +141,9 @@ def check_no_banned_token(llm: Any, kit: LmmKit, prompts: list[EncodedPrompt], *
 
 def check_single_weights(llm: Any, actor: KitActor, folder: Path) -> None:
     """Check that weights sent one by one, as on GPUs, come out as those of a whole checkpoint."""
-    weights = dict(actor.model.named_parameters())
-    sent = {}
+    weights, stored = dict(actor.model.named_parameters()), actor.model.state_dict()
+    # What is not trained is not sent: an engine has it from its checkpoint.
+    sent = {name: buffer for name, buffer in actor.model.named_buffers() if name in stored}
     for group in stored_weights(actor.model, weights):
         sent |= as_stored(actor.model, {name: weights[name].detach() for name in group.names})
     single = loaded_one_by_one(llm, sent)

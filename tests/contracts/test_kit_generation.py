@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.conversations import clip
 from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import encode
 from PIL import Image
@@ -24,7 +25,7 @@ SETTINGS = EngineSettings(
     dtype="float32",
     max_model_len=4096,
     max_images=2,
-    max_videos=0,
+    max_videos=2,
     batch_rows=3,
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,
@@ -39,8 +40,8 @@ def user(*parts: object) -> Message:
     return Message(role="user", parts=tuple(TextPart(part) if isinstance(part, str) else part for part in parts))
 
 
-def conversations(*, images: bool) -> list[tuple[Message, ...]]:
-    """Prompts of different lengths, with images between and without."""
+def conversations(*, images: bool, videos: bool = False) -> list[tuple[Message, ...]]:
+    """Prompts of different lengths, with images between and without; behind them one of two videos, in a batch with a text."""
     texts = [
         (user("What is 12 + 34?"),),
         (user("Which digit?"), Message(role="assistant", parts=(TextPart("46"),)), user("What is 12?")),
@@ -48,7 +49,8 @@ def conversations(*, images: bool) -> list[tuple[Message, ...]]:
     if not images:
         return texts
     drawn = [ImagePart(Image.effect_noise((70, side), 80).convert("RGB")) for side in (56, 90)]
-    return [texts[0], (user(drawn[0], "What is 12?"),), (user(*drawn, "Which digit?"),), texts[1]]
+    shown = [texts[0], (user(drawn[0], "What is 12?"),), (user(*drawn, "Which digit?"),), texts[1]]
+    return [*shown, (user(clip(3, 84, 56), "or", clip(2, 56, 56), "?"),)] if videos else shown
 
 
 def likeliest(engine: TransformersEngine, messages: tuple[Message, ...]) -> list[int]:
@@ -74,9 +76,10 @@ def test_generation_takes_the_likeliest_token_of_each_forward_pass(
     name: str, tiny_checkpoint: Callable[[str], Path]
 ) -> None:
     engine = TransformersEngine(str(tiny_checkpoint(name)), SETTINGS)
+    kit = get_kit(name)
     rows = [
         Row(messages=messages, answer="", datasource="test", location=f"row {place}")
-        for place, messages in enumerate(conversations(images=get_kit(name).takes_images))
+        for place, messages in enumerate(conversations(images=kit.takes_images, videos=kit.takes_videos))
     ]
     outcomes = list(engine.respond(enumerate(rows), GREEDY))
     assert [outcome.index for outcome in outcomes] == list(range(len(rows)))

@@ -55,7 +55,9 @@ METHODS = {
     "qlora": {**LORA, "ds.load_in_4bit": True, "model.gradient_checkpointing_enable": True},
 }
 # Of which bitsandbytes has no layers in 4 bits.
-MIXTURES = {"aria", "qwen3_vl_moe"}
+MIXTURES = {"aria", "glm4v_moe", "qwen3_vl_moe"}
+# Of which peft takes the names of an MLP's layers for those of experts, so that these get no adapter.
+ATTENTION_ALONE = {"glm4v_moe"}
 FLAGS = {
     "data.dataset": "rows.jsonl",
     "data.max_len": 512,
@@ -159,7 +161,7 @@ def started(checkpoint_of, larger_teacher, tmp_path) -> Callable[..., Supervised
 
 @pytest.fixture(scope="module")
 def linear_layers(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], set[str]]:
-    """A function from a kit's name to the linear layers of its language model, but the output layer."""
+    """A function from a kit's name to the linear layers of its language model that adapters are for: not the output layer."""
 
     @cache
     def of(name: str) -> set[str]:
@@ -170,6 +172,7 @@ def linear_layers(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], set
             if isinstance(module, torch.nn.Linear)
             and f"{key}.weight".startswith(kit.language_prefixes)
             and not f"{key}.weight".startswith(kit.untrained_prefixes)
+            and not (name in ATTENTION_ALONE and ".mlp." in key)
         }
         output = {key for key in linear if model.get_submodule(key) is model.get_output_embeddings()}
         assert len(output) == 1

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conversations import clip, message, picture, row
+from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tiny_models import encode, make_actor, pad
+from helpers.video_references import TEXT_KEYS, reference, stock_inputs
 
-from lmm_r1.data.messages import Message, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.videos import load_video
+from lmm_r1.data.messages import VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
 from lmm_r1.trainer.sft_samples import encode_sample
@@ -43,6 +43,12 @@ CASES = {
 # Where a video's time reaches further than its rows and columns, what transformers 5.15 works out is not what the models
 # were trained with; tests/unit/lmm_kits/test_qwen_positions.py has such videos.
 POSITIONED = [case for case in CASES if case != "more steps than rows"]
+# Where the vision tower stands in their models; in all others it is `model.visual`.
+TOWERS = {"internvl": "model.vision_tower", "llava_onevision": "model.vision_tower", "smolvlm": "model.vision_model"}
+# The first of these models, and these, have no notion of how long a video lasts.
+TIMELESS = ("qwen2_vl", "internvl", "llava_onevision")
+# Their processor scales every frame to one size.
+ONE_SIZE = ("internvl", "llava_onevision", "smolvlm")
 
 
 @pytest.fixture(scope="module", params=VIDEO_KITS)
@@ -70,54 +76,11 @@ def actor(folder: Path) -> Any:
     return make_actor(folder)
 
 
-def reference(processor: Any, messages: list[Message]) -> dict[str, torch.Tensor]:
-    """What Hugging Face's processor makes of the conversation, its frames already sampled."""
-    chat = [
-        {
-            "role": turn.role,
-            "content": [
-                (
-                    {"type": "text", "text": part.text}
-                    if isinstance(part, TextPart)
-                    else {"type": "video" if isinstance(part, VideoPart) else "image"}
-                )
-                for part in turn.parts
-            ],
-        }
-        for turn in messages
-    ]
-    if name_of(processor) == "Glm4vProcessor":
-        # Its template takes a list of parts from the user alone.
-        chat = [turn if turn["role"] == "user" else {**turn, "content": turn["content"][0]["text"]} for turn in chat]
-    videos = [load_video(part, location="test") for part in videos_of(messages)]
-    frames = [video.frames for video in videos]
-    if name_of(processor) in ("Qwen3VLProcessor", "Glm4vProcessor"):
-        # It refuses a lone frame, which the kit shows it twice.
-        frames = [np.repeat(each, 2, axis=0) if len(each) == 1 else each for each in frames]
-    return dict(
-        processor(
-            text=[processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)],
-            images=[part.source for part in images_of(messages)] or None,
-            videos=[list(each) for each in frames],
-            video_metadata=[
-                {"fps": video.fps, "total_num_frames": len(each), "frames_indices": list(range(len(each)))}
-                for video, each in zip(videos, frames, strict=True)
-            ],
-            do_sample_frames=False,
-            return_tensors="pt",
-        )
-    )
-
-
-def name_of(thing: Any) -> str:
-    return type(thing).__name__
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_ids_and_media_are_the_processors_own(kit, processor, case):
     encoded, expected = encode(kit, processor, CASES[case]), reference(processor, CASES[case])
     assert encoded.token_ids == expected["input_ids"][0].tolist()
-    assert set(encoded.media) == set(expected) - {"input_ids", "attention_mask", "mm_token_type_ids"}
+    assert set(encoded.media) == set(expected) - TEXT_KEYS
     for key, value in encoded.media.items():
         assert torch.equal(value, expected[key]), key
 
@@ -129,33 +92,19 @@ def test_the_engine_gets_one_placeholder_per_image_and_video(kit, processor, cas
     placeholders = kit.placeholder_ids(processor)
     given = len(images_of(messages)) + len(videos_of(messages))
     assert sum(token in placeholders for token in encoded.engine_token_ids) == given
-    assert kit.render(processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
+    rendered = kit.render(processor, messages, add_generation_prompt=True, videos=encoded.videos)
+    assert rendered == encoded.engine_token_ids
     assert len(encoded.videos) == len(kit.engine_media(encoded)["video"]) == len(videos_of(messages))
-
-
-# Their stock model refuses images and videos together: the placeholders of both must be as many as the features of either.
-APART = ("glm4v",)
-
-
-def stock_inputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the stock model takes in the place of a processor's batch of one, its own embeddings and positions."""
-    if model.config.model_type not in APART or not {"pixel_values", "pixel_values_videos"} <= given.keys():
-        return given
-    with pytest.raises(ValueError, match="do not match"):
-        model(**given)
-    embeds, types = model.get_input_embeddings()(given["input_ids"]), given["mm_token_type_ids"]
-    images = model.get_image_features(given["pixel_values"], given["image_grid_thw"]).pooler_output
-    videos = model.get_video_features(given["pixel_values_videos"], given["video_grid_thw"]).pooler_output
-    for kind, features in ((1, images), (2, videos)):
-        embeds = embeds.masked_scatter((types == kind)[..., None], torch.cat(features))
-    names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
-    positions, _ = model.model.get_rope_index(**{name: given[name] for name in names})
-    return {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": given["attention_mask"]}
 
 
 def positions_seen(model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
     """Run the model and return the position ids that its language model rotates by."""
-    rotary, seen = model.get_submodule("model.language_model.rotary_emb"), []
+    (rotary,) = (
+        module
+        for name, module in model.named_modules()
+        if name in ("model.language_model.rotary_emb", "model.text_model.rotary_emb")
+    )
+    seen = []
     hook = rotary.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append([*args, *kwargs.values()][1]), with_kwargs=True
     )
@@ -200,7 +149,8 @@ def test_the_vision_tower_runs_once_in_a_pass(kit, processor, folder, cases, pac
     prompts = [encode(kit, processor, CASES[case]) for case in cases]
     sequences, mask = pad([prompt.token_ids for prompt in prompts], side="left")
     runs: list[None] = []
-    actor.model.model.visual.register_forward_hook(lambda *_: runs.append(None))
+    tower = actor.model.get_submodule(TOWERS.get(kit.model_type, "model.visual"))
+    tower.register_forward_hook(lambda *_: runs.append(None))
     with torch.no_grad():
         actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media for prompt in prompts])
     assert len(runs) == 1
@@ -245,11 +195,17 @@ def test_the_order_and_the_times_of_frames_matter(kit, processor, actor):
     usual = log_probs(TALL)
     assert (log_probs(VideoPart(TALL.source[::-1])) - usual).abs().max() > 1e-3
     slower = log_probs(VideoPart(TALL.source, fps=0.25))
-    # The first of these models had no notion of how long a video lasts.
-    assert bool((slower - usual).abs().max() > 1e-4) == (kit.model_type != "qwen2_vl")
+    assert bool((slower - usual).abs().max() > 1e-4) == (kit.model_type not in TIMELESS)
 
 
 def test_pixel_bounds_of_a_video_hold_for_each_frame(kit, processor):
+    if kit.model_type in ONE_SIZE:
+        bounded = VideoPart(SHORT.source, max_pixels=5000)
+        ours, usual = (encode(kit, processor, [message("user", part, "Which digit?")]) for part in (bounded, SHORT))
+        assert torch.equal(pixels_of(ours), pixels_of(usual))
+        assert np.array_equal(ours.videos[0].frames, usual.videos[0].frames), "the engine gets what the processor does"
+        return
+
     def pixels(**bounds: int) -> tuple[int, EncodedPrompt]:
         part = VideoPart(clip(4, 280, 252).source, **bounds)
         encoded = encode(kit, processor, [message("user", part, "Which digit?")])
@@ -263,7 +219,14 @@ def test_pixel_bounds_of_a_video_hold_for_each_frame(kit, processor):
     assert video.frames.shape[1] * video.frames.shape[2] == small, "the processor scales the frames once more"
 
 
+def pixels_of(encoded: EncodedPrompt) -> torch.Tensor:
+    return encoded.media.get("pixel_values_videos", encoded.media.get("pixel_values"))
+
+
 def test_a_video_that_the_processor_refuses_is_a_user_error_with_its_size(kit, processor):
+    if kit.model_type in ONE_SIZE:
+        assert encode(kit, processor, [message("user", clip(2, 300, 1), "Which digit?")]).videos
+        return
     with pytest.raises(UserError, match="2 frames of 300x1"):
         encode(kit, processor, [message("user", clip(2, 300, 1), "Which digit?")])
 
@@ -288,8 +251,8 @@ def test_supervised_training_learns_the_words_around_videos(kit, processor):
     sample = encode_sample(row(*turns), kit=kit, processor=processor, max_len=4096, every_turn=True)
     tokenizer = kit.tokenizer_of(processor)
     trained = [token for token, counts in zip(sample.token_ids, sample.loss_mask, strict=True) if counts]
-    end = tokenizer.eos_token
-    assert tokenizer.decode(trained) == f"<answer>46</answer>{end}<answer>47</answer>{end}Yes.{end}"
+    written = [as_written(kit.model_type, text) for text in ("<answer>46</answer>", "<answer>47</answer>", "Yes.")]
+    assert tokenizer.decode(trained) == "".join(f"{text}{tokenizer.eos_token}" for text in written)
 
 
 def test_the_engines_log_probs_are_those_of_the_training_forward(kit, processor, folder, tmp_path):

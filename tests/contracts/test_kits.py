@@ -57,7 +57,7 @@ IMAGES = {
     ],
 }
 # Placeholders of a 112 x 84 image (width x height): as it is, with max_pixels 5000, with min_pixels 20000.
-# Qwen2-VL, Qwen2.5-VL and GLM-4.1V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
+# Qwen2-VL, Qwen2.5-VL and GLM-4.1V to 4.6V have one per 28 x 28 pixels: 3 x 4; sqrt(5000 / 9408) = 0.729 gives 2 x 2;
 # sqrt(20000 / 9408) = 1.458 gives 5 x 6.
 # Qwen3-VL, with experts or without, has one per 32 x 32: 2.6 x 3.5 round to 3 x 4; with 0.729, 1.9 x 2.6 down to 1 x 2;
 # with 1.458, 3.8 x 5.1 up to 4 x 6.
@@ -76,6 +76,7 @@ BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
     "glm4v": (12, 4, 30),
+    "glm4v_moe": (12, 4, 30),
     "idefics3": (20, 20, 20),
     "internvl": (20, 20, 20),
     "janus": (36, 36, 36),
@@ -93,7 +94,7 @@ ANY_SHAPE = ("aria", "gemma3", "idefics3", "internvl", "janus", "llava_onevision
 # Their chat template takes white space off both ends of a text, as the released one does.
 TRIMMING = ("gemma3", "janus")
 # Their chat template takes a list of parts from the user alone, and a string for all other turns.
-PLAIN_TURNS = ("glm4v",)
+PLAIN_TURNS = ("glm4v", "glm4v_moe")
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.
 COMPLETED = ("janus",)
 # Their processor writes marks and line breaks between the tiles of an image, which the engine writes itself.

@@ -1,13 +1,17 @@
 """The table of kits: what `lmm-r1 kits` prints, and the copy of it in docs/kits.md."""
 
+import os
 import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from helpers.tiny_models import altered
 
 from lmm_r1.cli import kits
 from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.lmm_kits.facts import read_facts
 
 pytestmark = pytest.mark.contract
 
@@ -21,12 +25,30 @@ def test_the_docs_show_the_table_of_the_kits():
     assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in docs/kits.md"
 
 
+@pytest.mark.parametrize("name", KITS)
+def test_the_facts_read_from_a_kits_source_are_the_attributes_of_the_kit(name):
+    assert asdict(read_facts(name)) == {fact: getattr(get_kit(name), fact) for fact in asdict(read_facts(name))}
+
+
+def test_the_table_is_made_without_loading_a_kit_and_fits_on_80_columns():
+    environment = {**os.environ, "COLUMNS": "80"}
+    printed = (
+        "import sys; from lmm_r1.cli import main; main(['kits']); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", printed], env=environment, capture_output=True, text=True, check=True)
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert all(re.search(rf"^ ?{name} ", done.stdout, re.MULTILINE) for name in KITS)
+
+
 def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
-    trains_only = altered(
-        get_kit("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
+    trains_only = replace(
+        read_facts("llm"), engine_refusal="it has no class for it", takes_images=True, checkpoints="Some-1B"
     )
     monkeypatch.setattr(kits, "KITS", {"some": "nowhere"})
-    monkeypatch.setattr(kits, "get_kit", lambda name: trains_only)
+    monkeypatch.setattr(kits, "read_facts", lambda name: trains_only)
     (row,) = kits.kit_rows(vllm_version="1.2.3", refusals=kits.Refusals(lora=False, packing=True, critic=True))
     named = dict(zip(kits.COLUMNS, row, strict=True))
     assert named == {

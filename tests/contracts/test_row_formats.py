@@ -13,7 +13,7 @@ from lmm_r1.data.image_sources import describe
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, images_of
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data.training_rows import check_prompts
+from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.contract
@@ -284,7 +284,8 @@ def test_a_sample_becomes_these_rows_found_or_named(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_sample_can_be_asked_and_answered(name):
     rows = list(read_row_file(str(sample_of(name))).rows.values())
-    check_prompts(rows)
+    for row in rows:
+        check_prompt(row)
     file = SAMPLES / "lmm_r1" / "solved.jsonl" if name == "lmm_r1" else sample_of(name)
     shown = [demonstration(row) for row in read_row_file(str(file), answer_required=False).rows.values()]
     assert all(row.messages[-1].role == "assistant" for row in shown)

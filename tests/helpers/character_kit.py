@@ -82,7 +82,14 @@ class CharacterKit:
             media={"pixels": len(images)} if images else None,
         )
 
-    def render(self, processor: object, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    def render(
+        self,
+        processor: object,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[object] = (),
+    ) -> list[int]:
         return self._ids(messages, patches=1, add_generation_prompt=add_generation_prompt)
 
     def chat_text(self, processor: object, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:

@@ -12,6 +12,9 @@ import pytest
 QUESTION = {"messages": [{"role": "user", "content": "What is 1+1?"}], "answer": "2"}
 ANSWERED = {"messages": [*QUESTION["messages"], {"role": "assistant", "content": "<answer>2</answer>"}], "answer": "2"}
 
+# What RL would have to ask with an answer in front.
+TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
+
 
 def with_image(source: str, *, base: dict = QUESTION) -> dict:
     """A row whose question holds an image."""
@@ -40,6 +43,17 @@ def error_of(command: str, argv: Sequence[str], *, capfd: pytest.CaptureFixture[
     assert ended.value.code == code
     assert not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
     return one_sentence(capfd.readouterr().err, prefix=f"lmm-r1 {command}: error: ")
+
+
+def lines_of_error(command: str, argv: Sequence[str], *, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The sentence and the lines below it with which `lmm-r1 COMMAND` ends where several things are wrong."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"lmm_r1.cli.{command}").main(argv)
+    assert ended.value.code == 1
+    said = capfd.readouterr().err
+    assert said.startswith(f"lmm-r1 {command}: error: "), said
+    return said.removeprefix(f"lmm-r1 {command}: error: ").splitlines()
 
 
 def error_of_process(module: str, argv: Sequence[str], *, cwd: Path, prefix: str, env: dict[str, str]) -> str:

@@ -3,15 +3,13 @@
 `python tests/helpers/flag_table.py` writes it, with the repository in PYTHONPATH.
 """
 
-import dataclasses
 import re
-import typing
 from pathlib import Path
 
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import HELP, attach_help
+from lmm_r1.cli.help_texts import attach_help, help_of
 from lmm_r1.config import NOT_YET, DPOConfig, KDConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
 from lmm_r1.config.differences import INSTEAD
 
@@ -61,20 +59,12 @@ def _table(command: str) -> str:
     tests = effects_of(command)
     lines = ["| flag | default | effect | test |", "|---|---|---|---|"]
     for flag in dotted.leaf_types(config_class):
-        said = _help(config_class, flag)
+        said = help_of(config_class, flag)
         if flag in NOT_YET:
             said += f" **Any other value is refused**; {INSTEAD.get(flag, 'leave it out')}."
         named = "<br>".join(f"`{test}`" for test in tests.get(flag, []))
         lines.append(f"| `--{flag}` | {_default(config_class(), flag)} | {_cell(said)} | {named} |")
     return "\n".join(lines) + "\n"
-
-
-def _help(config_class: type, flag: str) -> str:
-    *groups, name = flag.split(".")
-    for group in groups:
-        config_class = typing.get_type_hints(config_class)[group]
-    (field,) = (field for field in dataclasses.fields(config_class) if field.name == name)
-    return field.metadata[HELP]
 
 
 def _default(config: object, flag: str) -> str:

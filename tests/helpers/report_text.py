@@ -12,7 +12,8 @@ class PageText(HTMLParser):
         super().__init__()
         self.html = html
         self.words, self.addresses, self.within = [], [], []
-        self.data = json.loads(re.search(r'id="rollout-data">(.*?)</script>', html, re.S)[1])
+        data = re.search(r'id="rollout-data">(.*?)</script>', html, re.S)
+        self.data = json.loads(data[1]) if data else None
         self.feed(html)
         self.text = re.sub(r"[\s\N{NO-BREAK SPACE}]+", " ", " ".join(self.words))
 

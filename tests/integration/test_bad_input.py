@@ -21,9 +21,11 @@ import ray
 from helpers.commands import (
     ANSWERED,
     QUESTION,
+    TWO_ANSWERS,
     error_of,
     error_of_process,
     flags,
+    lines_of_error,
     tree,
     with_image,
     write_rows,
@@ -130,8 +132,10 @@ BAD_ROWS = {
         ["rows.jsonl line 1: message 1 has the role 'robot'; known roles are system, user, assistant, tool"],
     ),
     "answer in the prompt": (
-        [QUESTION, ANSWERED],
-        ["rows.jsonl line 2: a prompt for RL must not end with an assistant turn; such rows are for train_sft"],
+        [QUESTION, TWO_ANSWERS],
+        [
+            "rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft"
+        ],
     ),
     "too few rows": (
         [QUESTION],
@@ -152,6 +156,30 @@ def test_a_bad_row_stops_rl_before_it_starts(case, tiny_models, work, capfd):
     sentence = error_of("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
     assert [part for part in parts if part not in sentence] == []
     assert tree(work) == before
+
+
+def test_all_bad_rows_of_a_file_are_listed_with_what_each_lacks(tiny_models, work, capfd):
+    write_rows(work, QUESTION, "{]", with_image("no.png"), TWO_ANSWERS, [], QUESTION)
+    sentence, *lines = lines_of_error("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
+    assert sentence == (
+        "rows.jsonl: 4 of its 6 rows cannot be used; correct or remove them, or go on without them by --data.bad_rows skip:"
+    )
+    assert [line.split(";")[0] for line in lines] == [
+        "  rows.jsonl line 2: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        f"  rows.jsonl line 3: no image file {work}/no.png",
+        "  rows.jsonl line 4: a prompt for RL must not end with one of several assistant turns",
+        "  rows.jsonl line 5: a JSON object is needed, not list",
+    ]
+    write_rows(work, *[ANSWERED] * 2, *[QUESTION] * 25)
+    sentence, *lines = lines_of_error("train_sft", sft(tiny_models["text"]), capfd=capfd)
+    assert sentence.startswith("rows.jsonl: 25 of its 27 rows cannot be used; ")
+    assert (len(lines), lines[-1]) == (21, "  and 5 more")
+
+
+def test_bad_rows_that_are_skipped_are_counted_and_too_few_are_left(tiny_models, work, capfd):
+    write_rows(work, QUESTION, TWO_ANSWERS, "{]")
+    sentence = error_of("train_ppo_ray", ppo(tiny_models["image"], data__bad_rows="skip"), capfd=capfd)
+    assert sentence.startswith("--data.prompt_dataset rows.jsonl gives 1 prompts, fewer than --rollout.batch_size 2")
 
 
 @pytest.mark.parametrize(
@@ -186,9 +214,9 @@ def test_images_are_never_dropped_for_a_plain_language_model(command, argv, tiny
 
 def test_rows_to_evaluate_on_are_checked_before_rl_starts(tiny_models, work, capfd):
     (work / "held_out").mkdir()
-    write_rows(work / "held_out", QUESTION, ANSWERED)
+    write_rows(work / "held_out", QUESTION, TWO_ANSWERS)
     argv = ppo(tiny_models["image"], eval__dataset="held_out/rows.jsonl", eval__steps=1)
-    sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with an assistant turn"
+    sentence = "held_out/rows.jsonl line 2: a prompt for RL must not end with one of several assistant turns"
     assert error_of("train_ppo_ray", argv, capfd=capfd).startswith(sentence)
 
 

@@ -39,7 +39,7 @@ def evaluate(**changes: object) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"checkpoints": "image"}, "--checkpoints image: write NAME=PATH"),
+        ({"checkpoints": "=image"}, "--checkpoints =image: write NAME=PATH"),
         ({"files": "=text_rows"}, "--files =text_rows: write NAME=PATH"),
         ({"files": "f=nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
         (
@@ -101,9 +101,8 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "--checkpoints is missing: name what to measure as NAME=FOLDER"),
-        (["--checkpoints", "m=image"], "--files and --suite are missing: name rows as NAME=PATH, or a suite"),
-        (["--checkpoints", "m=image", "--files", "f=text_rows"], "--output is missing: name the JSON file to write"),
+        ([], "--checkpoints is missing: name what to measure as FOLDER or NAME=FOLDER"),
+        (["--checkpoints", "m=image"], "--files and --suite are missing: name rows as PATH or NAME=PATH, or a suite"),
         (["--compare", "a.json", "b.json"], "no file of responses a.responses.jsonl; `lmm-r1 evaluate` writes one"),
     ],
 )
@@ -119,7 +118,10 @@ def test_a_verifier_given_twice_is_refused(work, capfd):
 
 def test_a_name_given_twice_is_refused(work, capfd):
     argv = [*evaluate(), "--files", "f=text_rows", "f=image_rows"]
-    assert error_of("evaluate", argv, capfd=capfd) == "--files f=image_rows: the name f is given twice; choose another"
+    assert (
+        error_of("evaluate", argv, capfd=capfd)
+        == "--files f=image_rows: the name f is given twice; write NAME=PATH with another"
+    )
 
 
 def test_malformed_json_is_told_with_its_line(work, capfd):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from helpers.commands import QUESTION, with_image, write_rows
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
+from lmm_r1.evaluation import measurement
 from lmm_r1.records.evaluation import read_evaluation
 from lmm_r1.records.responses import read_responses
 
@@ -126,3 +128,91 @@ def test_saved_responses_are_compared_without_an_engine(run, monkeypatch, capsys
             assert scores == {key: value for key, value in whole[checkpoint["name"]][name].items() if key != "seconds"}
     assert Path("out/again.html").is_file()
     assert "Against again" in capsys.readouterr().out
+
+
+class EngineWanted(Exception):
+    """An engine was to be started, for these files."""
+
+
+@pytest.fixture
+def repeated(run, tmp_path, monkeypatch, demo):
+    """The same command again, in a copy of its folder, where no engine starts; yields what repeats it."""
+    shutil.copytree(run.folder, tmp_path / "run", copy_function=shutil.copy2)
+    # Equal to what was measured: another path, the same weights with the same times.
+    shutil.copytree(demo / "model", tmp_path / "model", copy_function=shutil.copy2)
+    monkeypatch.chdir(tmp_path / "run")
+    # The rows are read at the same paths, whose times decide.
+    for name in ("text", "image", "suite", "a.png", "broken.png"):
+        path = Path(name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to(run.folder / name)
+
+    def wanted(*_: object) -> None:
+        raise EngineWanted
+
+    monkeypatch.setattr(measurement, "make_engine", wanted)
+
+    def repeat(
+        *more: str, checkpoints=(f"base={demo / 'model'}", "again=../model"), text="text", **flags: object
+    ) -> None:
+        given = {**FLAGS, "verifiers": "math exact:ignore_case", **flags}
+        command = ["--checkpoints", *checkpoints, "--files", f"text={text}", "image=image"]
+        command += ["--suite", "superclevr_200", "--suite_data", "superclevr_200=suite", *more]
+        main(command + [word for name, value in given.items() for word in (f"--{name}", *str(value).split())])
+
+    return repeat
+
+
+def test_a_finished_evaluation_is_read_again_without_an_engine(run, repeated, capsys):
+    with pytest.raises(SystemExit) as ended:
+        repeated()
+
+    assert ended.value.code == 3, "the broken image is still left out"
+    printed = capsys.readouterr()
+    assert "text, image, superclevr_200 as measured before, in out/scores.responses.jsonl" in printed.out
+    assert "image/rows.jsonl line 2: " in printed.err
+    found = json.loads(Path("out/scores.json").read_text())
+    assert found["comparisons"] == run.scores["comparisons"]
+    for checkpoint, before in zip(found["checkpoints"], run.scores["checkpoints"], strict=True):
+        assert checkpoint["files"] == before["files"], "the seconds, too"
+    for name in ("scores.responses.jsonl", "scores.measured.json"):
+        assert (Path("out") / name).read_bytes() == (run.folder / "out" / name).read_bytes()
+
+
+def test_a_checkpoint_less_and_another_name_are_read_again_too(repeated):
+    with pytest.raises(SystemExit):
+        repeated(checkpoints=("renamed=../model",))
+    assert {one.checkpoint for one in read_responses(Path("out/scores.responses.jsonl"))} == {"renamed"}
+
+
+def test_what_has_changed_is_measured_anew(repeated):
+    changes = [{"max_new_tokens": 7}, {"n_samples": 1}, {"seed": 1}, {"verifiers": "math"}, {"dtype": "bfloat16"}]
+    for change in changes:
+        with pytest.raises(EngineWanted):
+            repeated(**change)
+    with pytest.raises(EngineWanted):
+        repeated("--overwrite")
+
+
+def test_changed_rows_and_weights_and_damaged_responses_are_measured_anew(repeated, tmp_path):
+    saved, measured = (Path(f"out/scores.{name}").read_text() for name in ("responses.jsonl", "measured.json"))
+    lines = saved.splitlines(keepends=True)
+    # What one of the two has lost is taken from the other, whose weights are the same: both lose it.
+    fewer = "".join(line for line in lines if '"file": "text", "index": 0' not in line)
+    for damaged in (saved[:-20], fewer, saved.replace('"label": "4"', '"label": "5"')):
+        Path("out/scores.responses.jsonl").write_text(damaged)
+        with pytest.raises(EngineWanted):
+            repeated()
+        Path("out/scores.measured.json").write_text(measured)
+    Path("out/scores.responses.jsonl").write_text(saved)
+
+    rows = tmp_path / "more"
+    rows.mkdir()
+    write_rows(rows, {**QUESTION, "datasource": "sums"}, {**QUESTION, "datasource": "other sums"})
+    with pytest.raises(EngineWanted):
+        repeated(text=str(rows))
+
+    weights = next((tmp_path / "model").glob("*.safetensors"))
+    os.utime(weights, (1, 1))
+    with pytest.raises(EngineWanted):
+        repeated()

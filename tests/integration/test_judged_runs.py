@@ -1,6 +1,7 @@
 """KTO and process reward runs as commands: eight rows about images are learned, and a killed run goes on to the same curve."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags
 from helpers.killed_runs import KillableCommand, lines_in, python
+from helpers.reward_servers import running
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -77,7 +79,11 @@ def in_process(own_environment: None, monkeypatch: pytest.MonkeyPatch):
 
 
 def lines_of(run: Path) -> list[dict[str, float]]:
-    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    return records_of(run / "metrics.jsonl")
+
+
+def records_of(file: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, file.read_text().splitlines()))
 
 
 def check_best_of_two(model: Path, folder: Path) -> None:
@@ -92,10 +98,10 @@ def check_best_of_two(model: Path, folder: Path) -> None:
     values = {"eval_task": "rm", "model": model, "data": folder / "given.jsonl", "output": folder / "scored.jsonl"}
     values |= {"select": "best_of_n", "selected": folder / "best.jsonl", "step_scores": "last"}
     batch_inference.main(flags(values))
-    best = list(map(json.loads, (folder / "best.jsonl").read_text().splitlines()))
+    best = records_of(folder / "best.jsonl")
     chosen = [responses.index({"text": row["messages"][-1]["content"]}) for row in best]
     assert chosen == [1, 0] * 4
-    scored = list(map(json.loads, (folder / "scored.jsonl").read_text().splitlines()))
+    scored = records_of(folder / "scored.jsonl")
     one, both, none = scored[1]["responses"]
     assert (one["scores"]["steps"], both["scores"]["steps"], none["scores"]["steps"]) == (1, 2, 0)
     # The first step is the same in both, and right, and the second wrong.
@@ -103,6 +109,24 @@ def check_best_of_two(model: Path, folder: Path) -> None:
     assert one["reward"] > 0.9 > 0.1 > both["reward"] == both["scores"]["steps_last"] == both["scores"]["steps_min"]
     assert both["scores"]["steps_product"] == pytest.approx(one["reward"] * both["reward"], rel=1e-4)
     assert none["reward"] == 0.0
+    check_served(model, folder)
+
+
+def check_served(model: Path, folder: Path) -> None:
+    """Behind HTTP the model scores as it does here."""
+    given = {"model": model, "dtype": "fp32", "port": 0, "image_root": folder, "step_scores": "last"}
+    command = [sys.executable, "-m", "lmm_r1.cli.serve_rm", *flags(given)]
+    with running(command, env={"OMP_NUM_THREADS": "1"}) as server:
+        values = {"eval_task": "rm", "model": f"{server.address}/get_reward", "data": folder / "given.jsonl"}
+        values |= {"output": folder / "served.jsonl", "select": "best_of_n", "selected": folder / "best_served.jsonl"}
+        batch_inference.main(flags(values))
+    best = [[one["messages"] for one in records_of(folder / f"{name}.jsonl")] for name in ("best", "best_served")]
+    assert best[0] == best[1]
+    here, served = (
+        [one["responses"] for one in records_of(folder / f"{name}.jsonl")] for name in ("scored", "served")
+    )
+    for one, other in zip(sum(here, []), sum(served, []), strict=True):
+        assert other["scores"] == pytest.approx(one["scores"] | {"timed_out": 0.0}, abs=1e-5)
 
 
 @pytest.mark.parametrize("module", [train_kto, train_prm], ids=["train_kto", "train_prm"])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from lmm_r1.checkpoints.folder import SAVING
 from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.records.run import read_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6
@@ -80,7 +81,7 @@ def test_a_run_killed_in_saves_and_in_an_eviction_ends_as_one_that_was_not(make_
         assert ended.killed, f"{name}: {ended.output}"
         steps = complete_steps(checkpoints)
         assert steps or name == "in the first save", name
-        assert not (run / "stage.json").exists()
+        assert [stage.state for stage in read_run(run).stages] == ["stopped"]
     ended = command.run_here()
     assert ended.code == 0, ended.output
     assert complete_steps(checkpoints) == [STEPS]
@@ -157,7 +158,7 @@ def rl_run(folder: Path, *, model: Path, prompts: int) -> tuple[list[str], dict[
         "ckpt.output_dir": "run",
         "ckpt.save_steps": 1,
         "ckpt.max_num": 1,
-        "logger.rollouts_per_step": prompts,
+        "logger.rollouts_per_step": 2 * prompts,
     }
 
 
@@ -173,6 +174,7 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     for moment in moments:
         ended = command.run(kill=moment, limit_s=240)
         assert ended.killed, ended.output
+        assert [stage.state for stage in read_run(run).stages] == ["stopped"]
         common.append(newest_common_step(folders))
     assert common[0] in (1, 2)
     assert common[1] == 4, "the step before was only deleted as both had this one"
@@ -180,6 +182,7 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     ended = command.run_here()
     assert ended.code == 0, ended.output
     assert f"resumed at step 4/{RL_STEPS}" in ended.output
+    assert [stage.state for stage in read_run(run).stages] == ["finished"]
     assert [complete_steps(folder) for folder in folders] == [[RL_STEPS], [RL_STEPS]]
 
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -187,4 +190,4 @@ def test_policy_and_critic_killed_in_a_save_and_in_an_eviction_go_on_from_one_st
     rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
     shown = [(rollout["step"], rollout["messages"][0]["content"][0]["text"]) for rollout in rollouts]
     order = PromptStream(questions, seed=42, episodes=1)
-    assert shown == [(step, text) for step in steps for text in order.take(prompts)]
+    assert shown == [(step, text) for step in steps for text in order.take(prompts) for _ in range(2)]

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 from helpers.chromium import CHROMIUM, Browser
+from helpers.conversations import message, row
+from helpers.judged_responses import judged_rows
 from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
 from helpers.trajectories import cropped
 
 from lmm_r1.cli.report import main
+from lmm_r1.data.messages import ImagePart
+from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile, build_board, build_page
 from lmm_r1.report.line_chart import nice_axis
 from lmm_r1.report.page_text import number
 
@@ -352,3 +356,94 @@ def test_the_benchmark_measures_a_page_of_as_many_rollouts_as_asked():
     assert 0 < result["first_contentful_paint"]
     assert all(0 < time for time in result["change_of_filters_to_frame"].values())
     assert 5 < result["rows_in_the_document"] < 40
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory):
+    """The page of an evaluation: two checkpoints, three verifiers' worth of columns, rows with an image."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    write_image(folder / "card.png", number=3)
+    asked = row(message("user", ImagePart(str(folder / "card.png")), "What is on the card?"))
+    file = MeasuredFile(
+        name="cards", source="cards.jsonl", verifiers=("math",), ks=(1, 2), rows={0: asked, 1: asked, 2: asked}
+    )
+    checkpoints = [
+        CheckpointResponses(name=name, path=name, files={"cards": judged_rows(rights, checkpoint=name, file="cards")})
+        for name, rights in (("cold_start", [[True, False]] * 3), ("after_reinforcement", [[True, True]] * 3))
+    ]
+    board = build_board(
+        files=[file], checkpoints=checkpoints, baseline="cold_start", resamples=10, seed=0, settings={}
+    )
+    (folder / "evaluation.html").write_text(build_page(board))
+    return folder / "evaluation.html"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_tables_are_read_without_scrolling_sideways_on_a_desk_and_on_a_phone(browser, demo, evaluation, width):
+    for page in (demo / "page.html", demo / "comparison.html", evaluation):
+        tab = browser.open(page.as_uri(), width=width)
+        tables = tab.evaluate("""[...document.querySelectorAll("table.stacked")].map((table) => {
+              const cells = [...table.querySelectorAll("tbody td, tbody th")].map((cell) => cell.getBoundingClientRect());
+              return [table.parentElement.scrollWidth - table.parentElement.clientWidth, Math.max(...cells.map((box) => box.right))];
+            })""")
+        assert tables
+        for beyond, right in tables:
+            assert beyond <= 0
+            assert right <= width
+        named = tab.evaluate("getComputedStyle(document.querySelector('td[data-head]'), '::before').content")
+        assert (named == "none") == (width > 760)
+        heads = "[...document.querySelectorAll('table.stacked td')].filter((cell) => !cell.dataset.head && !cell.querySelector('.swatch'))"
+        assert tab.evaluate(f"{heads}.length") == 0, "on a phone each cell says what it is"
+        tab.close()
+
+
+def test_best_rows_begin_where_the_others_do_and_rows_show_their_images(browser, evaluation):
+    for dark in (False, True):
+        tab = browser.open(evaluation.as_uri(), dark=dark)
+        left = "[...document.querySelectorAll('tbody tr:not(.group) th')].map((cell) => {const range = new Range(); range.selectNodeContents(cell); return range.getBoundingClientRect().left})"
+        assert tab.evaluate("document.querySelectorAll('tr.best').length") == 1
+        assert len(set(tab.evaluate(left))) == 1
+        tab.evaluate("document.querySelector('details.rows').open = true")
+        tab.until(
+            "[...document.querySelectorAll('article > img')].every((image) => image.complete && image.naturalWidth === 56)"
+        )
+        assert tab.evaluate("document.querySelectorAll('article > img').length") == 3
+        colors = tab.evaluate(
+            "['.think', '.answer'].map((part) => getComputedStyle(document.querySelector(part)).color)"
+        )
+        assert len(set(colors)) == 2
+        lines = tab.evaluate(
+            "['.think', '.answer'].map((part) => document.querySelector(part).getBoundingClientRect().top)"
+        )
+        assert lines[0] < lines[1]
+        assert [text for text in tab.complaints() if "favicon" not in text] == []
+        tab.close()
+
+
+def test_a_response_stands_with_its_group_and_with_all_to_its_prompt(browser, tmp_path):
+    write_stage(tmp_path, name="fre", steps=2, seconds=1.0, hour=9)
+    rewards = [(step, reward) for step in (1, 2) for reward in (1.0, 0.0, 1.0)]
+    lines = [rollout(step=step, reward=reward, scores={"accuracy": reward}) for step, reward in rewards]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+    main([str(tmp_path)])
+    tab = browser.open((tmp_path / "report.html").as_uri())
+    tab.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
+    shown = "[...document.querySelectorAll('.reply')].map((reply) => Number(reply.dataset.index))"
+    buttons = "[...document.querySelectorAll('.tools button')].map((button) => button.textContent)"
+
+    assert tab.evaluate(shown) == [0]
+    assert tab.evaluate(buttons)[:3] == ["This response", "Its group of 3", "All 6 responses to this prompt"]
+    tab.click(".tools button:nth-child(2)")
+    assert tab.evaluate(shown) == [0, 1, 2]
+    assert "66.7 % right" in tab.evaluate("document.querySelector('.tools').innerText")
+    edges = "(() => { const [tools, sides] = ['.tools', '.sides'].map((name) => document.querySelector(name).getBoundingClientRect()); return [tools.bottom, sides.top, document.querySelector('.tools .quiet').getBoundingClientRect().bottom] })()"
+    bottom, top, words = tab.evaluate(edges)
+    assert words <= bottom <= top + 1, "nothing lies on something else"
+    tab.press("j")
+    assert tab.evaluate(shown) == [1, 0, 2], "the chosen one first"
+    tab.press("a")
+    assert sorted(tab.evaluate(shown)) == [0, 1, 2, 3, 4, 5]
+    tab.press("g")
+    tab.press("g")
+    assert tab.evaluate(shown) == [1]
+    tab.close()

@@ -28,6 +28,7 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
     settings = {
         "model.model_name_or_path": model,
         "data.dataset": folder / "rows.jsonl",
+        "data.bad_rows": "skip",
         "train.batch_size": 2,
         "train.micro_batch_size": 2,
         "train.max_epochs": STEPS,
@@ -44,7 +45,7 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch, capfd):
     keep_offline(tmp_path / "home", monkeypatch)
     monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-    write_rows(tmp_path, ANSWERED, ANSWERED)
+    write_rows(tmp_path, ANSWERED, "{]", ANSWERED)
     encode = sft_rows.encode_sample
     # The disk breaks in the fourth step; the last checkpoint is that of the second.
     encoded = iter(range(1 + 2 * 3))
@@ -56,6 +57,12 @@ def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_e
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
 
     run = tmp_path / "run"
+    left_out = [json.loads(line) for line in (run / "left_out_rows.jsonl").read_text().splitlines()]
+    assert [(row["index"], row["reason"].split(": ")[:2]) for row in left_out] == [
+        (1, [f"{tmp_path}/rows.jsonl line 2", "not valid JSON"])
+    ]
+    told = " ".join(capfd.readouterr().out.split())
+    assert told.count("; 1 row that cannot be used is left out, the first: ") == 1
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4], "step 3 was made again"
     logged = [(line["step"], pytest.approx(line["loss"], abs=1e-4)) for line in lines]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.mixtures import BALANCED_KITS
 from helpers.two_ranks import WAYS, Case, Step, finish, one_process, start
 
 from lmm_r1.lmm_kits import KITS, get_kit
@@ -26,8 +27,6 @@ MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((
 KIT = "qwen2_5_vl"
 # One without images, one with bidirectional attention to them, one with M-RoPE, one with hundreds of tokens an image.
 WHOLE = frozenset({"llm", "gemma3", KIT, "phi4_multimodal"})
-# Their experts are computed by a grouped matmul, which takes no fp64, unless told otherwise.
-GROUPED = frozenset({"qwen3_vl_moe"})
 VARIANTS: dict[str, dict[str, object]] = {
     "other numbers of images": {"images": UNEVEN},
     "a frozen vision tower": {"settings": {"freeze_visual_encoder": True}},
@@ -59,7 +58,7 @@ def case_of(name: str, *, folder_of: Callable[[str], Path]) -> Case:
         kit, variant = KIT, kind
     images = TEXT_AND_IMAGES if get_kit(kit).takes_images else TEXTS
     changes = {"images": images} | (VARIANTS[variant] if variant else {})
-    if kit in GROUPED:
+    if kit in BALANCED_KITS:
         changes["settings"] = {"experts_implementation": "eager"}
     changes["images"] = LARGE_IMAGES.get(kit, {}).get(changes["images"], changes["images"])
     # The ways differ in what the model computes with whole weights, which it has at all times but in ZeRO-3. Packed by

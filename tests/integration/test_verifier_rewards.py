@@ -62,8 +62,6 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
     rows = [{"messages": [{"role": "user", "content": f"What is {n} + 1?"}], "answer": str(n + 1)} for n in range(4)]
     values = {
         "actor.model_name_or_path": tiny_checkpoint("llm"),
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
         "data.max_len": 128,
         "algo.kl.init_coef": 0,
         "rollout.batch_size": 2,

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -85,7 +86,8 @@ def test_what_the_user_has_set_stays(monkeypatch):
     cpu.prepare_process()
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
     # What is found out here is for workers: this process can ask again.
-    assert environment.keys() == cpu.worker_environment().keys() - {cpu.BACKEND}
+    of_libraries = {"PYTHONWARNINGS"}
+    assert environment.keys() - of_libraries == cpu.worker_environment().keys() - {cpu.BACKEND}
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
@@ -196,3 +198,14 @@ def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(mon
     assert runner.input_batch.generators is generators
     assert torch.equal(torch.rand(2, generator=in_part), first)
     assert not torch.equal(torch.rand(2, generator=whole), first)
+
+
+def test_commands_let_threads_wait_asleep_before_torch_reads_how(monkeypatch):
+    asks = "import os, sys, lmm_r1.cli; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for given, found in (None, "passive"), ("active", "active"):
+        if given:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+        assert told.stdout.split() == [found, "False"]
+    assert cpu.worker_environment()["OMP_WAIT_POLICY"] == "passive"

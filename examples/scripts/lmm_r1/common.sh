@@ -6,6 +6,8 @@
 : "${PYTHON:=python}"
 : "${NUM_GPUS:=}"
 : "${DRY_RUN:=0}"
+# PyTorch's launcher imports torch before it imports anything of lmm_r1, whose quiet.py keeps this off the terminal elsewhere.
+export PYTHONWARNINGS="${PYTHONWARNINGS:+$PYTHONWARNINGS,}ignore:The pynvml package is deprecated:FutureWarning"
 SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=examples/scripts/lmm_r1/reward_service.sh
 source "$SCRIPTS/reward_service.sh"
@@ -43,7 +45,7 @@ run() {
 run_on_rows() {
   local code=0
   run "$@" || code=$?
-  ((code == 0 || code == SKIPPED_ROWS_CODE)) || exit "$code"
+  ((code == 0 || code == SKIPPED_ROWS_CODE)) || return "$code"
 }
 
 # stage FOLDER COMMAND...: nothing where FOLDER already holds a finished stage.

@@ -18,7 +18,15 @@ prepare_data() {
   DATA=$DATA_FOLDER/$name
   local source=()
   [[ -z $SOURCES ]] || source=(--source "$SOURCES/$name")
-  run_on_rows "$PYTHON" -m lmm_r1.cli.prepare_data "$RECIPE" --output "$DATA" "${source[@]}"
+  run_on_rows "$PYTHON" -m lmm_r1.cli.prepare_data "$RECIPE" --output "$DATA" "${source[@]}" || missing_rows "$name" "$?"
+}
+
+# missing_rows NAME CODE: says which rows the stage lacks and the ways to them, and ends the script.
+missing_rows() {
+  echo "$(basename "$0"): the rows of this stage are those of the recipe $1, and they could not be made. From a copy of the" \
+    "dataset: lmm-r1 prepare_data $1 --source COPY --output $DATA, or SOURCES=FOLDER with the copy as FOLDER/$1;" \
+    "rows of your own: DATA=rows.jsonl (docs/recipes.md)" >&2
+  exit "$2"
 }
 
 # make_rows: sets DATA, and makes the rows of TASK by TASK_FLAGS unless they are there.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A curriculum: a cold start if SFT_DATA is given, then RL stages, each from the model of the one before, then evaluation
-# and report. A finished stage is skipped, so the same command continues a run.
+# and report. A finished stage is skipped and a finished evaluation read again, so the same command continues a run.
 #   bash examples/scripts/lmm_r1/run_curriculum.sh                  FRE on text, MGT on geometry
 #   bash examples/scripts/lmm_r1/run_curriculum.sh fre_text mgt_percereas --train.num_episodes 1
 #   ROOT=runs/trial EVAL_TEXT=data/test_text.jsonl EVAL_IMAGE=data/test_image.jsonl SEED=1 bash ...

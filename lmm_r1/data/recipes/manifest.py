@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.recipes.sources import FileHash, file_hashes
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, read_json_object, text_field

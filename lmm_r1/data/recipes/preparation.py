@@ -18,7 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record, SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
 from lmm_r1.data.image_sources import decode_base64, kind_of
 from lmm_r1.data.images import fetched, load_image
 from lmm_r1.data.messages import ImagePart, Message, Part, Row

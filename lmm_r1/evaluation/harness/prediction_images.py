@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 
-from lmm_r1.data.files import SkippedRow, read_good_rows, read_records
-from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
-from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Row, images_of
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.files import read_good_rows, read_records
+from lmm_r1.data.image_sources import ImageSource, resolve
+from lmm_r1.data.messages import Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import question_of
 from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions, shown
-
-MAX_SIDE = 480
-"""Of an image on the page, in pixels."""
+from lmm_r1.evaluation.page_images import image_uri
 
 
 class PredictionImages:
@@ -63,21 +59,6 @@ def _rows_by_key(path: str) -> dict[str, Row | SkippedRow]:
         shown(columns.get("index")) or str(place): found[place]
         for place, (columns, _, _) in enumerate(read_records(path))
     }
-
-
-def image_uri(source: ImageSource, *, location: str) -> str:
-    """Return an image as a data URI of at most `MAX_SIDE` pixels a side; an address on the network as it is.
-
-    Raises:
-        UserError: it is missing or unreadable.
-    """
-    if isinstance(source, str) and kind_of(source) == "url":
-        return source
-    image = load_image(ImagePart(source), location=location)
-    image.thumbnail((MAX_SIDE, MAX_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=85)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def _check_same(question: str, row: PredictedRow, *, location: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.image_sources import ImageSource
 from lmm_r1.errors import UserError
 

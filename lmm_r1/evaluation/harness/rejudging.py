@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.data.recipes.columns import LETTERS
 from lmm_r1.data.recipes.recipe import Sampling

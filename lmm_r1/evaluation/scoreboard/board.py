@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.messages import Row
 from lmm_r1.evaluation.comparison import Comparison, compare
 from lmm_r1.evaluation.disagreements import Rejudged
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
@@ -27,6 +28,8 @@ class MeasuredFile:
     sampling: Mapping[str, float] = field(default_factory=dict)
     """temperature, n_samples and max_new_tokens; empty where they are not known any more."""
     skipped: tuple[SkippedRow, ...] = ()
+    rows: Mapping[int, Row] = field(default_factory=dict, repr=False)
+    """By their place in the file, as far as they are at hand: their images are shown."""
 
     @property
     def verifier(self) -> str:

@@ -20,12 +20,13 @@ from lmm_r1.evaluation.scoreboard.terminal import (
     episode_columns,
     estimate,
     interval,
+    mean,
     p_value,
     share,
 )
 from lmm_r1.evaluation.scores import SampleScores
 
-FILTERS = {show.__name__: show for show in (share, count, estimate, interval, p_value, change)}
+FILTERS = {show.__name__: show for show in (share, count, mean, estimate, interval, p_value, change)}
 MAX_SKIPPED = 20
 PAGE_SETTINGS = (
     *("agent", "agent_options", "agent_max_turns", "agent_max_images"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import PIL.Image
-
+from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.page_images import ImageError, data_uri, image_uri
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
+from lmm_r1.evaluation.scoreboard.tagged_text import TextPart, text_parts
 from lmm_r1.records.responses import JudgedResponse, ShownTurn, by_row
 
 MAX_ROWS = 24
@@ -39,7 +39,8 @@ class ShownSaid:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownResponse:
-    text: str
+    parts: tuple[TextPart, ...]
+    """The thought and the answer apart."""
     right: bool
     truncated: bool
     tokens: int | None
@@ -66,6 +67,8 @@ class ShownRow:
     question: str
     label: str
     answers: tuple[ShownAnswers, ...]
+    pictures: tuple[ShownPart, ...]
+    """Its images, or what there is to say of those that cannot be shown."""
 
 
 def shown_rows(board: Board, file: MeasuredFile) -> list[ShownRow]:
@@ -91,7 +94,26 @@ def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile, picture
         question=clipped(first.question),
         label=first.label,
         answers=tuple(_answers(name, row, file=file, pictures=pictures) for name, row in rows.items()),
+        pictures=tuple(_row_pictures(first, row=file.rows.get(first.index), pictures=pictures)),
     )
+
+
+def _row_pictures(first: JudgedResponse, *, row: Row | None, pictures: _Pictures) -> list[ShownPart]:
+    if row is None:
+        count = first.images
+        what = "Its image is" if count == 1 else f"Its {count} images are"
+        return [ShownPart(text=f"{what} not at hand: the row is not where it was read.")] if count else []
+    parts = [part for message in row.messages for part in message.parts]
+    return [
+        pictures.of_row(part, location=row.location) if isinstance(part, ImagePart) else _told_video(part)
+        for part in parts
+        if isinstance(part, ImagePart | VideoPart)
+    ]
+
+
+def _told_video(part: VideoPart) -> ShownPart:
+    described = describe_video(part)
+    return ShownPart(text=f"Video: {described if isinstance(described, str) else f'{len(described)} frames'}")
 
 
 def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pictures: _Pictures) -> ShownAnswers:
@@ -101,7 +123,7 @@ def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pi
         samples=len(row),
         responses=tuple(
             ShownResponse(
-                text=clipped(response.response),
+                parts=tuple(text_parts(clipped(response.response))),
                 right=_right(response, file),
                 truncated=bool(response.truncated),
                 tokens=response.response_tokens,
@@ -119,16 +141,25 @@ class _Pictures:
     def __init__(self) -> None:
         self._left = MAX_PICTURES
 
-    def uri(self, path: str) -> str:
-        """Return a picture, empty where it is gone or there are too many."""
+    def of_episode(self, path: str) -> str:
+        """Return a picture in a file, empty where it is gone or there are too many."""
+        return self._uri(lambda: data_uri(Path(path).read_bytes())).picture
+
+    def of_row(self, part: ImagePart, *, location: str) -> ShownPart:
+        """Return a row's image, or why it is not shown."""
+        found = self._uri(lambda: image_uri(part.source, location=location))
+        # A page that stands alone asks no other place for anything.
+        return found if found.picture.startswith("data:") else ShownPart(text=found.picture or found.text)
+
+    def _uri(self, make: Callable[[], str]) -> ShownPart:
+        if not self._left:
+            return ShownPart(text="This page has no room for more images.")
         try:
-            data = Path(path).read_bytes() if self._left else b""
-            with PIL.Image.open(io.BytesIO(data)) as image:
-                kind = PIL.Image.MIME[str(image.format)]
-        except (OSError, KeyError, PIL.Image.DecompressionBombError):
-            return ""
+            picture = make()
+        except (OSError, ImageError, UserError) as error:
+            return ShownPart(text=str(error))
         self._left -= 1
-        return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+        return ShownPart(picture=picture)
 
 
 def _said(response: JudgedResponse, *, pictures: _Pictures) -> tuple[ShownSaid, ...]:
@@ -141,7 +172,7 @@ def _parts(turn: ShownTurn, *, pictures: _Pictures) -> tuple[ShownPart, ...]:
     texts = turn.text.split(PICTURE_MARK, len(turn.images))
     parts = [ShownPart(text=clipped(texts[0]))]
     for path, text in zip(turn.images, texts[1:], strict=False):
-        uri = pictures.uri(path)
+        uri = pictures.of_episode(path)
         # What is not shown keeps its mark.
         parts += [ShownPart(picture=uri) if uri else ShownPart(text=PICTURE_MARK), ShownPart(text=clipped(text))]
     return tuple(part for part in parts if part.text.strip() or part.picture)

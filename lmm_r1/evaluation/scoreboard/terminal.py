@@ -11,13 +11,13 @@ from rich.text import Text
 
 from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison
 from lmm_r1.evaluation.disagreements import Rejudged
+from lmm_r1.evaluation.figures import mean_text, percent_text, points_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scores import Estimate, SampleScores, powers_of_two
 
 BEST = "\N{BLACK STAR}"
 LOG_WIDTH = 160
 """Columns of a log file; a terminal has its own width."""
-MINUS = "\N{MINUS SIGN}"
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
 MOST_TURN_COLUMNS = 8
@@ -54,7 +54,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
     # As Text, since a name in square brackets would be taken for markup.
     table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
     table.add_column("Checkpoint")
-    for name in [*file.verifiers, *_sampled_columns(most), "format", "tokens", "cut off"]:
+    for name in [*file.verifiers, *_sampled_columns(most), "in format", "mean tokens", "cut off"]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     for source in [None, *(sources if len(sources) > 1 else ())]:
         scores = board.scores(file, datasource=source)
@@ -70,7 +70,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
 
 
 def _sampled_columns(most: int) -> list[str]:
-    return [f"pass@{most}", f"maj@{most}"] if most > 1 else []
+    return [f"pass@{most}", f"majority@{most}"] if most > 1 else []
 
 
 def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
@@ -80,7 +80,7 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
         *(estimate(scores.verifiers[verifier].accuracy) for verifier in file.verifiers),
         *sampled,
         share(scores.format),
-        count(scores.mean_response_tokens),
+        mean(scores.mean_response_tokens),
         share(scores.truncated_rate),
     ]
 
@@ -141,7 +141,7 @@ def _comparison_table(board: Board) -> Table:
     )
     for name in ("File", "Verifier", "Checkpoint"):
         table.add_column(name)
-    for name in ("Difference", f"{CONFIDENCE_TEXT} interval", "p", "Rows better", "Rows worse"):
+    for name in ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Rows better", "Rows worse"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in board.comparisons:
         cells = (
@@ -172,7 +172,7 @@ def _agreement_table(board: Board) -> Table:
         "Ours",
         "Difference",
         f"{CONFIDENCE_TEXT} interval",
-        "p",
+        "p-value",
         "Ours higher",
         "Theirs higher",
     ):
@@ -224,7 +224,7 @@ def _short(text: str, *, from_end: bool = False) -> str:
 
 def share(value: float | None) -> str:
     """Return 0.5342 as `53.4`, in percent; a dash for what is not known."""
-    return UNKNOWN if value is None else f"{100 * value:.1f}"
+    return UNKNOWN if value is None else percent_text(value)
 
 
 def count(value: float | None) -> str:
@@ -232,17 +232,20 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
+def mean(value: float | None) -> str:
+    """Return a mean of counts, 1234.44 as `1,234.4`; a dash for what is not known."""
+    return UNKNOWN if value is None else mean_text(value)
+
+
 def estimate(value: Estimate) -> str:
     """Return a mean and its standard error in percent: `53.4 ± 1.2`."""
     error = value.standard_error
-    return share(value.mean) if error is None else f"{share(value.mean)} \N{PLUS-MINUS SIGN} {100 * error:.1f}"
+    return share(value.mean) if error is None else f"{share(value.mean)} \N{PLUS-MINUS SIGN} {share(error)}"
 
 
 def change(difference: float) -> str:
     """Return a difference of two shares in percentage points: `+24.1`, and `0.0` without a sign."""
-    rounded = round(100 * difference, 1)
-    sign = "+" if rounded > 0 else MINUS if rounded < 0 else ""
-    return f"{sign}{abs(rounded):.1f}"
+    return points_text(difference)
 
 
 def interval(comparison: Comparison) -> str:

@@ -109,7 +109,12 @@ class AriaKit(LmmKit):
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def render(
-        self, processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: AriaProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return chat_ids(processor.tokenizer, text)

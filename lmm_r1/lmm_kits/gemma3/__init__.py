@@ -132,7 +132,12 @@ class Gemma3Kit(LmmKit):
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def render(
-        self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: Gemma3Processor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         # The blank lines that the processor puts around an image grow together with line breaks of the text beside it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -27,6 +28,8 @@ from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
 IMAGE, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>", "<global-img>"
 END_OF_TURN = "<end_of_utterance>"
+# As it is written where one tile is all: beside its marks a text is tokenized as beside those of any other.
+SMALLEST_IMAGE = f"{AROUND_IMAGE}{WHOLE_IMAGE}{IMAGE}{AROUND_IMAGE}"
 MEDIA_KEYS = ("pixel_values", "pixel_attention_mask")
 _TILE = re.compile(r"<row_\d+_col_\d+>")
 
@@ -94,16 +97,18 @@ class IdeficsKit(LmmKit):
         one length before it cuts it into tiles.
         """
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self._encoded(processor, text, images=images)
+        return self._encoded(processor, text, images=images, videos=videos)
 
     def encode_text(
         self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], opens: bool
     ) -> EncodedPrompt:
-        others = [token for token in _media_tokens(processor.tokenizer) if token != IMAGE]
+        others = [token for token in self.media_marks(processor.tokenizer) if token != IMAGE]
         check_image_marks(text, mark=IMAGE, media_tokens=others, given=len(images))
-        return self._encoded(processor, text, images=images)
+        return self._encoded(processor, text, images=images, videos=())
 
-    def _encoded(self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+    def _encoded(
+        self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+    ) -> EncodedPrompt:
         # The template writes the start token itself.
         if not images:
             return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -117,23 +122,52 @@ class IdeficsKit(LmmKit):
         )
 
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        check_typed_media(messages, media_tokens=self.media_marks(processor.tokenizer))
+        # SmolVLM's processor would hand the template settings of videos, and warn each time that they belong elsewhere.
+        text = processor.tokenizer.apply_chat_template(
+            part_lists(messages),
+            chat_template=self.template_for(processor, messages),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+        check_placeholders(text.count(IMAGE), given=len(images_of(messages)), kind="images")
+        return text
+
+    def template_for(self, processor: ProcessorMixin, messages: Sequence[Message]) -> str:
+        """Return the chat template that writes these messages."""
+        return processor.chat_template
+
+    def media_marks(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return all that stands for media in a text and in its tokens; of the marks of tiles, those that are tokens."""
+        return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
 
     def render(
-        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: ProcessorMixin,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        # In the form of the smallest image, beside whose marks the text is tokenized as beside any.
-        image = f"{AROUND_IMAGE}{WHOLE_IMAGE}{IMAGE}{AROUND_IMAGE}"
-        ids = processor.tokenizer(text.replace(IMAGE, image), add_special_tokens=False)["input_ids"]
+        return self.engine_ids(processor, text, videos=videos)
+
+    def engine_ids(self, processor: ProcessorMixin, text: str, *, videos: Sequence[Video]) -> list[int]:
+        """Return the ids of a rendered chat with one placeholder per image or video."""
+        ids = processor.tokenizer(text.replace(IMAGE, SMALLEST_IMAGE), add_special_tokens=False)["input_ids"]
         return self.collapsed(processor, ids)
 
     def collapsed(self, processor: ProcessorMixin, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder for all tiles of an image, the marks of their places and the line breaks."""
+        """Return ids with one placeholder for all tiles of an image, the marks of their places and the line breaks.
+
+        Behind the mark that opens an image no placeholder stands: such a pair stays, being a video as vLLM takes it.
+        """
         image, around, whole = processor.tokenizer.convert_tokens_to_ids([IMAGE, AROUND_IMAGE, WHOLE_IMAGE])
         ids, inside, closes = [], False, False
-        for token in token_ids:
-            if not inside:
+        for token, following in zip_longest(token_ids, token_ids[1:]):
+            if not inside and token == around and following == image:
+                ids.append(token)
+            elif not inside:
                 ids.append(image if token == around else token)
                 inside, closes = token == around, False
             elif token == whole:
@@ -146,10 +180,10 @@ class IdeficsKit(LmmKit):
         return frozenset({processor.tokenizer.convert_tokens_to_ids(IMAGE)})
 
     def media_texts(self, processor: ProcessorMixin) -> re.Pattern[str]:
-        return any_of(_media_tokens(processor.tokenizer))
+        return any_of(self.media_marks(processor.tokenizer))
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(_media_tokens(tokenizer))}
+        return {config.image_token_id, *tokenizer.convert_tokens_to_ids(self.media_marks(tokenizer))}
 
     def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
@@ -184,21 +218,3 @@ def _features_of_all_tiles(
     """
     hidden = model.vision_model(pixel_values=pixel_values.flatten(0, 1).to(model.dtype)).last_hidden_state
     return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=model.connector(hidden))
-
-
-def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the tokens of images; of the marks of tiles, those that are tokens."""
-    return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
-
-
-def _render_text(processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    check_typed_media(messages, media_tokens=_media_tokens(processor.tokenizer))
-    # SmolVLM's processor would hand the template settings of videos, and warn each time that they belong elsewhere.
-    text = processor.tokenizer.apply_chat_template(
-        part_lists(messages),
-        chat_template=processor.chat_template,
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-    )
-    check_placeholders(text.count(IMAGE), given=len(images_of(messages)), kind="images")
-    return text

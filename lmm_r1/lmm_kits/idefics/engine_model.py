@@ -1,4 +1,4 @@
-"""vLLM's Idefics 3 and SmolVLM with the tiles of an image counted as the processor cuts them.
+"""vLLM's Idefics 3, and what of SmolVLM is like it, with the tiles of an image counted as the processor cuts them.
 
 vLLM 0.29 asks `get_number_of_image_patches`, which says 0 for an image of a single tile (`do_image_splitting` false, or a
 longest side of one tile), so that vLLM splits its features into none; and which rounds other than the processor does
@@ -62,11 +62,4 @@ class SmolVLMTiles(smolvlm.SmolVLMProcessingInfo):
     idefics3.Idefics3MultiModalProcessor, info=Idefics3Tiles, dummy_inputs=idefics3.Idefics3DummyInputsBuilder
 )
 class Idefics3EngineModel(idefics3.Idefics3ForConditionalGeneration):
-    """vLLM's model as it is; only the tiles are counted otherwise."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(
-    smolvlm.SmolVLMMultiModalProcessor, info=SmolVLMTiles, dummy_inputs=smolvlm.SmolVLMDummyInputsBuilder
-)
-class SmolVLMEngineModel(smolvlm.SmolVLMForConditionalGeneration):
     """vLLM's model as it is; only the tiles are counted otherwise."""

@@ -1,4 +1,4 @@
-"""The kit of InternVL in transformers' format: an image is cut into tiles, with the whole of it behind them."""
+"""The kit of InternVL in transformers' format: an image is cut into tiles, and a video's frames are tiles with their numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor, PreTrainedTokenizerBase
 
-from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
@@ -24,6 +24,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.video_frames import channels_first
 
 # What vLLM calls the language models of the releases, by their `model_type`.
 LANGUAGE_MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -32,13 +33,18 @@ ENGINE_CLASS = "LmmR1InternVLForConditionalGeneration"
 
 
 class InternVlKit(LmmKit):
-    """Text and images; vLLM runs it with a class of its own (`engine_model`)."""
+    """Text, images and videos; vLLM runs it with a class of its own (`engine_model`).
+
+    A frame is one tile behind its number as text, with an image's placeholders. For vLLM a video's own token stands in
+    place of the first frame's placeholders and of all behind them.
+    """
 
     model_type = "internvl"
     checkpoints = "InternVL2.5, InternVL3, InternVL3.5 (-hf)"
     config_class = InternVLConfig
     model_class = InternVLForConditionalGeneration
     processor_class = InternVLProcessor
+    takes_videos = True
     takes_flash_attention = True
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
@@ -62,6 +68,14 @@ class InternVlKit(LmmKit):
             )
         return config
 
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> InternVLProcessor:
+        """Load processor and tokenizer; frames of videos are scaled to the size of a tile, as vLLM does it."""
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        processor.video_processor.size = processor.image_processor.size
+        return processor
+
     def encode(
         self,
         processor: InternVLProcessor,
@@ -71,12 +85,13 @@ class InternVlKit(LmmKit):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
+        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take.
 
-        Pixel bounds of an image change nothing: its shape alone says into how many tiles of one size it is scaled.
+        Pixel bounds change nothing: an image's shape alone says into how many tiles of one size it is scaled, and each
+        frame of a video is one.
         """
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self._encoded(processor, text, images=images, opens=True)
+        return _encoded(processor, text, images=images, videos=videos, opens=True)
 
     def encode_text(
         self, processor: InternVLProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -84,18 +99,7 @@ class InternVlKit(LmmKit):
         check_image_marks(
             text, mark=processor.image_token, media_tokens=_media_tokens(processor.tokenizer), given=len(images)
         )
-        return self._encoded(processor, text, images=images, opens=opens)
-
-    def _encoded(
-        self, processor: InternVLProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        special = opens and adds_special_tokens(processor.tokenizer, text=text)
-        if not images:
-            return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=special)["input_ids"])
-        batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
-        return EncodedPrompt.of_batch(
-            batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
-        )
+        return _encoded(processor, text, images=images, videos=(), opens=opens)
 
     def chat_text(
         self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -105,14 +109,22 @@ class InternVlKit(LmmKit):
             chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
         check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+        check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
         return text
 
     def render(
-        self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: InternVLProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        image = f"{processor.start_image_token}{processor.image_token}{processor.end_image_token}"
-        return chat_ids(processor.tokenizer, text.replace(processor.image_token, image))
+        return chat_ids(processor.tokenizer, _for_the_engine(processor, text))
+
+    def placeholder_ids(self, processor: InternVLProcessor) -> frozenset[int]:
+        return frozenset({processor.image_token_id, processor.tokenizer.video_token_id})
 
     def media_texts(self, processor: InternVLProcessor) -> re.Pattern[str]:
         return any_of(_media_tokens(processor.tokenizer))
@@ -140,6 +152,65 @@ class InternVlKit(LmmKit):
         from lmm_r1.lmm_kits.internvl.tiny_model import build_tiny
 
         build_tiny(spec, tokenizer_corpus, folder)
+
+
+def _encoded(
+    processor: InternVLProcessor,
+    text: str,
+    *,
+    images: Sequence[Image.Image],
+    videos: Sequence[Video],
+    opens: bool,
+) -> EncodedPrompt:
+    def tokenized(expanded: str) -> list[int]:
+        special = opens and adds_special_tokens(processor.tokenizer, text=text)
+        return processor.tokenizer(expanded, add_special_tokens=special)["input_ids"]
+
+    if not images and not videos:
+        return EncodedPrompt.of_text(tokenized(text))
+    # One by one: the processor takes videos of one length alone.
+    tiles = {
+        "image": [_pixels(processor, processor.image_token, images=[image]) for image in images],
+        "video": [_pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in videos],
+    }
+    expanded = _with_marks(
+        processor,
+        text,
+        images=[processor.replace_image_token({"num_patches": [len(one)]}, 0) for one in tiles["image"]],
+        videos=[processor.replace_video_token({"pixel_values_videos": [one]}, 0) for one in tiles["video"]],
+    )
+    left = {kind: iter(of_kind) for kind, of_kind in tiles.items()}
+    in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
+    return EncodedPrompt(
+        token_ids=tokenized(expanded),
+        engine_token_ids=tokenized(_for_the_engine(processor, text)),
+        images=list(images),
+        media={"pixel_values": torch.cat(in_order)},
+        videos=list(videos),
+    )
+
+
+def _pixels(processor: InternVLProcessor, mark: str, **media: Sequence[Any]) -> torch.Tensor:
+    """Return an image's or a video's tiles, (N, 3, side, side)."""
+    return processor(text=[mark], **media, do_sample_frames=False, return_tensors="pt")["pixel_values"]
+
+
+def _for_the_engine(processor: InternVLProcessor, text: str) -> str:
+    """Return a text with the markers around each image, and around a video's first frame behind its number."""
+    start, end = processor.start_image_token, processor.end_image_token
+    images, videos = (text.count(token) for token in (processor.image_token, processor.video_token))
+    return _with_marks(
+        processor,
+        text,
+        images=[f"{start}{processor.image_token}{end}"] * images,
+        videos=[f"Frame1: {start}{processor.video_token}{end}"] * videos,
+    )
+
+
+def _with_marks(processor: InternVLProcessor, text: str, *, images: list[str], videos: list[str]) -> str:
+    """Return a text with what is written for each image and each video in the place of its token."""
+    [written], _ = processor.get_text_with_replacements([text], images, videos)
+    return written
 
 
 def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, str]:

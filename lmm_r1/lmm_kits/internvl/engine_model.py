@@ -1,21 +1,22 @@
-"""vLLM's InternVL for the kit's prompts, in which the markers of an image stand already."""
+"""vLLM's InternVL for the kit's prompts, in which the markers of an image and of a video's first frame stand already."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from transformers import InternVLProcessor
 from vllm.model_executor.models import interns1
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
-from vllm.multimodal.processing import PromptReplacement, PromptUpdate
+from vllm.multimodal.processing import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
 
-class ImageProcessor(interns1.InternS1MultiModalProcessor):
-    """Repeats the one placeholder that the kit writes per image, and leaves all other ids as they are.
+class MarkedProcessor(interns1.InternS1MultiModalProcessor):
+    """Repeats the one placeholder that the kit writes per image, and writes a video's frames where its token stands.
 
-    vLLM's own takes a bare placeholder and writes the markers around it itself.
+    All other ids stay as they are; vLLM's own takes bare placeholders and writes the markers around them itself.
     """
 
     def _get_prompt_updates(
@@ -25,31 +26,39 @@ class ImageProcessor(interns1.InternS1MultiModalProcessor):
         out_mm_kwargs: MultiModalKwargsItems,
     ) -> Sequence[PromptUpdate]:
         processor = self.info.get_hf_processor(**hf_processor_mm_kwargs)
-        token = processor.image_token_id
-        tiles = out_mm_kwargs.get_data().get("image_num_patches", [])
+        token, counts = processor.image_token_id, out_mm_kwargs.get_data()
 
         def placeholders(image: int) -> list[int]:
-            return [token] * (int(tiles[image]) * processor.image_seq_length)
+            return [token] * (int(counts["image_num_patches"][image]) * processor.image_seq_length)
 
-        return [PromptReplacement(modality="image", target=[token], replacement=placeholders)]
+        def frames(video: int) -> PromptUpdateDetails:
+            shown = [torch.empty(int(counts["video_num_patches"][video]), 0)]
+            text = processor.replace_video_token({"pixel_values_videos": shown}, 0)
+            ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+            # From the first placeholder to the last one: between special tokens, text is tokenized by itself.
+            end = len(ids) - ids[::-1].index(token)
+            return PromptUpdateDetails.select_token_id(ids[ids.index(token) : end], token)
+
+        return [
+            PromptReplacement(modality="image", target=[token], replacement=placeholders),
+            PromptReplacement(modality="video", target=[processor.tokenizer.video_token_id], replacement=frames),
+        ]
 
 
-class ImagesInfo(interns1.InternS1ProcessingInfo):
-    """Images only: a video is refused."""
+class UncutInfo(interns1.InternS1ProcessingInfo):
+    """Videos have all frames that they come with."""
 
     def get_hf_processor(self, **kwargs: object) -> InternVLProcessor:
         processor = super().get_hf_processor(**kwargs)
         # It cuts every image into tiles, whatever the setting of the image processor in it (the releases say false), by
         # which vLLM works out how many tokens an image has at most.
         processor.image_processor.crop_to_patches = True
+        processor.video_processor.do_sample_frames = False
         return processor
-
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"image": None}
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    ImageProcessor, info=ImagesInfo, dummy_inputs=interns1.InternS1DummyInputsBuilder
+    MarkedProcessor, info=UncutInfo, dummy_inputs=interns1.InternS1DummyInputsBuilder
 )
-class ImagesModel(interns1.InternS1ForConditionalGeneration):
+class MarkedModel(interns1.InternS1ForConditionalGeneration):
     """vLLM's model as it is; only its prompts are prepared differently."""

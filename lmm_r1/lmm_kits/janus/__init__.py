@@ -58,7 +58,12 @@ class JanusKit(LmmKit):
         )
 
     def render(
-        self, processor: JanusProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: JanusProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         image = f"{processor.image_start_token}{processor.image_token}{processor.image_end_token}"

@@ -14,10 +14,11 @@ from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
@@ -29,8 +30,10 @@ from lmm_r1.lmm_kits.encoding import (
     within_pixel_bounds,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.llava_onevision.features import take_videos_of_any_length
+from lmm_r1.lmm_kits.video_frames import channels_first
 
-MEDIA_KEYS = ("pixel_values", "image_sizes", "batch_num_images")
+IMAGE_KEYS = ("pixel_values", "image_sizes", "batch_num_images")
 # The class of `engine_model`, which vLLM knows by a name of its own: a server that takes chats goes on with vLLM's class.
 ENGINE_ARCHITECTURE = "LmmR1LlavaOnevisionForConditionalGeneration"
 # The most features of an image that vLLM counts on, in crops; longer ones are scaled down to so many.
@@ -41,7 +44,7 @@ _OPENED_ROLE = "message['role'] + ('' if message['role'] == 'assistant' else ' '
 
 
 class LlavaOnevisionKit(LmmKit):
-    """Text and images.
+    """Text, images, and videos, whose frames are scaled to one size and have a quarter of a crop's tokens each.
 
     Each image is cut into crops, however many a conversation has, as vLLM does: the tokens of one do not depend on what
     comes later. Transformers' chats cut the image of a conversation with a single one, and no others.
@@ -52,10 +55,26 @@ class LlavaOnevisionKit(LmmKit):
     config_class = LlavaOnevisionConfig
     model_class = LlavaOnevisionForConditionalGeneration
     processor_class = LlavaOnevisionProcessor
+    takes_videos = True
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
     # The projector reads the last layer's output, which these come after.
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
+
+    def load_config(self, path: str, *, trust_remote_code: bool) -> LlavaOnevisionConfig:
+        """Load the config; raises UserError for features of the tower other than those of the releases."""
+        config = super().load_config(path, trust_remote_code=trust_remote_code)
+        features = (config.vision_feature_layer, config.vision_feature_select_strategy)
+        if features != (-1, "full"):
+            raise UserError(
+                f"{path}: vision_feature_layer {features[0]} and vision_feature_select_strategy {features[1]} are not "
+                "supported; the releases have -1 and full"
+            )
+        return config
+
+    def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
+        take_videos_of_any_length(super().adapt(model).model)
+        return model
 
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
@@ -85,48 +104,63 @@ class LlavaOnevisionKit(LmmKit):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
+        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take.
+
+        Pixel bounds of a video change nothing: all frames are scaled to one size.
+        """
         most = _most_pixels(processor)
         resized = [
             within_pixel_bounds(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels, most=most)
             for image, part in zip(images, images_of(messages), strict=True)
         ]
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return _encoded(processor, text, images=resized)
+        return _encoded(processor, text, images=resized, videos=videos)
 
     def encode_text(
         self, processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
     ) -> EncodedPrompt:
         check_image_marks(text, mark=processor.image_token, media_tokens=(processor.video_token,), given=len(images))
-        return _encoded(processor, text, images=images)
+        return _encoded(processor, text, images=images, videos=())
 
     def chat_text(
         self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
-        """Return the chat as text, in which the images of a message stand before its words."""
+        """Return the chat as text, in which the images of a message, and then its videos, stand before its words."""
         check_typed_media(messages, media_tokens=(processor.image_token, processor.video_token))
         text = processor.apply_chat_template(
             part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
         check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
+        check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
         return text
 
     def render(
-        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: LlavaOnevisionProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder per image; of images that were expanded side by side, one is left.
+    def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
+        return frozenset({processor.image_token_id, processor.video_token_id})
 
-        A run that is shorter than any image is one of placeholders, each of an image, that were not expanded.
+    def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
+        """Return ids with one placeholder per image and video; of several that were expanded side by side, one is left.
+
+        A run that is shorter than any image or video is one of placeholders, each of one of them, that were not expanded.
         """
+        shortest = {
+            processor.image_token_id: processor.num_image_tokens,
+            processor.video_token_id: _video_text(processor, frames=1).count(processor.video_token),
+        }
         ids: list[int] = []
         for token, run in groupby(token_ids):
             length = len(list(run))
-            is_image = token == processor.image_token_id and length >= processor.num_image_tokens
-            ids += [token] * (1 if is_image else length)
+            ids += [token] * (1 if length >= shortest.get(token, length + 1) else length)
         return ids
 
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
@@ -139,19 +173,21 @@ class LlavaOnevisionKit(LmmKit):
         return {config.image_token_id, config.video_token_id}
 
     def engine_arguments(self, config: LlavaOnevisionConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        # vLLM would reserve memory for videos.
-        limits = {"image": max_images, "video": 0}
-        return {"limit_mm_per_prompt": limits, "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]}}
+        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        return {**limits, "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]}}
 
     def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the images of several prompts in row order, with empty crops where an image has fewer than the others."""
-        crops = max(item["pixel_values"].shape[1] for item in media)
-        pixels = [
-            torch.nn.functional.pad(item["pixel_values"], (0, 0, 0, 0, 0, 0, 0, crops - item["pixel_values"].shape[1]))
+        """Join the media of several prompts in row order, with empty crops where an image has fewer than the others."""
+        crops = max((item["pixel_values"].shape[1] for item in media if "pixel_values" in item), default=0)
+        padded = [
+            (
+                {**item, "pixel_values": _with_empty_crops(item["pixel_values"], crops)}
+                if "pixel_values" in item
+                else item
+            )
             for item in media
         ]
-        others = {key: torch.cat([item[key] for item in media]) for key in MEDIA_KEYS if key != "pixel_values"}
-        return {"pixel_values": torch.cat(pixels), **others}
+        return super().merge_media(padded)
 
     def filler_media(self, config: LlavaOnevisionConfig) -> tuple[list[int], Media]:
         """Return the smallest image that is cut: one crop, which is the whole image once more, with its rows' ends."""
@@ -177,18 +213,47 @@ def _most_pixels(processor: LlavaOnevisionProcessor) -> int:
     return max(height * width for height, width in processor.image_processor.image_grid_pinpoints)
 
 
-def _encoded(processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+def _with_empty_crops(images: torch.Tensor, crops: int) -> torch.Tensor:
+    """Return images (I, C, 3, side, side) with so many crops each."""
+    return torch.nn.functional.pad(images, (0, 0, 0, 0, 0, 0, 0, crops - images.shape[1]))
+
+
+def _encoded(
+    processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+) -> EncodedPrompt:
     # Not the runs of `token_ids` collapsed: images stand side by side, and their placeholders are all alike.
     engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not images:
+    if not images and not videos:
         return EncodedPrompt.of_text(engine_token_ids)
-    batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
+    media: Media = {}
+    if videos:
+        # One by one: the processor takes videos of one length alone.
+        frames = [_frames(processor, video) for video in videos]
+        media["pixel_values_videos"] = torch.cat(frames)
+        media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in videos])
+        marks = [_video_text(processor, frames=len(one)) for one in frames]
+        [text], _ = processor.get_text_with_replacements([text], videos_replacements=marks)
+    given = {"images": list(images)} if images else {}
+    batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
+    media |= {key: batch[key] for key in IMAGE_KEYS if images}
     return EncodedPrompt(
         token_ids=batch["input_ids"][0].tolist(),
         engine_token_ids=engine_token_ids,
         images=list(images),
-        media={key: batch[key] for key in MEDIA_KEYS},
+        media=media,
+        videos=list(videos),
     )
+
+
+def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:
+    """Return the frames of a video as the tower takes them, (F, 3, side, side)."""
+    made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
+    return made["pixel_values_videos"][0]
+
+
+def _video_text(processor: LlavaOnevisionProcessor, *, frames: int) -> str:
+    """Return what stands for a video in the text that is tokenized."""
+    return processor.replace_video_token({"pixel_values_videos": [torch.empty(frames, 0)]}, 0)
 
 
 KIT = LlavaOnevisionKit()

@@ -102,7 +102,12 @@ class LanguageModelKit(LmmKit):
         return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
 
     def render(
-        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: PreTrainedTokenizerBase,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         """Return the ids of a conversation in the chat template's form."""
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)

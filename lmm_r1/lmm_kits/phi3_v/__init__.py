@@ -157,7 +157,12 @@ class Phi3VKit(LmmKit):
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def render(
-        self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: Phi3VProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.token_ids(text, counts=[1] * len(images_of(messages)))

@@ -154,7 +154,12 @@ class Phi4MultimodalKit(LmmKit):
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
     def render(
-        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: Phi4MultimodalProcessor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         return processor.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -22,8 +22,9 @@ from lmm_r1.lmm_kits.encoding import (
     text_positions,
 )
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, channels_first, image_limits, video_metadata
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, image_limits
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
+from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 MEDIA_TOKENS = (
     "<|vision_start|>",
@@ -39,6 +40,7 @@ class QwenVlKit(LmmKit):
     """A kit of the family states its classes, the names of its weights where they differ, and its tiny vision tower."""
 
     takes_videos = True
+    engine_wants_times = True
     takes_flash_attention = True
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
     """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
@@ -72,7 +74,12 @@ class QwenVlKit(LmmKit):
         )
 
     def render(
-        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
+        self,
+        processor: ProcessorMixin,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
     ) -> list[int]:
         """Return the ids of a conversation with one placeholder per image or video, without reading any."""
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
@@ -115,16 +122,6 @@ class QwenVlKit(LmmKit):
             *self.image_ends(config),
             *(token for token in media if token is not None and token != tokenizer.unk_token_id),
         }
-
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        return {"limit_mm_per_prompt": {"image": max_images, "video": max_videos}}
-
-    def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return images, and videos with their times, as vLLM takes them; nothing for a text prompt."""
-        media = super().engine_media(encoded)
-        if encoded.videos:
-            media["video"] = [(channels_first(video), video_metadata(video)) for video in encoded.videos]
-        return media
 
     def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
         """Return for each token (B, T) whether it is text, an image's placeholder or a video's."""

@@ -1,9 +1,8 @@
-"""Images and videos as both training and rollouts give them to a Qwen-VL processor: their sizes, layout and times."""
+"""Images and videos as both training and rollouts give them to a Qwen-VL processor: their sizes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -94,20 +93,3 @@ def bounded_steps(processor: ProcessorMixin, video: Video, part: VideoPart) -> V
         # As the processor rounds their number to whole steps.
         frames_together=round(len(video.frames) / FRAMES_A_STEP) * FRAMES_A_STEP,
     )
-
-
-def channels_first(video: Video) -> np.ndarray:
-    """Return frames (N, 3, H, W): the processors would take frames (N, H, W, 3) of height 1 or 3 for such ones."""
-    return np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))
-
-
-def video_metadata(video: Video) -> dict[str, Any]:
-    """Return what the processors want to know: all frames are there, and they are to be taken as they are."""
-    number = len(video.frames)
-    return {
-        "fps": video.fps,
-        "total_num_frames": number,
-        "duration": number / video.fps,
-        # (an array, since a processor appends to a list)
-        "frames_indices": np.arange(number),
-    }

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
+from PIL import Image
 from transformers import (
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessor,
     SmolVLMProcessor,
     SmolVLMVideoProcessor,
 )
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-from lmm_r1.lmm_kits.idefics import IdeficsKit
-from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.data.messages import Message, videos_of
+from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.encoding import check_placeholders
+from lmm_r1.lmm_kits.idefics import AROUND_IMAGE, IMAGE, MEDIA_KEYS, SMALLEST_IMAGE, IdeficsKit
+from lmm_r1.lmm_kits.kit import EncodedPrompt, Media, TinyModelSpec
+from lmm_r1.lmm_kits.smolvlm.video_text import VIDEO, around_frames, video_text
+from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 
 class SmolVlmKit(IdeficsKit):
-    """Text and images. Videos are left out: transformers' processor gives their frames the name of the images' tiles."""
+    """Text, images, and videos, which are told with their length; each frame is one tile behind its time as text.
+
+    In vLLM's prompts that text stands but for what is between the frames, which go with them for two tokens.
+    """
 
     model_type = "smolvlm"
     checkpoints = "SmolVLM2"
@@ -26,6 +40,74 @@ class SmolVlmKit(IdeficsKit):
     model_class = SmolVLMForConditionalGeneration
     processor_class = SmolVLMProcessor
     engine_architecture = "LmmR1SmolVLMForConditionalGeneration"
+    takes_videos = True
+    engine_wants_times = True
+
+    def load_processor(
+        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
+    ) -> SmolVLMProcessor:
+        """Load processor and tokenizer; frames of videos are scaled to the size of a tile."""
+        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        processor.video_processor.max_image_size = processor.image_processor.max_image_size
+        return processor
+
+    def template_for(self, processor: SmolVLMProcessor, messages: Sequence[Message]) -> str:
+        """Return the checkpoint's; of released ones that write no videos, transformers' own for conversations with them."""
+        template = processor.chat_template
+        return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
+
+    def media_marks(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        return [*super().media_marks(tokenizer), VIDEO]
+
+    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        known = tokenizer.get_vocab()
+        # The mark of a video is no token in the releases.
+        return {config.image_token_id, *(known[mark] for mark in self.media_marks(tokenizer) if mark in known)}
+
+    def chat_text(
+        self, processor: SmolVLMProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        check_placeholders(text.count(VIDEO), given=len(videos_of(messages)), kind="videos")
+        return text
+
+    def _encoded(
+        self, processor: SmolVLMProcessor, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+    ) -> EncodedPrompt:
+        if not videos:
+            return super()._encoded(processor, text, images=images, videos=videos)
+        # One by one: the processor gives tiles and frames one name, and takes videos of one length alone.
+        cut = [processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in images]
+        shown = [_frames(processor, video) for video in videos]
+        [expanded], _ = processor.get_text_with_replacements(
+            [text],
+            images_replacements=[processor.replace_image_token(one, 0) for one in cut],
+            videos_replacements=[video_text(processor, video_metadata(video)) for video in videos],
+        )
+        left = {IMAGE: iter(cut), VIDEO: iter(shown)}
+        in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
+        return EncodedPrompt(
+            token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
+            engine_token_ids=self.engine_ids(processor, text, videos=videos),
+            images=list(images),
+            media=self.merge_media(in_order),
+            videos=list(videos),
+        )
+
+    def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        count = text.count(VIDEO)
+        assert len(videos) >= count, "how long a video is stands in the text"
+        if not count:
+            return super().engine_ids(processor, text, videos=videos)
+        told = [video_text(processor, video_metadata(video)) for video in videos[:count]]
+        [written], _ = processor.get_text_with_replacements(
+            [text],
+            images_replacements=[SMALLEST_IMAGE] * text.count(IMAGE),
+            videos_replacements=[
+                f"{before}{AROUND_IMAGE}{IMAGE}{behind}" for before, behind in map(around_frames, told)
+            ],
+        )
+        return self.collapsed(processor, processor.tokenizer(written, add_special_tokens=False)["input_ids"])
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         from lmm_r1.lmm_kits.idefics.tiny_model import SIZES, write_tiny
@@ -38,6 +120,12 @@ class SmolVlmKit(IdeficsKit):
             image_processor=SmolVLMImageProcessor(**SIZES),
             video_processor=SmolVLMVideoProcessor(**SIZES),
         )
+
+
+def _frames(processor: SmolVLMProcessor, video: Video) -> Media:
+    """Return the frames of a video as tiles, (1, F, 3, side, side), and the mask of their pixels, of the dtype of images'."""
+    made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
+    return {key: made[key].float() for key in MEDIA_KEYS}
 
 
 KIT = SmolVlmKit()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmm_r1.batch.row_log import RowLog
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pytest
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.ppo import EstimatorName, PPOConfig
-from lmm_r1.errors import UserError
+from lmm_r1.errors import ListedError, UserError
 
 pytestmark = pytest.mark.unit
 
@@ -208,6 +208,15 @@ def test_a_user_error_becomes_one_line_and_exit_code_one(capsys):
         raise UserError("rows.jsonl:3: no answer")
     assert stopped.value.code == 1
     assert capsys.readouterr().err == "lmm-r1 stage: error: rows.jsonl:3: no answer\n"
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", "\n  rows line 1: odd\n  rows line 3: odd"), ("1", "")])
+def test_several_things_that_are_wrong_have_a_line_each_on_one_rank(rank, lines, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(SystemExit) as stopped, user_errors("lmm-r1 stage"):
+        raise ListedError("rows: 2 of its 3 rows cannot be used:", ["rows line 1: odd", "rows line 3: odd"])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == f"lmm-r1 stage: error: rows: 2 of its 3 rows cannot be used:{lines}\n"
 
 
 def test_a_workers_user_error_is_shown_without_rays_traceback(capsys):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,14 @@ from lmm_r1 import cli
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["evaluate", "--list_suites"], ["make_task", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["cli", "--help"], ["cli", "evaluate", "--list_suites"], ["cli.train_ppo_ray", "--help"], ["cli.kits"]]
+)
 def test_a_command_ends_without_a_word_when_its_reader_has_gone(argv):
+    module, *arguments = argv
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "lmm_r1.cli", *argv]
+    command = [sys.executable, "-m", f"lmm_r1.{module}", *arguments]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (128 + 13, "")
@@ -30,3 +34,17 @@ def test_a_broken_connection_of_the_command_itself_is_no_reader_that_has_gone(mo
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(BrokenPipeError, match="a socket"):
             cli.main([])
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_run_as_a_module_ends_like_that_too(name):
+    source = (Path(cli.__file__).parent / f"{name}.py").read_text()
+    assert source.endswith('\nif __name__ == "__main__":\n    run_command(main)\n')
+
+
+def test_the_list_of_commands_fits_on_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main(["help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "} == set(cli.COMMANDS)

@@ -1,7 +1,7 @@
 import pytest
 
-from lmm_r1.cli.job_progress import MAX_LISTED, SKIPPED_ROWS_CODE, report_skipped
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.cli.job_progress import SKIPPED_ROWS_CODE, report_skipped
+from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow
 
 pytestmark = pytest.mark.unit
 

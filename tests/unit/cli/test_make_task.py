@@ -8,7 +8,7 @@ from helpers.row_files import load_rows
 
 from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import TextPart, images_of
+from lmm_r1.data.messages import TextPart, demonstration, images_of
 from lmm_r1.tasks.sokoban.notation import read_state
 from lmm_r1.tasks.task import TASKS, get_task
 
@@ -19,7 +19,7 @@ SAMPLES = Path(__file__).parents[3] / "datasets" / "samples"
 
 def make(output, *flags):
     main(["digits", "--output", str(output), *flags])
-    return load_rows(str(output))
+    return [demonstration(row) for row in load_rows(str(output))]
 
 
 def digits_read(row):

@@ -94,7 +94,7 @@ def test_flags_that_cannot_be_are_refused(command, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_wheel_holds_the_recipes(tmp_path):
+def test_a_wheel_holds_the_recipes_and_what_shells_complete_by(tmp_path):
     pytest.importorskip("setuptools")
     build = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path / "lib")]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True, timeout=60)
@@ -113,3 +113,4 @@ def test_a_wheel_holds_the_recipes(tmp_path):
     )
     assert done.stdout.split() == [*recipe_names(), "12000"]
     assert (tmp_path / "lib/lmm_r1/data/recipes/published/math12k.yaml").is_file()
+    assert {path.suffix for path in (tmp_path / "lib/lmm_r1/cli").glob("completion.*")} == {".py", ".bash", ".zsh"}

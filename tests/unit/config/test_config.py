@@ -9,6 +9,7 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.help_texts import HELP, attach_help
 from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
 from lmm_r1.errors import UserError
 
@@ -295,7 +296,7 @@ def test_resolving_twice_changes_nothing():
         ),
         ({"critic__freezing_steps": 4}, "--critic.freezing_steps 4 leaves nothing to learn without a critic"),
         (
-            {"algo__advantage__estimator": "gae", "train__colocate_all": True},
+            {"algo__advantage__estimator": "gae", "train__colocate_all": True, "critic__num_gpus_per_node": 8},
             "with --train.colocate_all, --actor.num_gpus_per_node 1 and --critic.num_gpus_per_node 8 must be equal",
         ),
         (
@@ -305,6 +306,7 @@ def test_resolving_twice_changes_nothing():
                 "reward__model_name_or_path": "rm",
                 "train__colocate_critic_reward": True,
                 "critic__num_gpus_per_node": 4,
+                "reward__num_gpus_per_node": 8,
             },
             "with --train.colocate_critic_reward, --critic.num_gpus_per_node 4 and --reward.num_gpus_per_node 8",
         ),
@@ -409,7 +411,7 @@ def test_supervised_settings_are_checked_too():
     with pytest.raises(UserError, match="--model.model_name_or_path is missing"):
         resolve(SFTConfig())
     with pytest.raises(UserError, match="--train.batch_size 10 must be a multiple of --train.micro_batch_size 8"):
-        resolve(sft(train__batch_size=10))
+        resolve(sft(train__batch_size=10, train__micro_batch_size=8))
     with pytest.raises(UserError, match="--adam.vision_lr 0.5 needs --optim adam"):
         resolve(sft(optim="muon", adam__vision_lr=0.5))
 
@@ -468,8 +470,6 @@ def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
 def test_every_field_has_a_default_and_a_help_text(config_class):
-    from lmm_r1.cli.arguments import HELP, attach_help
-
     attach_help(config_class)
     groups = [config_class]
     for group in groups:

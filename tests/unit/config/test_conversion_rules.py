@@ -250,6 +250,10 @@ def test_supervised_training_of_openrlhf_has_our_names():
         "data.max_len": 4096,
         "data.dataset": "d",
         "data.multiturn": True,
+        # Theirs, whatever the rows.
+        "train.batch_size": 128,
+        "train.micro_batch_size": 8,
+        "ckpt.output_dir": "./ckpt",
     }
 
 

@@ -40,7 +40,12 @@ def sft(**changes: object) -> SFTConfig:
 
 
 def ppo() -> PPOConfig:
-    one_gpu = {"actor.num_gpus_per_node": 1, "ref.num_gpus_per_node": 1, "reward.remote_url": "http://127.0.0.1:1/r"}
+    one_gpu = {
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "vllm.num_engines": 1,
+        "reward.remote_url": "http://127.0.0.1:1/r",
+    }
     model_and_data = {"actor.model_name_or_path": "model", "data.prompt_dataset": "rows.jsonl"}
     group = {"rollout.n_samples_per_prompt": 8}
     return dotted.replace(PPOConfig(), one_gpu | model_and_data | group)

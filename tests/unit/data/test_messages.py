@@ -13,6 +13,9 @@ from lmm_r1.data.messages import (
     Row,
     TextPart,
     VideoPart,
+    as_prompt,
+    check_asks,
+    demonstration,
     images_of,
     to_chat,
     to_json,
@@ -34,6 +37,26 @@ def parse(record, **options):
 
 def user(content):
     return {"messages": [{"role": "user", "content": content}], "answer": "4"}
+
+
+def test_a_worked_answer_is_the_response_of_its_prompt_and_learnt_behind_it():
+    asked = {"role": "user", "content": CONTENT}
+    whole = parse({"messages": [asked, {"role": "assistant", "content": "x is 4."}], "answer": "4"})
+    prompt = as_prompt(whole)
+    assert prompt.messages == parse({"messages": [asked], "answer": "4"}).messages
+    assert prompt.response == Message(role="assistant", parts=(TextPart("x is 4."),))
+    assert demonstration(prompt) == whole
+    check_asks(prompt)
+    with pytest.raises(UserError, match="rows.jsonl line 7: the row ends with an assistant turn"):
+        check_asks(whole)
+
+
+def test_a_row_with_several_assistant_turns_stays_whole():
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hi."}]
+    several, prompt = parse({"messages": turns * 2, "answer": "4"}), parse(user("Find x."))
+    assert (as_prompt(several), as_prompt(prompt)) == (several, prompt)
+    pretrained = parse({"messages": turns[1:], "answer": "4"})
+    assert as_prompt(pretrained) == pretrained
 
 
 def test_a_json_string_and_a_list_of_messages_give_the_same_row():

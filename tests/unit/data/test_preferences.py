@@ -189,7 +189,7 @@ def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, s
     assert sentence in str(raised.value)
     # Left out, it is told, and the others are there.
     both = written(folder, good[kind.name], {**dict.fromkeys(good[kind.name]), **record})
-    read = read_judged_file(both, kind, skip_bad=True)
+    read = read_judged_file(both, kind, bad_rows="skip")
     assert list(read.rows) == [0]
     assert [(row.index, row.reason.startswith(f"{file} line 2: ")) for row in read.skipped] == [(1, True)]
 
@@ -197,7 +197,7 @@ def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, s
 def test_a_file_without_a_good_row_is_an_error_with_the_first(folder):
     file = written(folder, {**PAIR, "rejected": "2"}, {**PAIR, "chosen": ""})
     with pytest.raises(UserError, match="none of its 2 rows can be used; the first: .* line 1: chosen and rejected"):
-        read_judged_file(file, PREFERENCE, skip_bad=True)
+        read_judged_file(file, PREFERENCE, bad_rows="skip")
     with pytest.raises(UserError, match="holds no rows"):
         load_preference_rows(written(folder))
 
@@ -287,7 +287,7 @@ def turns_of(image: bytes, answer: str) -> list[dict]:
 def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_another_image_not(folder):
     records = [{"chosen": turns_of(noise(1), "red"), "rejected": turns_of(noise(other), "blue")} for other in (1, 2)]
     pq.write_table(pa.Table.from_pylist(records), folder / "rows.parquet")
-    read = read_judged_file(str(folder / "rows.parquet"), PREFERENCE, skip_bad=True)
+    read = read_judged_file(str(folder / "rows.parquet"), PREFERENCE, bad_rows="skip")
     (row,) = read.rows.values()
     image = row.messages[0].parts[0]
     assert isinstance(image.source, StoredBytes)

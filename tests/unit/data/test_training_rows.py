@@ -4,7 +4,7 @@ import pytest
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import Message, Row, TextPart
-from lmm_r1.data.training_rows import PromptStream, blend, check_prompts, parse_dataset_spec
+from lmm_r1.data.training_rows import PromptStream, blend, check_prompt, parse_dataset_spec
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -174,6 +174,7 @@ def test_more_rows_than_there_are_can_never_be_had():
 
 def test_a_prompt_that_ends_with_the_answer_is_refused_with_its_place():
     prompt = row(message("user", "What is 1 + 1?"))
-    check_prompts([prompt])
-    with pytest.raises(UserError, match="rows.jsonl, line 1: a prompt for RL must not end with an assistant turn"):
-        check_prompts([prompt, row(message("user", "What is 1 + 1?"), message("assistant", "2"))])
+    check_prompt(prompt)
+    asked = [message("user", "Hello."), message("assistant", "Hello."), message("user", "What is 1 + 1?")]
+    with pytest.raises(UserError, match="rows.jsonl, line 1: a prompt for RL must not end with one of several"):
+        check_prompt(row(*asked, message("assistant", "2")))

@@ -63,6 +63,18 @@ def test_a_suite_of_another_size_and_samples_that_are_alike_are_noted(rows):
     )
 
 
+def test_a_worked_answer_is_not_shown_and_a_row_that_would_show_one_is_left_out(tmp_path):
+    asked, answered = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    path = tmp_path / "solved.jsonl"
+    solved = [{"messages": turns, "answer": "4"} for turns in ([asked, answered], [asked, answered] * 2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in solved))
+    made = file_set(path)
+    assert [message.role for message in made.rows[0].messages] == ["user"]
+    assert [row.reason for row in made.file.skipped] == [
+        f"{path} line 2: the row ends with an assistant turn, so there is nothing to respond to"
+    ]
+
+
 def test_an_embedded_image_that_cannot_be_decoded_leaves_its_row_out(rows, tmp_path):
     good = json.loads(rows.read_text().splitlines()[0])
     broken = good | {

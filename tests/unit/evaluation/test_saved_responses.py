@@ -1,11 +1,14 @@
+import json
 from pathlib import Path
 
 import pytest
 from helpers.judged_responses import judged, judged_rows
+from helpers.run_folders import write_image
 
+from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
-from lmm_r1.records.responses import Verdict, write_responses
+from lmm_r1.records.responses import Verdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
 
@@ -73,3 +76,31 @@ def test_a_k_beyond_the_samples_and_verifiers_that_do_not_meet_are_refused(folde
     taken = saved_checkpoints([f"base={folder / 'second.json'}", str(folder / "exact.json")])
     with pytest.raises(UserError, match="held_out: no verifier judged it for all checkpoints"):
         saved_files(taken)
+
+
+def test_rows_are_found_again_for_their_images_where_they_lie_with_the_same_question(tmp_path):
+    shown = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is 2 + 2?"}]
+    line = json.dumps({"message": json.dumps([{"role": "user", "content": shown}]), "answer": "4"})
+    write_image(tmp_path / "a.png", number=4)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{line}\n{line.replace('2 + 2', '3 + 3')}\n")
+    places = [f"{rows} line 1", f"{rows} line 2", f"{tmp_path / 'gone.jsonl'} line 1"]
+    responses = [judged(index=index, row=place, images=1) for index, place in enumerate(places)]
+    # Of the second line another question was answered.
+    write_responses(tmp_path / "a.responses.jsonl", responses, append=False)
+    (checkpoint,) = saved_checkpoints([str(tmp_path / "a.responses.jsonl")], fewest=1)
+
+    (file,) = saved_files([checkpoint])
+
+    assert list(file.rows) == [0]
+    assert images_of(file.rows[0].messages)[0].source == str(tmp_path / "a.png")
+    assert [one.images for one in checkpoint.files["held_out"]] == [1, 1, 1]
+
+
+def test_responses_of_earlier_versions_have_no_count_of_images(tmp_path):
+    path = tmp_path / "old.responses.jsonl"
+    write_responses(path, [judged()], append=False)
+    record = json.loads(path.read_text())
+    del record["images"]
+    path.write_text(json.dumps(record) + "\n")
+    assert read_responses(path)[0].images == 0

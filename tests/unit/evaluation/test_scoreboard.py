@@ -1,12 +1,19 @@
+import base64
+import io
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from helpers.conversations import message, picture, row
 from helpers.judged_responses import judged, judged_rows
+from helpers.report_text import PageText
+from PIL import Image
 
-from lmm_r1.data.files import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.evaluation.scoreboard import (
     Board,
     CheckpointResponses,
@@ -105,7 +112,7 @@ def test_the_terminal_gets_a_table_per_file_with_its_data_sources(capsys):
     printed = capsys.readouterr().out
     assert "held_out: 2 rows, 1 left out" in printed
     lines = [" ".join(line.split()) for line in printed.splitlines()]
-    assert "grpo ★ 75.0 ± 25.0 100.0 ± 0.0 50.0 ± 50.0 100.0 10 0.0" in lines
+    assert "grpo ★ 75.0 ± 25.0 100.0 ± 0.0 50.0 ± 50.0 100.0 10.0 0.0" in lines
     assert lines.index("sums, 1 rows") < lines.index("words, 1 rows")
     assert any(line.startswith("held_out math grpo +25.0 0.0 to +50.0 1 1 0") for line in lines)
 
@@ -159,7 +166,7 @@ def test_long_responses_lose_their_middle_and_keep_their_answer():
     page = build_page(board(checkpoints=shown))
     assert len(page) < 40_000
     assert re.search(r"\[[\d,]+ characters left out\]", page)
-    assert "&lt;answer&gt;42&lt;/answer&gt;" in page
+    assert '&lt;answer&gt;</span>42<span class="tag">&lt;/answer&gt;' in page
 
 
 def test_what_nobody_counted_is_shown_as_unknown(capsys):
@@ -176,3 +183,54 @@ def test_what_nobody_counted_is_shown_as_unknown(capsys):
         print_board(found)
         assert ("\N{EN DASH}" in capsys.readouterr().out) == (expected[0] is None)
         assert "None tokens" not in build_page(found, written_at=AT)
+
+
+def pictured(**changes: object) -> Board:
+    """A board of one row that shows two images and a video."""
+    shown = message("user", picture(8, 6), "How many?", ImagePart("https://example.org/a.png"), ImagePart("/gone.png"))
+    rows = {0: replace(row(shown, message("user", VideoPart("/clip.mp4"))), location="rows.jsonl line 1")}
+    file = MeasuredFile(
+        name="held_out", source="rows.jsonl", verifiers=("math",), ks=(1,), **{"rows": rows, **changes}
+    )
+    answered = [judged(images=3, question="How many?")]
+    return board(files=[file], checkpoints=[CheckpointResponses(name="base", path="m", files={"held_out": answered})])
+
+
+def test_a_row_shows_its_images_and_says_why_one_is_missing():
+    page = build_page(pictured())
+    (shown,) = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="Image 1 of the row"', page)
+    assert Image.open(io.BytesIO(base64.b64decode(shown))).tobytes() == picture(8, 6).tobytes()
+    text = PageText(page).text
+    # The page asks no other place for anything.
+    assert "https://example.org/a.png" in text
+    assert "https://example.org/a.png" not in PageText(page).addresses
+    assert "/gone.png" in text
+    assert "Video: /clip.mp4" in text
+    assert "Its 3 images are not at hand: the row is not where it was read." in build_page(pictured(rows={}))
+
+
+def test_thought_and_answer_stand_apart():
+    page = build_page(pictured())
+    assert (
+        '<span class="think"><span class="tag">&lt;think&gt;</span>so<span class="tag">&lt;/think&gt;</span></span>'
+        in page
+    )
+    assert (
+        '<span class="answer"><span class="tag">&lt;answer&gt;</span>4<span class="tag">&lt;/answer&gt;</span></span>'
+        in page
+    )
+
+
+def test_the_heads_of_columns_are_words():
+    page = build_page(board())
+    heads = [re.sub(r"<[^>]+>", "", head) for head in re.findall(r"<th[^>]* scope=\"col(?:group)?\">(.*?)</th>", page)]
+    assert {
+        "in format",
+        "no answer",
+        "90th percentile",
+        "p-value",
+        "Rows better",
+        "One of k is right (pass@k)",
+    } <= set(heads)
+    assert not {"p", "n", "90 %", "format"} & set(heads)
+    assert "responses per row 2 · longest response, tokens 16" in PageText(page).text

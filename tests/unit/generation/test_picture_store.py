@@ -46,13 +46,6 @@ def test_pictures_stay_in_the_store_until_a_record_wants_them(store):
     assert fetch_pictures(plain) is plain
 
 
-def test_of_a_group_those_that_were_begun_first_keep_theirs(store):
-    late, early = (episode(*SAID, number=number) for number in (1, 0))
-    sent = put_pictures([late, early, generated_sample()], 1)
-    assert [sample.played.pictures for sample in sent[:2]] == [None, "object 0"]
-    assert [sample.played.said[1].images for sample in sent[:2]] == [(), ()]
-
-
 def test_pictures_are_no_larger_than_the_policy_saw_them_and_keep_their_box(store):
     cut = Cut(picture=0, name="original_image", box=(0, 0, 40, 20), size=(80, 60))
     part = CutImage(picture(40, 20), max_pixels=200, cut=cut)

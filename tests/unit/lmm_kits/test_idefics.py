@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conversations import message, picture
+from helpers.conversations import clip, message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from PIL import Image
@@ -244,7 +244,11 @@ def test_the_engine_agrees_on_models_of_other_shapes_and_cuts(name, cut, folder,
     numbers = [prompt.media["pixel_values"].shape[1] for prompt in prompts]
     # 448 x 268 pixels become 512 x 306: 3 x 4 tiles; 4 x 1 and 1 x 4; 4 x 4.
     assert numbers == ([12 + 1, 4 + 1 + 4 + 1, 2 * (16 + 1)] if cut == "no multiple" else [1, 2, 2])
-    with running_engine(kit, saved, max_images=2) as llm:
+    if kit.takes_videos:
+        # A frame is written as an image of a single tile is.
+        shown = [clip(3, 140, 84), "or", picture(90, 90), "?"], [picture(20, 20), clip(1, 30, 60), picture(300, 1)]
+        prompts += [encode(kit, processor, [message("user", *parts)]) for parts in shown]
+    with running_engine(kit, saved, max_images=2, max_videos=1) as llm:
         samples = sampled(llm, kit, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
     assert largest_difference(actor, prompts, samples) <= 1e-4
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.conversations import message, picture
+from helpers.conversations import clip, message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from safetensors.torch import load_file, save_file
@@ -47,6 +47,37 @@ def test_a_prompt_in_full(processor):
         "<|im_start|>assistant\n"
     )
     assert encoded.media["pixel_values"].shape == (4, 3, 56, 56)
+
+
+def test_a_prompt_with_videos_in_full(processor):
+    still, two, one = picture(112, 56), clip(2, 84, 56), clip(1, 30, 400)
+    messages = [message("user", "Look: ", two, still, "?"), message("assistant", "4"), message("user", one)]
+    encoded = encode(KIT, processor, messages)
+    tile = "<IMG_CONTEXT>" * PER_TILE
+    written = (
+        "<|im_start|>user\nLook: Frame1: <img>{0}</img>\n<img>{1}</img>\n?<|im_end|>\n"
+        "<|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\nFrame1: <img>{2}</img>\n<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    frames = f"{tile}</img>\nFrame2: <img>{tile}"
+    assert processor.tokenizer.decode(encoded.token_ids) == written.format(frames, tile * 3, tile)
+    assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format(
+        "<video>", "<IMG_CONTEXT>", "<video>"
+    )
+    # Two frames, two tiles of the image with the whole of it, and a frame.
+    pixels = encoded.media["pixel_values"]
+    assert pixels.shape == (2 + 3 + 1, 3, 56, 56)
+    for place, part in ((0, two), (2, still), (5, one)):
+        alone = encode(KIT, processor, [message("user", part)]).media["pixel_values"]
+        assert torch.equal(pixels[place : place + len(alone)], alone)
+
+
+def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(folder, tmp_path):
+    processor = KIT.load_processor(str(folder), trust_remote_code=False)
+    processor.video_processor.size = {"height": 384, "width": 384}
+    KIT.save_processor(processor, tmp_path)
+    again = KIT.load_processor(str(tmp_path), trust_remote_code=False)
+    assert encode(KIT, again, [message("user", clip(2, 84, 56))]).media["pixel_values"].shape == (2, 3, 56, 56)
 
 
 @pytest.mark.parametrize(

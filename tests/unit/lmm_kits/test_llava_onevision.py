@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.conversations import message, picture
+from helpers.conversations import clip, message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor
 from safetensors import safe_open
@@ -62,6 +62,28 @@ def test_a_prompt_in_full(processor):
     assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format(*["<image>"] * 3)
     assert encoded.media["pixel_values"].shape == (3, 1 + 16, 3, 56, 56)
     assert encoded.media["image_sizes"].tolist() == [[56, 56], [56, 112], [224, 224]]
+
+
+def test_a_prompt_with_videos_in_full(processor):
+    # 4 x 4 patches a frame, of which each 2 x 2 are averaged, and one end to each video; images stand before them.
+    messages = [message("user", clip(3, 84, 56), "Which digit?", picture(56, 56)), message("assistant", "4")]
+    encoded = encode(KIT, processor, [*messages, message("user", clip(1, 30, 400))])
+    image, three, one = ("<image>" * (16 + 16 + 4), "<video>" * (3 * 4 + 1), "<video>" * (4 + 1))
+    written = (
+        "<|im_start|>user {0}{1}\nWhich digit?<|im_end|><|im_start|>assistant\n4<|im_end|>"
+        "<|im_start|>user {2}<|im_end|><|im_start|>assistant\n"
+    )
+    assert processor.tokenizer.decode(encoded.token_ids) == written.format(image, three, one)
+    assert processor.tokenizer.decode(encoded.engine_token_ids) == written.format("<image>", "<video>", "<video>")
+    assert encoded.media["pixel_values_videos"].shape == (3 + 1, 3, 56, 56)
+    assert encoded.media["image_sizes_videos"].tolist() == [[3, 56, 84], [1, 400, 30]]
+
+
+def test_features_of_other_layers_than_the_last_are_refused(folder, tmp_path):
+    settings = json.loads((folder / "config.json").read_text()) | {"vision_feature_layer": -2}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="vision_feature_layer -2 and vision_feature_select_strategy full"):
+        KIT.load_config(str(tmp_path), trust_remote_code=False)
 
 
 def test_rows_of_padding_are_no_tokens(processor):
@@ -156,3 +178,7 @@ def test_placeholders_side_by_side_are_not_taken_for_one_image(processor):
     assert KIT.collapsed(processor, [5, *[image] * 16, 6, *[image] * 36]) == [5, image, 6, image]
     # Nobody can tell where the first ends.
     assert KIT.collapsed(processor, [*[image] * 72]) == [image]
+    # A video of one frame has 4 tokens and an end, and none has fewer.
+    video = processor.video_token_id
+    assert KIT.collapsed(processor, [video] * 4) == [video] * 4
+    assert KIT.collapsed(processor, [video] * 5 + [image] * 16 + [6] + [video] * 9) == [video, image, 6, video]

@@ -1,16 +1,14 @@
-"""The kit of Qwen3-VL's mixtures: released names and layouts, the load-balancing loss, other shapes than the tiny model's."""
+"""The kit of Qwen3-VL's mixtures: released names and layouts, the load-balancing loss."""
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
@@ -23,7 +21,6 @@ from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.lmm_kits.qwen3_vl_moe.engine_model import released
 from lmm_r1.lmm_kits.qwen3_vl_moe.expert_layout import is_released
 from lmm_r1.models.adapters import merged_state_dict
-from lmm_r1.models.load_balancing import check_balanced, routers_of
 
 KIT = get_kit("qwen3_vl_moe")
 # As the released 30B-A3B's config.json has them.
@@ -93,21 +90,6 @@ RELEASED_LAYER = {
     "self_attn.q_proj.weight": (4096, 2048),
     "self_attn.v_proj.weight": (512, 2048),
 }
-# More heads, experts and choices, one head of keys, and experts whose two layouts have the same shapes: 64 = 2 x 32.
-SQUARE = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "num_experts": 7,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": False,
-}
-# Few of many, one of few, and layers without experts.
-SHAPES: dict[str, dict[str, object]] = {
-    "square": SQUARE,
-    "one of three": {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 160},
-    "every other layer": {"num_hidden_layers": 3, "mlp_only_layers": [0], "intermediate_size": 80},
-}
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +106,6 @@ def prompts(tiny: Path) -> list[EncodedPrompt]:
 
 def load(folder: Path) -> Qwen3VLMoeForConditionalGeneration:
     return KIT.load_model(str(folder), dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
-
-
-def reshaped(tiny: Path, folder: Path, settings: Mapping[str, object]) -> Path:
-    """Write a checkpoint like the tiny one, with other sizes in its language model."""
-    shutil.copytree(tiny, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= settings
-    torch.manual_seed(0)
-    Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**config)).save_pretrained(folder)
-    return folder
 
 
 def turned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -239,33 +211,6 @@ def test_the_layout_of_a_file_is_told_by_the_width_of_the_model():
     assert all(found[name] is weights[name] for name in (down, "lm_head.weight"))
 
 
-def test_the_router_and_the_experts_that_it_chooses_learn_and_are_balanced(tiny, prompts):
-    config = KIT.load_config(str(tiny), trust_remote_code=False)
-    check_balanced(config, coef=0.01, flag="actor.aux_loss_coef", model="model")
-    assert routers_of(config).top_k == 2
-    batch = Batch(tuple(groups(prompts, [(4, 7), (5,)]))).padded("left")
-    found = []
-    for packing in (False, True):
-        actor = make_actor(tiny, packing_samples=packing)
-        actor.balance_experts()
-        actor.train()
-        _, output = actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            media=batch.media,
-            return_output=True,
-        )
-        output.aux_loss.backward()
-        found.append((output.aux_loss.item(), actor.model.model.language_model.layers[1].mlp.gate.weight.grad))
-    (padded, gradient), (packed, packed_gradient) = found
-    # Balanced experts give the number of choices.
-    assert 2 < padded < 4
-    assert packed == pytest.approx(padded, rel=1e-5)
-    torch.testing.assert_close(packed_gradient, gradient, atol=1e-7, rtol=1e-4)
-    assert gradient.abs().max() > 1e-6
-
-
 def test_the_loss_is_that_of_transformers(tiny):
     actor = make_actor(tiny)
     actor.balance_experts()
@@ -276,38 +221,6 @@ def test_the_loss_is_that_of_transformers(tiny):
         given = {"attention_mask": mask, "position_ids": positions.expand(3, *positions.shape)}
         expected = actor.model(sequences, **given, output_router_logits=True, use_cache=False).aux_loss
     assert output.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_the_layer_of_experts_is_gathered_as_one_by_zero_3(tiny):
-    from deepspeed.utils import z3_leaf_module
-
-    layers = make_actor(tiny).model.model.language_model.layers
-    assert all(z3_leaf_module(layer.mlp) for layer in layers)
-
-
-def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor:
-    actor = make_actor(folder, **settings)
-    sequences, mask = pad([prompt.token_ids], side="right")
-    with torch.no_grad():
-        return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"]
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == "square" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
-)
-def test_other_shapes_are_computed_and_sampled_alike(name, tiny, prompts, tmp_path):
-    folder = reshaped(tiny, tmp_path / "model", SHAPES[name])
-    for implementation in ("eager", "batched_mm"):
-        torch.testing.assert_close(
-            logits(folder, prompts[0], experts_implementation=implementation),
-            logits(folder, prompts[0]),
-            atol=1e-5,
-            rtol=0,
-        )
-    actor = make_actor(folder, ban_media_tokens=True)
-    with running_engine(KIT, folder, max_images=1) as llm:
-        samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=12)
-    assert largest_difference(actor, prompts, samples) <= 1e-4
 
 
 def test_the_engine_reads_what_transformers_writes(tiny, prompts, tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny_models import make_actor
+from helpers.tiny_models import build_experts, make_actor
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 
 from lmm_r1.errors import UserError
@@ -151,6 +151,19 @@ def test_named_targets_are_adapted_alone(folder):
     assert list(by_name) == [f"model.layers.{i}.self_attn.{name}_proj" for i in (0, 1) for name in "qv"]
     by_end = adapted_layers(make_actor(folder, lora_rank=2, target_modules=["layers.1.mlp.up_proj"]).model)
     assert list(by_end) == ["model.layers.1.mlp.up_proj"]
+
+
+def test_a_layer_without_experts_between_those_with_them_gets_adapters_in_its_attention_alone(folder, tmp_path):
+    """Its MLP has the names of experts, which peft would take to mean the tensors that hold all of a layer's."""
+    build_experts(folder, tmp_path / "experts", mlp_only_layers=[0])
+    actor = make_actor(tmp_path / "experts", lora_rank=2)
+    assert isinstance(actor.model.model.layers[0].mlp.gate_proj, torch.nn.Linear)
+    expected = [f"model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"]
+    assert list(adapted_layers(actor.model)) == expected
+    with pytest.raises(
+        UserError, match="target_modules gate_proj: the language model has no linear layer of this name"
+    ):
+        make_actor(tmp_path / "experts", lora_rank=2, target_modules=("gate_proj",))
 
 
 def test_adapters_alone_are_trained_and_start_without_effect(folder):

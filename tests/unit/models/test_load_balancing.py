@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message
+from helpers.mixtures import BALANCED_KITS
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import build_experts, encode, make_actor, pad
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.load_balancing import check_balanced, load_balancing_loss, routers_of
+from lmm_r1.models.load_balancing import Routed, Routers, check_balanced, routers_of
 from lmm_r1.models.packed.packing import Targets, pack_batch
 
 pytestmark = pytest.mark.unit
@@ -24,8 +25,6 @@ ARCHITECTURES = {
     "Mixtral": {"num_local_experts": 4},
     "Olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
 }
-# Kits of mixtures; the others of one are asked by a language model's config.
-BALANCED_KITS = frozenset({"qwen3_vl_moe"})
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +54,36 @@ def prompts_of(folder: Path) -> list:
     return [encode(kit, processor, [message("user", text)]) for text in ("What is 1 + 2?", "12 + 34, which digit?")]
 
 
+def loss(*layers: torch.Tensor, top_k: int, mask: torch.Tensor) -> torch.Tensor:
+    routers = Routers(recorders=(), top_k=top_k, sigmoid=False)
+    return routers.loss([Routed(logits=logits, choices=None) for logits in layers], mask)
+
+
 def test_by_hand():
     # Two tokens and two experts, of which each token takes one: probabilities 3/4 and 1/4, and 1/5 and 4/5.
     logits = torch.tensor([[0.75, 0.25], [0.2, 0.8]]).log()
-    both = load_balancing_loss([logits], top_k=1, mask=torch.ones(2))
+    both = loss(logits, top_k=1, mask=torch.ones(2))
     assert both.item() == pytest.approx(2 * (0.5 * (0.75 + 0.2) / 2 + 0.5 * (0.25 + 0.8) / 2))
-    first = load_balancing_loss([logits], top_k=1, mask=torch.tensor([1, 0]))
+    first = loss(logits, top_k=1, mask=torch.tensor([1, 0]))
     assert first.item() == pytest.approx(2 * 0.75)
     # As a second layer of one token: shares and probabilities are means over layers.
-    layers = load_balancing_loss([logits[:1], logits[1:]], top_k=1, mask=torch.ones(1))
+    layers = loss(logits[:1], logits[1:], top_k=1, mask=torch.ones(1))
     assert layers.item() == pytest.approx(both.item())
     # Where all are taken equally often, each of the choices counts 1.
-    assert load_balancing_loss([torch.zeros(5, 4)], top_k=4, mask=torch.ones(5)).item() == pytest.approx(4.0)
-    assert load_balancing_loss([logits], top_k=1, mask=torch.zeros(2)).item() == 0.0
+    assert loss(torch.zeros(5, 4), top_k=4, mask=torch.ones(5)).item() == pytest.approx(4.0)
+    assert loss(logits, top_k=1, mask=torch.zeros(2)).item() == 0.0
+
+
+def test_by_hand_where_scores_are_sigmoids():
+    """The first token's experts are not those of its highest scores: its router has a bias."""
+    # Scores 3/4, 1/4 and 1/2 of the first token, of a sum of 3/2; 1/5, 4/5 and 1/2 of the second, which does as well.
+    logits = torch.tensor([[0.75, 0.25, 0.5], [0.2, 0.8, 0.5]]).logit()
+    choices = torch.tensor([[1, 2], [1, 2]])
+    routers = Routers(recorders=(), top_k=2, sigmoid=True)
+    both = routers.loss([Routed(logits=logits, choices=choices)], torch.ones(2))
+    assert both.item() == pytest.approx(3 * ((0.25 + 0.8) / 2 + 0.5) / 1.5)
+    first = routers.loss([Routed(logits=logits, choices=choices)], torch.tensor([1, 0]))
+    assert first.item() == pytest.approx(3 * (0.25 + 0.5) / 1.5)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -150,7 +166,7 @@ def test_its_gradient_reaches_every_router_also_with_checkpointing(shared, exper
         torch.testing.assert_close(checkpointed[name], gradient, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", sorted(set(KITS) - BALANCED_KITS))
+@pytest.mark.parametrize("name", sorted(set(KITS) - set(BALANCED_KITS)))
 def test_a_model_without_it_is_refused_by_name(name, tiny_checkpoint):
     kit = get_kit(name)
     config = kit.load_config(str(tiny_checkpoint(name)), trust_remote_code=False)

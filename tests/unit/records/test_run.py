@@ -40,13 +40,13 @@ def test_a_run_folder_is_its_own_single_stage(tmp_path):
     assert [stage.name for stage in run.stages] == ["fre"]
 
 
-def test_a_stage_without_stage_json_is_running_and_reckons_its_start_from_its_metrics(tmp_path):
+def test_an_unfinished_stage_of_an_earlier_version_reckons_its_start_from_its_metrics(tmp_path):
     write_metrics(tmp_path / "mgt", {"step": 1, "seconds": 10.0}, {"step": 2, "seconds": 20.0, "reward": 0.5})
     os.utime(tmp_path / "mgt" / "metrics.jsonl", (1_000_020, 1_000_020))
 
     (stage,) = read_run(tmp_path).stages
 
-    assert stage.running
+    assert (stage.state, stage.last_sign_at) == ("unfinished", None)
     assert (stage.name, stage.kind, stage.steps, stage.seconds) == ("mgt", None, 2, 20.0)
     assert stage.started_at.timestamp() == 1_000_000
 
@@ -173,7 +173,7 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     (stage,) = read_run(tmp_path).stages
     (found,) = stage.rollouts.read([0])
 
-    assert (stage.name, stage.kind, stage.steps, stage.running) == ("mgt", "rl", 1, False)
+    assert (stage.name, stage.kind, stage.steps, stage.state) == ("mgt", "rl", 1, "finished")
     assert stage.settings == "actor:\n  lr: 1.0e-6\n"
     assert stage.metrics.names == ["reward", "timing/generation"]
     assert (found.group, found.response_tokens, found.weight_version, found.held_out) == (3, 5, 2, True)

@@ -7,7 +7,7 @@ from lmm_r1.evaluation.page_templates import moment
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.bar_chart import difference_interval, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
-from lmm_r1.report.line_chart import Axis, line_chart, nice_axis
+from lmm_r1.report.line_chart import BOTTOM, TOP, Axis, line_chart, nice_axis
 from lmm_r1.report.page_text import duration, number, percent, points
 
 pytestmark = pytest.mark.unit
@@ -118,10 +118,22 @@ def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     assert json.loads(chart.hover)[0]["points"][2] == [330.0, 86.0, "4", "50.0\N{NO-BREAK SPACE}%"]
 
 
-def test_a_share_that_stays_small_gets_an_axis_of_its_own_size():
-    chart = line_chart(panels(log(truncated_rate=[0.06, 0.01]))[0])
+@pytest.mark.parametrize("values", [[0.06, 0.01], [0.0, 0.0], [0.4, 0.9], [0.99, 1.0]])
+@pytest.mark.parametrize("metric", ["truncated_rate", "accuracy", "eval_geo_pass1", "rollout/truncated_rate"])
+def test_a_share_has_an_axis_from_0_to_100_percent(metric, values):
+    (panel,) = [*panels(log(**{metric: values})), *other_panels(log(**{metric: values}))]
 
-    assert [tick.label for tick in chart.y_ticks] == ["0%", "2%", "4%", "6%"]
+    chart = line_chart(panel)
+
+    assert [tick.label for tick in chart.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
+    assert (chart.y_ticks[0].place, chart.y_ticks[-1].place) == (BOTTOM, TOP)
+
+
+def test_held_out_shares_of_a_run_are_drawn_together_by_their_data_source():
+    (panel,) = panels(log(eval_geo_pass1=[0.25, 0.5], eval_geo_pass4=[0.5, 0.75]))
+
+    assert panel.spec.title == "Held-out rows"
+    assert [line.name for line in panel.lines] == ["geo, pass@1", "geo, pass@4"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +187,7 @@ def test_numbers_spans_and_changes_read_well():
     ]
     spans = [duration(seconds).replace("\N{NO-BREAK SPACE}", " ") for seconds in (41.23, 59.97, 200, 3599.6, 3840)]
     assert spans == ["41.2 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "1 h 04 min"]
-    assert [points(change) for change in (0.241, -0.05, 0.0, None)] == ["+24.1", "−5.0", "±0.0", ""]
+    assert [points(change) for change in (0.241, -0.05, 0.0, None)] == ["+24.1", "−5.0", "0.0", ""]
     assert percent(0.5344) == "53.4\N{NO-BREAK SPACE}%"
 
 

@@ -1,11 +1,16 @@
+import contextlib
 import json
+import os
 from datetime import datetime, timezone
 
 import pytest
 from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
+from lmm_r1.cli.report import _stage_cells, main
+from lmm_r1.evaluation.page_templates import moment
 from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.report import build_report, summarize, write_summary
 from lmm_r1.report.settings import without_secrets
 from lmm_r1.report.stages import stage_rows
@@ -32,7 +37,7 @@ def curriculum(tmp_path):
 def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
     text = PageText(build_report(curriculum)).text
 
-    assert "cold_start sft 150 23.4 s 53.5 % 95.3 % 41.9 31.0 % 88.9 % 46.7" in text
+    assert "cold_start sft 150 23.4 s 53.5 % 95.4 % 41.9 31.0 % 88.9 % 46.7" in text
     assert "fre rl 20 8 min 30 s +17.0 70.5 % 97.0 % 45.3 +5.0 36.0 % 89.5 % 47.7" in text
     assert (
         "mgt rl 20 8 min 30 s +18.5 72.0 % +1.5 on the stage before 97.2 % 45.6 "
@@ -44,7 +49,7 @@ def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
 def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
     text = PageText(build_report(curriculum)).text
 
-    assert "text rows 200 image rows 200 temperature 0.0 n_samples 1 max_new_tokens 96 Stage" in text
+    assert "text rows 200 image rows 200 temperature 0.0 responses per row 1 longest response, tokens 96 Stage" in text
 
 
 def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
@@ -68,7 +73,9 @@ def test_the_page_refers_to_nothing_outside_itself(curriculum):
 def test_the_page_says_how_many_of_how_many_rollouts_it_holds(curriculum):
     page = PageText(build_report(curriculum, max_rollouts=100))
 
-    assert "100 of the 320 logged rollouts are in this page, spread evenly over the steps." in page.text
+    assert (
+        "100 of the 320 logged rollouts are in this page, in whole groups spread evenly over the steps." in page.text
+    )
     assert len(page.data["rollouts"]) == 100
     assert "0 of the 320 logged rollouts" in PageText(build_report(curriculum, max_rollouts=0)).text
 
@@ -124,7 +131,7 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
 
     text = PageText(build_report(read_run(tmp_path))).text
 
-    assert "fre running 2 0.0 s" in text
+    assert "fre unfinished 2 0.0 s" in text
     assert "fre: 1 torn last line left out" in text
     assert "fre: steps logged more than once, as after a resume: 1;" in text
     assert "fre: values that are not finite, gaps in the curves: 1." in text
@@ -191,3 +198,46 @@ def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, sha
 
     assert all(sentence in text for sentence in told)
     assert text.count("the rule judged in place of the judge") + text.count("the judge gave no verdict") == len(told)
+
+
+def test_the_page_says_of_an_unfinished_stage_whether_it_runs_or_was_stopped(tmp_path):
+    """A cold start that is finished, and an RL stage in this process: it trains, then fails."""
+    write_stage(tmp_path / "cold_start", name="cold_start", kind="sft", steps=5, seconds=1.0, hour=9)
+    folder = RunFolder(path=tmp_path / "fre", name="fre", kind="rl")
+    folder.open("")
+    with contextlib.suppress(KeyboardInterrupt), folder.session():
+        folder.metrics(3, {"reward": 0.5})
+        page = PageText(build_report(read_run(tmp_path))).text
+        assert "running when this page was written Results" in page
+        assert "fre rl running 3" in page
+        assert "fre was running when this page was written; make the page again to see the rest." in page
+        raise KeyboardInterrupt
+    (tmp_path / "fre" / "error.txt").write_text("Traceback")
+
+    run = read_run(tmp_path)
+    page = PageText(build_report(run)).text
+
+    seen = moment(run.last_sign_at)
+    assert f", stopped {seen} Results" in page
+    assert "fre rl stopped 3" in page
+    assert (
+        f"fre was stopped before its end, and last seen to run {seen}; what it failed with is in its error.txt."
+        in page
+    )
+    assert "running" not in page.replace("seen to run", "")
+    assert "fre (stopped)" in [cell for row in table_rows(tmp_path) for cell in row]
+
+
+def table_rows(folder):
+    return [_stage_cells(row) for row in stage_rows(read_run(folder))]
+
+
+def test_the_time_stays_right_when_a_page_is_made_again(tmp_path):
+    """A day after its end, of a folder that was copied, by the command: what the stages took, 17 min 23 s."""
+    write_curriculum(tmp_path / "demo", steps=20)
+    for name in ("report.html", "again.html"):
+        main([str(tmp_path / "demo"), "--output", str(tmp_path / name)])
+        assert "Time 17 min 23 s 190 steps in 3 stages" in PageText((tmp_path / name).read_text()).text
+        assert json.loads((tmp_path / "demo" / "summary.json").read_text())["seconds"] == pytest.approx(1043.4)
+        for path in (tmp_path / "demo").rglob("*"):
+            os.utime(path, (1_000_000, 1_000_000))

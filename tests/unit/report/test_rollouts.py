@@ -5,8 +5,9 @@ import PIL.Image
 import pytest
 from helpers.run_folders import rollout, write_image, write_lines, write_stage
 
+from lmm_r1.evaluation.page_images import ImageError, data_uri
 from lmm_r1.records.run import read_run
-from lmm_r1.report.inline_images import ImageError, InlineImages, data_uri
+from lmm_r1.report.inline_images import InlineImages
 from lmm_r1.report.rollout_sample import Series, evenly, sample_rollouts, spread, verdict
 
 pytestmark = pytest.mark.unit
@@ -68,6 +69,39 @@ def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
     assert [(record["series"], record["step"], record["group"]) for record in sample.rollouts] == [
         (series, step, group) for series in (0, 1) for step in (1, 2, 3) for group in (0, 9)
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [
+        (0, []),
+        # Not even one group has room: parts of groups.
+        (3, [(1, 0), (2, 0), (3, 0)]),
+        (4, [(1, 0)]),
+        # Two groups; a third would be 12.
+        (11, [(1, 0), (3, 0)]),
+        (12, [(1, 0), (2, 0), (3, 0)]),
+        (23, [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]),
+        (24, [(step, group) for step in (1, 2, 3) for group in (0, 1)]),
+    ],
+)
+def test_groups_stay_whole_in_a_page_that_has_room_for_some_only(tmp_path, limit, taken):
+    write_stage(tmp_path, name="fre", steps=3, seconds=1.0, hour=9)
+    lines = [rollout(step=step, group=group) for step in (1, 2, 3) for group in (0, 1) for _ in range(4)]
+    write_lines(tmp_path / "rollouts.jsonl", lines)
+
+    sample = sample_of(tmp_path, limit=limit)
+
+    found = [(record["step"], record["group"]) for record in sample.rollouts]
+    assert found == [group for group in taken for _ in range(1 if limit == 3 else 4)]
+
+
+def test_a_group_of_held_out_rows_is_another_than_that_of_the_step(tmp_path):
+    write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
+    held_out = [rollout(step=1, held_out=True)]
+    write_lines(tmp_path / "rollouts.jsonl", [*(rollout(step=1) for _ in range(4)), *held_out])
+
+    assert [record["held_out"] for record in sample_of(tmp_path, limit=4).rollouts] == [False] * 4
 
 
 def test_an_image_is_embedded_once_however_many_rollouts_show_it(tmp_path):

@@ -1,6 +1,7 @@
 """Process reward models outside of training: the scores of a policy's logits, what a response's steps are, and its reward."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from lmm_r1.batch.run import _judges_steps
 from lmm_r1.config.batch_inference import BatchConfig, check
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.step_tokens import StepTokens
+from lmm_r1.lmm_kits import Checkpoint, get_kit
+from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
 from lmm_r1.scoring.process_reward_model import ProcessRewardModel
 from lmm_r1.scoring.response_scores import ProcessRewardScorer
+from lmm_r1.scoring.step_scores import DEFAULT_JUDGING, StepJudging
 
 pytestmark = pytest.mark.unit
 
@@ -27,7 +29,7 @@ IMAGE = row(message("user", picture(84, 56), "Which digit is this?"))
 RESPONSE = "First, 12.\nThen 34.\n\n  So 46.  "
 STEPS = ["First, 12.", "Then 34.", "So 46."]
 SETTINGS = {"dtype": "fp32", "max_len": 512, "max_batch_tokens": 2048, "trust_remote_code": False}
-TOKENS = {"placeholder_token": "*", "reward_tokens": ("+", "-")}
+JUDGING = StepJudging(step_scores="min", placeholder_token="*", reward_tokens=("+", "-"))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> ProcessRewardModel:
-    return ProcessRewardModel(str(folder), **TOKENS, **SETTINGS)
+    return ProcessRewardModel(str(folder), judging=JUDGING, **SETTINGS)
 
 
 def scores_by_hand(folder: Path, asked: Any, steps: list[str]) -> list[float]:
@@ -78,7 +80,10 @@ def test_the_score_of_a_step_is_what_the_policys_logits_say_at_its_placeholder(f
         found = model.score(samples)
         assert [len(scores) for scores in found] == [3, 2, 1]
         assert sum(found, []) == pytest.approx(sum(expected, []), abs=1e-5)
-    assert model.encode_steps(TEXT, " \n ") is None
+    # A response without steps is given none, and is not computed.
+    assert model.score([model.encode_steps(TEXT, " \n ")]) == [[]]
+    mixed = model.score([model.encode_steps(TEXT, ""), samples[2], model.encode_steps(IMAGE, "\n")])
+    assert (mixed[0], mixed[1], mixed[2]) == ([], pytest.approx(expected[2], abs=1e-5), [])
     with pytest.raises(UserError, match="tokens, which is more than --max_len 512; raise it"):
         model.encode_steps(TEXT, "word " * 600)
 
@@ -101,23 +106,32 @@ class Judged:
     def encode_prompt(self, asked: object) -> None:
         return None
 
-    def encode_steps(self, asked: object, response: str, *, prompt: object) -> list[float] | None:
-        return list(map(float, response.split())) or None
+    def encode_steps(self, asked: object, response: str, *, prompt: object) -> list[float]:
+        return list(map(float, response.split()))
 
     def score(self, samples: list[list[float]]) -> list[list[float]]:
         return samples
 
 
 @pytest.mark.parametrize(
-    ("kind", "rewards"), [("min", [0.25, 0.0, 0.9]), ("product", [0.1, 0.0, 0.9]), ("last", [0.8, 0.0, 0.9])]
+    ("kind", "rewards"),
+    [
+        ("min", [0.25, 0.0, 0.9]),
+        ("product", [0.09, 0.0, 0.9]),
+        ("last", [0.72, 0.0, 0.9]),
+        ("mean", [0.49, 0.0, 0.9]),
+    ],
 )
-def test_a_response_is_rewarded_by_its_least_step_their_product_or_the_last(kind, rewards):
+def test_a_response_is_rewarded_by_its_least_step_their_product_the_last_or_the_mean(kind, rewards):
     scorer = ProcessRewardScorer.__new__(ProcessRewardScorer)
     scorer._model, scorer._path, scorer._step_scores = Judged(), "m", kind
-    completions = [Completion(text=text, num_tokens=1, finish_reason="stop") for text in ("0.5 0.25 0.8", "", "0.9")]
+    completions = [Completion(text=text, num_tokens=1, finish_reason="stop") for text in ("0.5 0.25 0.72", "", "0.9")]
     found = scorer.score(TEXT, completions)
     assert [score.reward for score in found] == pytest.approx(rewards)
-    assert found[0].parts == pytest.approx({"steps": 3, "steps_min": 0.25, "steps_product": 0.1, "steps_last": 0.8})
+    assert found[0].parts == pytest.approx(
+        {"steps": 3, "steps_min": 0.25, "steps_product": 0.09, "steps_last": 0.72, "steps_mean": 0.49}
+    )
+    assert found[1].parts == dict.fromkeys(found[0].parts, 0.0)
     with pytest.raises(UserError, match="m gives a step no finite score"):
         scorer.score(TEXT, [Completion(text="nan", num_tokens=1, finish_reason="stop")])
 
@@ -137,7 +151,15 @@ def test_a_checkpoint_is_a_process_reward_model_by_its_config_or_by_flags(folder
     with pytest.raises(
         UserError, match="its config does not say by which tokens it judges steps; give --placeholder_token"
     ):
-        ProcessRewardModel(path, placeholder_token="*", reward_tokens=(), **SETTINGS)
+        ProcessRewardModel(path, judging=replace(JUDGING, reward_tokens=()), **SETTINGS)
+
+
+def test_a_value_head_says_that_a_checkpoint_judges_whole_responses_now(folder):
+    checkpoint = Checkpoint(str(folder))
+    setattr(checkpoint.config, CONFIG_KEY, {"placeholder_token": "*", "reward_tokens": ["+", "-"]})
+    assert DEFAULT_JUDGING.is_of(checkpoint, of_whole=[])
+    checkpoint.config.value_head_prefix = "score"
+    assert not DEFAULT_JUDGING.is_of(checkpoint, of_whole=[])
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,14 @@ def test_a_checkpoint_is_a_process_reward_model_by_its_config_or_by_flags(folder
         ({"step_scores": "last"}, "--step_scores is for a process reward model; name it with --reward_model"),
         ({"placeholder_token": "*"}, "--placeholder_token is for a process reward model"),
         ({"reward_model": "r", "reward_tokens": ("+",)}, r"--reward_tokens \+: give two tokens"),
+        (
+            {"reward_model": "http://h:1/get_reward", "step_scores": "last"},
+            "--step_scores is for a reward model that is loaded here, and --reward_model http://h:1/get_reward is a server",
+        ),
+        (
+            {"eval_task": "rm", "model": "https://h/get_reward", "normalize_reward": True},
+            "--normalize_reward is for a ",
+        ),
     ],
 )
 def test_flags_of_steps_without_a_process_reward_model_are_refused(flags, said, tmp_path):

@@ -22,8 +22,10 @@ from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge, create_app, items_of_request
+from lmm_r1.scoring.reward_judge import RewardModelJudge, create_app, items_of_request
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
+from lmm_r1.scoring.served_rewards import ResponseRewards, RewardItem
+from lmm_r1.scoring.step_scores import StepJudging
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.judge import PoolUnavailable, ServiceLimits, UnusableItem
 from remote_rm.service.middleware import Abandonment
@@ -95,7 +97,9 @@ def run_with(
 ) -> object:
     async def scene() -> object:
         judge = RewardModelJudge(
-            lambda: model, media=MediaAccess(roots=(), allow_urls=False), max_queued_items=max_queued_items
+            lambda: ResponseRewards(model),
+            media=MediaAccess(roots=(), allow_urls=False),
+            max_queued_items=max_queued_items,
         )
         await judge.start()
         try:
@@ -270,7 +274,7 @@ def model(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 def client_of(model: RewardModel, folder: Path, **changes: Any) -> TestClient:
     settings = {"limits": ServiceLimits(max_request_bytes=100_000), "token": None, "log_sample_share": 0.0}
     media = MediaAccess(roots=(folder,), allow_urls=False)
-    return TestClient(create_app(lambda: model, media=media, **(settings | changes)))
+    return TestClient(create_app(lambda: ResponseRewards(model), media=media, **(settings | changes)))
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +420,15 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
     monkeypatch.setattr(precision, "has_gpu", lambda environment: has_gpu)
     monkeypatch.setattr("lmm_r1.lmm_kits.registry.kit_name_of", lambda path, **settings: "llm")
     monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
-    monkeypatch.setattr("lmm_r1.scoring.reward_model.RewardModel", lambda path, **settings: loaded.update(settings))
+    monkeypatch.setattr(StepJudging, "is_of", lambda self, checkpoint, of_whole: False)
+
+    class Loaded:
+        max_batch_tokens = 1
+
+        def __init__(self, path: str, **settings: Any) -> None:
+            loaded.update(settings)
+
+    monkeypatch.setattr("lmm_r1.scoring.reward_model.RewardModel", Loaded)
     monkeypatch.setattr("lmm_r1.scoring.reward_judge.serve", lambda load, **settings: load())
     serve_rm.main(["--model", "my-rm", *flags])
     assert loaded["dtype"] == dtype

@@ -16,6 +16,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import KTOConfig, resolve
 from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import UnpairedRow
+from lmm_r1.data.row_digest import rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.kto import KTORun
 from lmm_r1.trainer.kto_rows import (
@@ -30,7 +31,6 @@ from lmm_r1.trainer.kto_rows import (
 )
 from lmm_r1.trainer.preference_losses import kto_loss
 from lmm_r1.trainer.preference_samples import PairSample
-from lmm_r1.trainer.run_start import rows_digest
 from lmm_r1.trainer.supervised_rows import read_ahead
 
 pytestmark = pytest.mark.unit

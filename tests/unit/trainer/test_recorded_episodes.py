@@ -51,16 +51,9 @@ def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wante
     assert group_settings(config(**flags)).pictures is wanted
 
 
-@pytest.mark.parametrize(
-    ("recorded", "rows", "expected"),
-    [
-        # Four times as many groups as are recorded, one sample of each.
-        (2, 100, [1] * 8 + [None] * 92),
-        # 7 samples of 3 groups are 3 of a group at most.
-        (7, 3, [3, 3, 3]),
-    ],
-)
-def test_groups_that_may_be_recorded_bring_pictures(recorded, rows, expected):
+# Four times as many groups as are recorded: 1 group where its 4 samples are more than asked for, 2 groups of 8 or 11.
+@pytest.mark.parametrize(("recorded", "pictured"), [(2, 4), (8, 8), (11, 8)])
+def test_groups_that_may_be_recorded_bring_pictures(recorded, pictured):
     generator = object.__new__(KitSamplesGenerator)
     generator.args = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
     settings = GroupSettings(
@@ -72,26 +65,32 @@ def test_groups_that_may_be_recorded_bring_pictures(recorded, rows, expected):
         media=True,
         pictures=True,
     )
-    asked = [generator._of_row(settings, place=place, rows=rows) for place in range(rows)]
-    assert [one.pictured if one.pictures else None for one in asked] == expected
+    asked = [generator._of_row(settings, place=place) for place in range(100)]
+    assert [one.pictures for one in asked] == [True] * pictured + [False] * (100 - pictured)
     plain = replace(settings, pictures=False)
-    assert generator._of_row(plain, place=0, rows=rows) is plain
+    assert generator._of_row(plain, place=0) is plain
 
 
-def test_the_first_that_was_begun_is_recorded_and_groups_with_pictures_go_first():
+def test_groups_are_recorded_whole_those_with_pictures_first():
     late, early = (episode(Said("assistant", str(number)), number=number) for number in (1, 0))
     seen = replace(early, played=replace(early.played, pictures="ref"))
     groups = [[late, early], [late, seen], [late, early]]
-    chosen = list(recorded_samples(groups, count=4))
-    assert [(group, sample.response, sample.played.pictures) for group, sample in chosen] == [
-        (0, "0", "ref"),
-        (1, "0", None),
-        (2, "0", None),
-        (0, "1", None),
-    ]
-    single = [[generated_sample(text=text) for text in "ab"], [generated_sample(text="c")]]
-    assert [(group, sample.response) for group, sample in recorded_samples(single, count=2)] == [(0, "a"), (1, "c")]
-    assert list(recorded_samples([], count=3)) == []
+    for count in (4, 5):
+        chosen = list(recorded_samples(groups, count=count))
+        assert [(group, sample.response, sample.played.pictures) for group, sample in chosen] == [
+            (0, "0", "ref"),
+            (0, "1", None),
+            (1, "0", None),
+            (1, "1", None),
+        ]
+
+
+@pytest.mark.parametrize(("count", "recorded"), [(0, 0), (1, 3), (3, 3), (5, 3), (6, 6), (100, 9)])
+def test_one_group_at_least_is_recorded_whole(count, recorded):
+    groups = [[generated_sample(text=text) for text in "abc"] for _ in range(3)]
+    chosen = [(group, sample.response) for group, sample in recorded_samples(groups, count=count)]
+    assert chosen == [(group, text) for group in range(3) for text in "abc"][:recorded]
+    assert list(recorded_samples([], count=count)) == []
 
 
 def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
@@ -444,7 +445,7 @@ def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
         for flag, number in zip(("num_nodes", "num_gpus_per_node"), pair, strict=True)
     }
     engines = {"vllm.num_engines": 3, "vllm.tensor_parallel_size": 2}
-    assert run._gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
+    assert needed_gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
 
 
 def test_an_evaluation_samples_as_its_flags_say():
@@ -495,10 +496,10 @@ def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_aske
     assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
 
 
-def test_as_many_rollouts_of_a_step_are_kept_as_asked_for(tmp_path):
+def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
     rows = [row(message("user", str(number))) for number in range(3)]
     groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
-    for count, kept in ((0, 0), (2, 2), (100, 6)):
+    for count, kept in ((0, 0), (1, 2), (2, 2), (5, 4), (100, 6)):
         trainer = object.__new__(ppo_trainer.KitPPOTrainer)
         trainer.config = config(logger__rollouts_per_step=count)
         trainer.folder = RunFolder(path=tmp_path / str(count), name="rl", kind="rl")

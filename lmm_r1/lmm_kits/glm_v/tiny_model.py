@@ -1,21 +1,21 @@
-"""A small random GLM-4.1V with its real special tokens, chat template conventions and processors."""
+"""A small random model of GLM-4.1V to 4.6V with its real special tokens, chat template conventions and processors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
-    Glm4vConfig,
-    Glm4vForConditionalGeneration,
-    Glm4vImageProcessor,
-    Glm4vProcessor,
-    Glm4vVideoProcessor,
+    BaseImageProcessor,
+    BaseVideoProcessor,
+    PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import heads_of, text_settings, train_tokenizer
 
 # In the order of the released ids.
@@ -38,8 +38,8 @@ SPECIAL_TOKENS = (
     "<|video|>",
 )
 END_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
-# Renders as the released checkpoint does: nothing behind a turn but the next one, media in place in the user's turns
-# alone, and nothing at all of other roles.
+# Renders as the first release does: nothing behind a turn but the next one, media in place in the user's turns alone, and
+# nothing at all of other roles. Later ones write tools' answers, and a thought before each of the model's.
 CHAT_TEMPLATE = """\
 [gMASK]<sop>
 {%- macro shown(kind) -%}<|begin_of_{{ kind }}|><|{{ kind }}|><|end_of_{{ kind }}|>{%- endmacro -%}
@@ -66,10 +66,23 @@ VIDEO_PIXELS = {"shortest_edge": 2 * 56 * 56, "longest_edge": 28 * 28 * 4096}
 ROPE = {"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
 
 
-def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-    """Write a random checkpoint, its processor and chat template to `folder`."""
+def write_tiny(
+    kit: LmmKit,
+    spec: TinyModelSpec,
+    corpus: Iterable[str],
+    folder: str | Path,
+    *,
+    image_processor: BaseImageProcessor,
+    video_processor: BaseVideoProcessor,
+    text_config: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """Write a random checkpoint of the kit's classes, its processor and chat template to `folder`, and return its model.
+
+    Args:
+        text_config: what the language model's config has beside or instead of the family's.
+    """
     tokenizer = train_tokenizer(
-        tokenizer_corpus,
+        corpus,
         vocab_size=spec.tokens,
         special_tokens=SPECIAL_TOKENS,
         eos_token="<|endoftext|>",
@@ -77,27 +90,30 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
         chat_template=CHAT_TEMPLATE,
     )
     torch.manual_seed(spec.seed)
-    model = Glm4vForConditionalGeneration(_config(spec, tokenizer))
+    model = kit.model_class(_config(kit, spec, tokenizer, text_config or {}))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(list(END_TOKENS))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
-    processor = Glm4vProcessor(
-        image_processor=Glm4vImageProcessor(size=dict(IMAGE_PIXELS)),
+    processor = kit.processor_class(
+        image_processor=image_processor,
         tokenizer=tokenizer,
-        video_processor=Glm4vVideoProcessor(size=dict(VIDEO_PIXELS)),
+        video_processor=video_processor,
         chat_template=CHAT_TEMPLATE,
     )
     processor.save_pretrained(folder)
+    return model
 
 
-def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Glm4vConfig:
+def _config(
+    kit: LmmKit, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase, text_config: Mapping[str, Any]
+) -> PretrainedConfig:
     token_ids = {
         f"{kind}{place}_token_id": tokenizer.convert_tokens_to_ids(f"<|{opening}{kind}|>")
         for kind in ("image", "video")
         for place, opening in (("_start", "begin_of_"), ("_end", "end_of_"), ("", ""))
     }
-    return Glm4vConfig(
-        text_config={**text_settings(spec, tokenizer), "rope_parameters": dict(ROPE)},
+    return kit.config_class(
+        text_config={**text_settings(spec, tokenizer), "rope_parameters": dict(ROPE), **text_config},
         vision_config={
             "depth": VISION_LAYERS,
             "hidden_size": spec.hidden_size,

@@ -1,0 +1,178 @@
+"""Whether a stage without stage.json still runs: the process that trains in its folder, and that process's signs of life."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmm_r1.errors import UserError
+from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
+from lmm_r1.records.metrics import METRICS_FILE
+
+SESSION_FILE = "session.json"
+BEAT_S = 15.0
+"""Seconds between two signs of life, each of which is the file's time of change."""
+SILENT_S = 120.0
+"""A process that cannot be looked up has ended when it has given no sign of life for so long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessTable:
+    """What tells the processes that one machine, or one container on it, has now from all others."""
+
+    host: str
+    boot: str
+    """Of the kernel, another one after each start; empty where the system does not say."""
+    namespace: str
+    """Of process ids; empty where the system does not say."""
+
+    @classmethod
+    def here(cls) -> ProcessTable:
+        """Return that of this process."""
+        return cls(
+            host=socket.gethostname(),
+            boot=_read(Path("/proc/sys/kernel/random/boot_id")),
+            namespace=_link(Path("/proc/self/ns/pid")),
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an equal one is the same one."""
+        return bool(self.boot and self.namespace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A process that trains in a run folder, or has."""
+
+    name: str
+    """Of the stage."""
+    kind: str
+    """`sft`, `rl` and so on, of the stage."""
+    table: ProcessTable
+    pid: int
+    born: str
+    """When the process began, as the kernel counts: process ids are given out again."""
+    first_started_at: float
+    """When the first session of the stage began, in seconds since the epoch."""
+    ended_at: float | None
+    """When it ended without a finished stage, where it lived to write that down."""
+    last_sign_at: float
+    """Its last sign of life; all moments are seconds since the epoch."""
+
+    def runs(self, *, now: float | None = None) -> bool:
+        """Return whether it still runs.
+
+        A process in this process table is looked up. One elsewhere runs as long as its signs of life come, by the
+        clocks of both machines.
+
+        Args:
+            now: seconds since the epoch; None takes the clock.
+        """
+        if self.ended_at is not None:
+            return False
+        if self.table.is_known and self.table == ProcessTable.here():
+            return born(self.pid) == self.born
+        return (time.time() if now is None else now) - self.last_sign_at <= SILENT_S
+
+
+def read_session(folder: Path) -> Session | None:
+    """Return the last session in a run folder, None where none has written itself down; malformed ones are a UserError."""
+    path = folder / SESSION_FILE
+    try:
+        record, beat = read_json_object(path), path.stat().st_mtime
+    except FileNotFoundError:
+        # It may have finished a moment ago.
+        return None
+    place, metrics = str(path), folder / METRICS_FILE
+    first, ended = (number_field(record, name, place=place) for name in ("first_started_at", "ended_at"))
+    if first is None:
+        raise UserError(f"{path}: first_started_at is missing; delete the file")
+    return Session(
+        **{name: text_field(record, name, place=place) for name in ("name", "kind", "born")},
+        table=ProcessTable(**{name: text_field(record, name, place=place) for name in ("host", "boot", "namespace")}),
+        pid=count_field(record, "pid", place=place),
+        first_started_at=first,
+        ended_at=ended,
+        # A step is a sign, too, where a file system takes no times.
+        last_sign_at=ended or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0),
+    )
+
+
+@contextmanager
+def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Iterator[float]:
+    """Write this process down as the one that trains in a folder while the block runs, with signs of life.
+
+    Yields when the first session of the stage began. Behind the block the file is gone where the stage is finished, and
+    else says that the session has ended; a process that is killed says nothing, which is a sign, too.
+
+    Args:
+        name, kind: of the stage.
+        finished: the file that a finished stage has.
+    """
+    earlier = read_session(folder)
+    began = time.time() if earlier is None else earlier.first_started_at
+    table = ProcessTable.here()
+    record: dict[str, object] = {
+        "name": name,
+        "kind": kind,
+        "host": table.host,
+        "boot": table.boot,
+        "namespace": table.namespace,
+        "pid": os.getpid(),
+        "born": born(os.getpid()),
+        "first_started_at": round(began, 3),
+    }
+    path = folder / SESSION_FILE
+    write_json_object(path, record)
+    over = threading.Event()
+    beating = threading.Thread(target=_beat, args=(path, over), name="signs of life", daemon=True)
+    beating.start()
+    try:
+        yield began
+    finally:
+        over.set()
+        beating.join()
+        if finished.exists():
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            # A disk that is full may be what ended it, which is what the user must be told; the process ends, too.
+            with suppress(UserError):
+                write_json_object(path, record | {"ended_at": round(time.time(), 3)})
+
+
+def born(pid: int) -> str:
+    """Return when a process began, as the kernel counts; empty where there is none, or one that only waits to be buried."""
+    stat = _read(Path(f"/proc/{pid}/stat"))
+    # Behind the name, which may hold anything: the state, then 18 numbers, then the start.
+    state, *numbers = stat.rpartition(")")[2].split() or ["Z"]
+    return "" if state in "ZX" else numbers[18]
+
+
+def _beat(path: Path, over: threading.Event) -> None:
+    while not over.wait(BEAT_S):
+        try:
+            os.utime(path)
+        except OSError:
+            # The folder is gone, or its file system takes no times: nothing more can be told by them.
+            return
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""The help of every command: a first page where flags are many, all flags behind it, and at once where they are few."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lmm_r1 import cli, dotted
+from lmm_r1.cli import first_page
+from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.plan import SUPERVISED
+from lmm_r1.config import PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config.plan import PlanMachineConfig
+
+pytestmark = pytest.mark.contract
+
+ROOT = Path(__file__).resolve().parents[2]
+# More of them do not fit on three screens.
+MANY = 40
+MODULES = {name: importlib.import_module(f"lmm_r1.cli.{name}") for name in cli.COMMANDS}
+CONFIGS = {name: module.CONFIG for name, module in MODULES.items() if "CONFIG" in vars(module)}
+CONFIGS |= {f"plan {name}": planned_by for name, (planned_by, _) in SUPERVISED.items()}
+LONG = {name: config for name, config in CONFIGS.items() if len(dotted.leaf_types(config)) > MANY}
+
+
+def shown(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def listed(page: str) -> set[str]:
+    """The flags that a page of help describes, and not those that its sentences name."""
+    return set(re.findall(r"^[│ ] ?(?:-h, )?--([a-z]\S*?)(?:,| |$)", page, re.MULTILINE)) - {"help"}
+
+
+def test_the_commands_with_many_flags_are_the_trainers_their_plans_evaluation_and_batch_inference():
+    trainers = ["train_ppo_ray", "train_sft", "train_dpo", "train_kto", "train_prm", "train_rm", "train_kd"]
+    plans = ["plan", *(f"plan {name}" for name in SUPERVISED)]
+    assert sorted(LONG) == sorted([*trainers, *plans, "evaluate", "batch_inference"])
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_help_begins_with_three_examples_and_ten_flags_at_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page, first = shown(capsys, *name.split(), "--help"), LONG[name].first_help
+    assert max(map(len, page.splitlines())) <= 80
+    assert page.count("\n  # ") == len({example.arguments for example in first.examples}) == 3
+    assert re.findall(r"^  --(\S+)", page, re.MULTILINE) == list(first.flags)
+    assert len(set(first.flags)) == 10
+    assert page.endswith(f"\n`lmm-r1 {name} --help-all` lists all {len(dotted.leaf_types(LONG[name]))} flags.\n")
+
+
+@pytest.mark.parametrize("name", ["train_ppo_ray", "batch_inference"])
+def test_help_all_lists_every_flag_and_help_of_a_command_with_few_does_so_at_once(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = dotted.leaf_types(LONG[name])
+    more = listed(shown(capsys, name, "--help-all")) - set(flags)
+    assert not set(flags) - listed(shown(capsys, name, "--help-all"))
+    # A switch is listed with what turns it off.
+    assert {re.sub(r"(^|\.)no_", r"\1", flag) for flag in more} <= {flag for flag in flags if flags[flag] is bool}
+    few = dotted.leaf_types(CONFIGS["merge"])
+    assert listed(shown(capsys, "merge", "--help")) == listed(shown(capsys, "merge", "--help_all")) == set(few)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_examples_of_a_first_page_are_accepted_as_they_stand(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for example in LONG[name].first_help.examples:
+        config = parse(LONG[name], shlex.split(example.arguments), prog=name, description="")
+        if isinstance(config, PPOConfig | SupervisedConfig) and not isinstance(config, PlanMachineConfig):
+            resolve(config)
+
+
+def test_a_wrong_flag_of_a_command_with_many_points_to_the_page_with_all(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train_sft", "--zzz"])
+    assert "lmm-r1 train_sft --help-all lists them all" in capsys.readouterr().err
+
+
+def test_a_first_page_shows_what_a_file_of_settings_makes_of_the_defaults(capsys, tmp_path):
+    file = tmp_path / "stage.yaml"
+    file.write_text("train.batch_size: 77\n")
+    assert "(default: 77)" in shown(capsys, "train_sft", "--config", str(file), "--help")
+
+
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [(int | None, "INT"), (tuple[float, float], "FLOAT FLOAT"), (tuple[str, ...], "TEXT ..."), (bool, "")],
+)
+def test_what_stands_for_a_value_says_its_type(hint, told):
+    assert first_page.value_name(hint) == told

@@ -1,0 +1,125 @@
+"""Kits of mixtures of experts: the load-balancing loss, ZeRO-3, and shapes other than the tiny models'."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.engines import largest_difference, running_engine, sampled
+from helpers.mixtures import BALANCED_KITS, logits, reshaped
+from helpers.packed_batches import Batch, groups
+from helpers.tiny_models import make_actor
+
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
+from lmm_r1.models.load_balancing import check_balanced, routers_of
+
+pytestmark = pytest.mark.contract
+
+CONVERSATIONS = (
+    [message("user", picture(84, 56), "Which digit is this?")],
+    [message("user", "What is 12 + 34?")],
+)
+SHAPES: dict[str, dict[str, dict[str, object]]] = {
+    "glm4v_moe": {
+        # As the releases have them: one group, weights that are not scaled, more heads than fit into the model's width.
+        "one group": {
+            "num_attention_heads": 3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "routed_scaling_factor": 1.0,
+        },
+        # Two of four groups, two experts for all tokens, weights that do not sum up to 1, and two layers without routers.
+        "four groups": {
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+            "moe_intermediate_size": 32,
+            "attention_bias": False,
+        },
+    },
+    "qwen3_vl_moe": {
+        # More heads, experts and choices, one head of keys, and experts whose two layouts have the same shapes: 64 = 2 x 32.
+        "square": {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": False,
+        },
+        "one of three": {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 160},
+        "every other layer": {"num_hidden_layers": 3, "mlp_only_layers": [0], "intermediate_size": 80},
+    },
+}
+IN_SHORT_RUN = [("qwen3_vl_moe", "square")]
+CASES = [(name, shape) for name, shapes in SHAPES.items() for shape in shapes]
+
+
+@pytest.mark.parametrize("name", BALANCED_KITS)
+def test_the_routers_learn_and_are_balanced_padded_and_packed(name, tiny_checkpoint, prompts_of):
+    kit, tiny = get_kit(name), tiny_checkpoint(name)
+    config = kit.load_config(str(tiny), trust_remote_code=False)
+    check_balanced(config, coef=0.01, flag="actor.aux_loss_coef", model="model")
+    assert routers_of(config).top_k == 2
+    batch = Batch(tuple(groups(prompts_of(name, *CONVERSATIONS), [(4, 7), (5,)]))).padded("left")
+    found = []
+    for packing in (False, True):
+        actor = make_actor(tiny, packing_samples=packing)
+        actor.balance_experts()
+        actor.train()
+        _, output = actor(
+            batch.sequences,
+            batch.action_mask,
+            attention_mask=batch.attention_mask,
+            media=batch.media,
+            return_output=True,
+        )
+        output.aux_loss.backward()
+        found.append((output.aux_loss.item(), actor.model.model.language_model.layers[1].mlp.gate.weight.grad))
+    (padded, gradient), (packed, packed_gradient) = found
+    # Balanced experts give the number of choices.
+    assert 1.5 < padded < 4
+    assert packed == pytest.approx(padded, rel=1e-5)
+    torch.testing.assert_close(packed_gradient, gradient, atol=1e-7, rtol=1e-4)
+    assert gradient.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("name", BALANCED_KITS)
+def test_a_layer_of_experts_is_gathered_as_one_by_zero_3(name, tiny_checkpoint):
+    from deepspeed.utils import z3_leaf_module
+
+    layers = make_actor(tiny_checkpoint(name)).model.model.language_model.layers
+    with_experts = [layer.mlp for layer in layers if hasattr(layer.mlp, "experts")]
+    assert with_experts
+    assert all(z3_leaf_module(layer) for layer in with_experts)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [case if case in IN_SHORT_RUN else pytest.param(*case, marks=pytest.mark.full) for case in CASES],
+)
+def test_other_shapes_are_computed_and_sampled_alike(
+    name, shape, tiny_checkpoint, prompts_of: Callable[..., list[EncodedPrompt]], tmp_path
+):
+    kit, prompts = get_kit(name), prompts_of(name, *CONVERSATIONS)
+    folder = reshaped(kit, tiny_checkpoint(name), tmp_path / "model", SHAPES[name][shape])
+    for implementation in ("eager", "batched_mm"):
+        torch.testing.assert_close(
+            logits(folder, prompts[0], experts_implementation=implementation),
+            logits(folder, prompts[0]),
+            atol=1e-5,
+            rtol=0,
+        )
+    actor = make_actor(folder, ban_media_tokens=True)
+    with running_engine(kit, folder, max_images=1) as llm:
+        samples = sampled(llm, kit, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=12)
+    assert largest_difference(actor, prompts, samples) <= 1e-4

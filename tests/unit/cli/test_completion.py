@@ -1,0 +1,81 @@
+"""The scripts that let a shell complete commands, flags and values: asked as the shell asks them."""
+
+import contextlib
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.cli import COMMANDS, main
+from lmm_r1.cli.known_flags import known_commands
+
+pytestmark = pytest.mark.unit
+
+# bash gives the line as words, of which --flag=value is three.
+ASK = """
+source "$1"
+shift
+COMP_WORDS=(lmm-r1 "$@")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_lmm_r1
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> Path:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(["completion", "bash"])
+    path = tmp_path_factory.mktemp("completion") / "lmm-r1.bash"
+    path.write_text(printed.getvalue())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        (["train_s"], ["train_sft"]),
+        (["train_sft", "--adam.l"], ["--adam.lr"]),
+        (["train_sft", "--optim", ""], ["adam", "muon", "adamw_8bit", "paged_adamw_8bit"]),
+        (["train_ppo_ray", "--algo.advantage.estimator", "=", "re"], ["reinforce", "reinforce_baseline"]),
+        (["train_ppo_ray", "--reward.remote"], ["--reward.remote_url"]),
+        (["train_sft", "--help-"], ["--help-all"]),
+        (["train_sft", "--ckpt.no_l"], ["--ckpt.no_load_enable"]),
+        (["train_sft", "--data.dataset", "row"], ["rows.jsonl"]),
+        (["check_data", "row"], ["rows.jsonl"]),
+        (["plan", "train_k"], ["train_kto", "train_kd"]),
+        (["plan", "train_sft", "--num_g"], ["--num_gpus"]),
+        (["make_task", "digits_"], ["digits_table"]),
+        (["make_task", "digits", "--modality", "m"], ["mixed"]),
+        (["serve_verifier", "li"], ["list"]),
+        (["serve_verifier", "math", "--port-"], ["--port-file"]),
+        (["serve_rm", "--dtype", "fp"], ["fp16", "fp32"]),
+        (["help", "rep"], ["report"]),
+        (["completion", ""], ["bash", "zsh", "--config", "--help", "--help-all"]),
+        (["no_such_command", "--a"], []),
+    ],
+)
+def test_bash_offers_commands_flags_and_values(line, offered, script, tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    asked = subprocess.run(
+        ["bash", "-c", ASK, "bash", str(script), *line], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (sorted(asked.stdout.split()), asked.stderr) == (sorted(offered), "")
+
+
+def test_every_command_is_known_with_its_flags():
+    known = known_commands()
+    assert set(COMMANDS) <= set(known)
+    assert [name for name in COMMANDS if not known[name].flags] == ["serve_verifier"]
+    assert known["make_task"].flags["--solutions"] == ()
+    assert "--task" not in known["make_task"].flags
+    assert "--reward" in known["train_ppo_ray"].flags
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_reads_its_script(capsys, tmp_path):
+    main(["completion", "zsh"])
+    (tmp_path / "_lmm-r1").write_text(capsys.readouterr().out)
+    subprocess.run(["zsh", "-n", str(tmp_path / "_lmm-r1")], check=True, capture_output=True)

@@ -1,0 +1,128 @@
+"""How many GPUs models and engines have where the flags leave it open, and what is said where they are not there."""
+
+import os
+import re
+
+import pytest
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.config.gpu_counts import Offer, check_offered, needed_gpus, settled_counts, shape
+from lmm_r1.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+CPU, CLUSTER = Offer(per_node=(), joined=False), Offer(per_node=(8, 8), joined=True)
+GPUS = {count: Offer(per_node=(count,), joined=False) for count in (1, 2, 6, 8)}
+CRITIC = {"critic.model_name_or_path": "model", "algo.advantage.estimator": "gae"}
+REWARD = {"reward.model_name_or_path": "rm"}
+
+
+def ppo(changes: dict[str, object]) -> PPOConfig:
+    """Settings with samples of 512 and updates of 128, which 1, 2, 4 and 8 ranks divide, and 3 and 6 do not."""
+    batches = {"rollout.batch_size": 64, "rollout.n_samples_per_prompt": 8, "train.batch_size": 128}
+    return dotted.replace(PPOConfig(), batches | changes)
+
+
+def sizes(changes: dict[str, object], offer: Offer) -> dict[str, int]:
+    """GPUs of what the run has, by model; counts of models that it does not have are not looked at."""
+    config = ppo(changes)
+    config = dotted.replace(config, settled_counts(config, ask=lambda: offer))
+    found = {"actor": config.actor.gpus, "ref": config.ref.gpus, "engines": config.vllm.gpus}
+    found |= {"critic": config.critic.gpus} if config.critic.model_name_or_path else {}
+    found |= {"reward": config.reward.gpus} if config.reward.model_name_or_path else {}
+    return {name: size for name, size in found.items() if name != "ref" or config.algo.kl.init_coef}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offer", "divided"),
+    [
+        ({}, CPU, {"actor": 1, "ref": 1, "engines": 1}),
+        ({"train.colocate_all": True, "actor.num_gpus_per_node": 2}, CPU, {"actor": 2, "ref": 2, "engines": 2}),
+        ({"ds.ulysses_size": 2}, CPU, {"actor": 2, "ref": 2, "engines": 1}),
+        ({"train.colocate_all": True}, GPUS[8], {"actor": 8, "ref": 8, "engines": 8}),
+        ({"train.colocate_all": True}, GPUS[1], {"actor": 1, "ref": 1, "engines": 1}),
+        # A third of 8, and the policy has the rest: 4.
+        ({}, GPUS[8], {"actor": 4, "ref": 2, "engines": 2}),
+        ({"vllm.tensor_parallel_size": 2}, GPUS[8], {"actor": 4, "ref": 2, "engines": 2}),
+        ({"algo.kl.init_coef": 0.0}, GPUS[8], {"actor": 4, "engines": 4}),
+        # 5 of 6 do not divide the batches.
+        ({"vllm.num_engines": 1, "algo.kl.init_coef": 0.0}, GPUS[6], {"actor": 4, "engines": 1}),
+        ({"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2}, GPUS[8], {"actor": 2, "ref": 2, "engines": 4}),
+        ({"train.colocate_actor_ref": True}, GPUS[8], {"actor": 4, "ref": 4, "engines": 4}),
+        (CRITIC | REWARD, GPUS[8], {"actor": 4, "ref": 1, "critic": 1, "reward": 1, "engines": 1}),
+        (
+            CRITIC | REWARD | {"train.colocate_critic_reward": True, "train.colocate_all": True},
+            GPUS[8],
+            {"actor": 4, "ref": 4, "critic": 4, "reward": 4, "engines": 4},
+        ),
+        ({"train.colocate_all": True}, CLUSTER, {"actor": 16, "ref": 16, "engines": 16}),
+        ({}, CLUSTER, {"actor": 8, "ref": 4, "engines": 4}),
+        # Its GPUs may come later.
+        ({}, Offer(per_node=(1,), joined=True), {"actor": 1, "ref": 1, "engines": 1}),
+    ],
+)
+def test_open_counts_are_what_there_is_divided(changes, offer, divided):
+    assert sizes(changes, offer) == divided
+
+
+def test_who_shares_gpus_takes_machines_and_gpus_of_the_one_that_is_named():
+    config = ppo({"train.colocate_all": True, "actor.num_nodes": 2, "actor.num_gpus_per_node": 4})
+    settled = settled_counts(config, ask=lambda: pytest.fail("nothing is open that the flags do not tell"))
+    assert (settled["ref.num_nodes"], settled["ref.num_gpus_per_node"], settled["vllm.num_engines"]) == (2, 4, 8)
+
+
+def test_machines_alone_have_all_of_their_gpus():
+    settled = settled_counts(ppo({"train.colocate_all": True, "actor.num_nodes": 2}), ask=lambda: CLUSTER)
+    assert (settled["actor.num_gpus_per_node"], settled["vllm.num_engines"]) == (8, 16)
+
+
+def test_a_number_of_gpus_is_made_up_of_the_fewest_machines():
+    assert [shape(size, node=8) for size in (1, 8, 12, 16)] == [(1, 1), (1, 8), (2, 6), (2, 8)]
+
+
+def test_a_division_is_told_in_a_line_and_one_rank_each_on_cpus_is_not(caplog):
+    settled_counts(ppo({}), ask=lambda: CPU)
+    assert caplog.messages == []
+    settled_counts(ppo({}), ask=lambda: GPUS[8])
+    (line,) = caplog.messages
+    assert line.startswith("GPUs: actor 4, ref 2, engines 2; this machine has 8, which --actor.num_gpus_per_node")
+
+
+def test_models_that_do_not_fit_side_by_side_are_refused_with_how_they_take_turns():
+    with pytest.raises(
+        UserError, match="^actor, ref, engines need 3 GPUs or more, and this machine has 2; let them take"
+    ):
+        settled_counts(ppo({}), ask=lambda: GPUS[2])
+    with pytest.raises(
+        UserError, match="^actor, engines need 2 GPUs or more, and this machine has 2, of which other flags take 1"
+    ):
+        settled_counts(ppo({"ref.num_gpus_per_node": 1}), ask=lambda: GPUS[2])
+
+
+def test_named_counts_that_are_not_there_are_refused_with_what_is():
+    named = {"actor.num_gpus_per_node": 8, "ref.num_gpus_per_node": 8, "vllm.num_engines": 1}
+    config = dotted.replace(ppo(named), settled_counts(ppo(named)))
+    assert needed_gpus(config) == 17
+    with pytest.raises(
+        UserError, match=re.escape("the run asks for 17 GPUs (actor 8, ref 8, engines 1), and this machine has 8;")
+    ):
+        check_offered(config, GPUS[8])
+    few = dotted.replace(config, {"actor.num_gpus_per_node": 4, "ref.num_gpus_per_node": 3})
+    check_offered(few, GPUS[8])
+
+
+def test_on_cpus_as_many_ranks_as_cores_are_taken_and_more_are_refused(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    two = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "vllm.num_engines": 1}
+    check_offered(dotted.replace(ppo(two), settled_counts(ppo(two))), CPU)
+    eight = two | {"actor.num_gpus_per_node": 8}
+    told = "the run asks for 11 GPUs (actor 8, ref 2, engines 1), and this machine has none, and 2 cores"
+    with pytest.raises(UserError, match=f"^{re.escape(told)}"):
+        check_offered(dotted.replace(ppo(eight), settled_counts(ppo(eight))), CPU)
+
+
+def test_a_count_below_one_is_refused():
+    given = {"actor.model_name_or_path": "m", "data.prompt_dataset": "d", "actor.num_nodes": 0}
+    with pytest.raises(UserError, match="^--actor.num_nodes 0: must be at least 1"):
+        resolve(ppo(given))

@@ -1,0 +1,330 @@
+"""The kit of GLM-4.5V and GLM-4.6V: released names, shapes and templates, both processors, the routers' bias and their loss."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations import clip, message, picture
+from helpers.tiny_models import encode, make_actor, pad
+from safetensors.torch import load_file
+from transformers import (
+    Glm4vImageProcessor,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
+    Glm4vProcessor,
+    Glm4vVideoProcessor,
+)
+from transformers.conversion_mapping import _build_checkpoint_conversion_mapping, get_model_conversion_mapping
+
+from lmm_r1.checkpoints.merging import write_checkpoint
+from lmm_r1.checkpoints.stored_weights import as_stored, stored_weights
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.turns import encode_turn, without_end
+from lmm_r1.models.adapters import adapted_layers, merged_state_dict
+
+KIT = get_kit("glm4v_moe")
+# As the config.json of GLM-4.5V has them.
+TEXT_CONFIG = {
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338],
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "image_end_token_id": 151340,
+    "image_start_token_id": 151339,
+    "image_token_id": 151363,
+    "initializer_range": 0.02,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 65536,
+    "model_type": "glm4v_moe_text",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]},
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "use_cache": True,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+VISION_CONFIG = {
+    "attention_bias": False,
+    "depth": 24,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "image_size": 336,
+    "in_channels": 3,
+    "intermediate_size": 10944,
+    "model_type": "glm4v_moe",
+    "num_heads": 12,
+    "out_hidden_size": 4096,
+    "patch_size": 14,
+    "rms_norm_eps": 1e-05,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+TOP_CONFIG = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"],
+    "image_end_token_id": 151340,
+    "image_start_token_id": 151339,
+    "image_token_id": 151363,
+    "model_type": "glm4v_moe",
+    "tie_word_embeddings": False,
+    "video_end_token_id": 151342,
+    "video_start_token_id": 151341,
+    "video_token_id": 151364,
+}
+# In the files of the release, of the language model's layers: of all, of the first one, of the others.
+OF_ALL = {
+    "input_layernorm.weight": (4096,),
+    "post_attention_layernorm.weight": (4096,),
+    "self_attn.k_proj.bias": (1024,),
+    "self_attn.k_proj.weight": (1024, 4096),
+    "self_attn.o_proj.weight": (4096, 12288),
+    "self_attn.q_proj.bias": (12288,),
+    "self_attn.q_proj.weight": (12288, 4096),
+    "self_attn.v_proj.bias": (1024,),
+    "self_attn.v_proj.weight": (1024, 4096),
+}
+OF_FIRST = {
+    "mlp.down_proj.weight": (4096, 10944),
+    "mlp.gate_proj.weight": (10944, 4096),
+    "mlp.up_proj.weight": (10944, 4096),
+}
+OF_EXPERTS = {
+    "mlp.gate.e_score_correction_bias": (128,),
+    "mlp.gate.weight": (128, 4096),
+    **{
+        f"mlp.{expert}.{name}_proj.weight": (4096, 1408) if name == "down" else (1408, 4096)
+        for expert in ("shared_experts", *(f"experts.{number}" for number in range(128)))
+        for name in ("down", "gate", "up")
+    },
+}
+LAYERS, TOWER_LAYERS = 46, 24
+TENSORS, NUMBERS = 18_106, 107_710_933_120  # of the whole release
+# Writes what GLM-4.5V's does in a conversation of a question, an answer and what a tool says to it.
+THINKING_TEMPLATE = """\
+[gMASK]<sop>
+{%- for turn in messages -%}
+{%- if turn.role == 'user' -%}
+{{- '<|user|>\\n' -}}
+{%- if turn.content is string -%}{{- turn.content -}}{%- else -%}
+{%- for part in turn.content -%}
+{{- part.text if part.type == 'text' else '<|begin_of_image|><|image|><|end_of_image|>' -}}
+{%- endfor -%}
+{%- endif -%}
+{%- elif turn.role == 'assistant' -%}
+{{- '<|assistant|>\\n<think></think>\\n' + turn.content.split('</think>')[-1].strip() -}}
+{%- elif turn.role == 'tool' -%}
+{{- '<|observation|>\\n<tool_response>\\n' + turn.content + '\\n</tool_response>' -}}
+{%- else -%}
+{{- '<|system|>\\n' + turn.content -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+BIAS = "model.language_model.layers.1.mlp.gate.e_score_correction_bias"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("glm4v_moe")
+
+
+@pytest.fixture
+def processor(tiny: Path) -> Any:
+    return KIT.load_processor(str(tiny), trust_remote_code=False)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Glm4vMoeForConditionalGeneration:
+    return KIT.load_model(str(folder), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
+
+
+def released_model() -> Glm4vMoeForConditionalGeneration:
+    """The release without its weights, of its first two layers and the tower's first."""
+    config = Glm4vMoeConfig(**TOP_CONFIG, text_config=dict(TEXT_CONFIG), vision_config=dict(VISION_CONFIG))
+    config.text_config.num_hidden_layers, config.vision_config.depth = 2, 1
+    with torch.device("meta"):
+        return Glm4vMoeForConditionalGeneration(config)
+
+
+def stored_shapes(model: Glm4vMoeForConditionalGeneration) -> dict[str, tuple[int, ...]]:
+    weights = model.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    for group in stored_weights(model, weights):
+        tensors |= as_stored(model, {name: weights[name] for name in group.names})
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def test_the_released_config_gives_the_released_names_and_shapes():
+    model = released_model()
+    # Half of a head's 128 dimensions turns.
+    assert model.model.language_model.rotary_emb.inv_freq.shape == (32,)
+    shapes = stored_shapes(model)
+    parts = {
+        "model.language_model.layers.0.": OF_ALL | OF_FIRST,
+        "model.language_model.layers.1.": OF_ALL | OF_EXPERTS,
+    }
+    for prefix, expected in parts.items():
+        found = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+        assert found == expected
+    counts = dict.fromkeys(shapes, 1)
+    counts |= {name: LAYERS - 1 for name in shapes if ".layers.1." in name}
+    counts |= {name: TOWER_LAYERS for name in shapes if ".blocks.0." in name}
+    assert sum(counts.values()) == TENSORS
+    assert sum(counts[name] * torch.Size(shape).numel() for name, shape in shapes.items()) == NUMBERS
+
+
+def test_what_transformers_converts_are_the_experts_alone():
+    table = _build_checkpoint_conversion_mapping()["qwen2_moe"]
+    used = get_model_conversion_mapping(released_model(), add_legacy=False)
+    assert [one.source_patterns for one in used] == [one.source_patterns for one in table]
+    assert [one.target_patterns for one in used] == [["mlp.experts.gate_up_proj"], ["mlp.experts.down_proj"]]
+
+
+def test_trained_and_merged_models_are_written_under_the_released_names_with_the_bias_as_it_was(tiny, tmp_path):
+    actor = make_actor(tiny, lora_rank=4, param_dtype="bf16")
+    # As a run saves it, and as `lmm-r1 merge` does.
+    actor.model.save_pretrained(tmp_path / "saved", state_dict=merged_state_dict(actor.model))
+    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
+    write_checkpoint(load(tiny), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.bfloat16)
+    own, saved, merged = (
+        load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "saved", tmp_path / "merged")
+    )
+    assert own.keys() == saved.keys() == merged.keys()
+    for written in (saved, merged):
+        assert torch.equal(written[BIAS], own[BIAS])
+        assert {name for name, tensor in written.items() if tensor.dtype != torch.bfloat16} == {BIAS}
+        assert all(torch.equal(tensor, own[name].to(tensor.dtype)) for name, tensor in written.items())
+    assert not torch.equal(own[BIAS], own[BIAS].bfloat16().float()), "a bias that bf16 would change"
+
+
+def test_weights_that_are_sent_alone_are_the_checkpoints(tiny):
+    model, stored = load(tiny), load_file(tiny / "model.safetensors")
+    experts = "model.language_model.layers.1.mlp.experts"
+    whole = model.get_parameter(f"{experts}.gate_up_proj").detach().clone()
+    # What ZeRO-3 leaves of a weight between passes.
+    model.get_parameter(f"{experts}.gate_up_proj").data = torch.empty(0)
+    sent = as_stored(model, {f"{experts}.gate_up_proj": whole})
+    assert sent.keys() == {f"{experts}.{number}.{kind}_proj.weight" for number in range(6) for kind in ("gate", "up")}
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
+
+
+def test_adapters_are_in_the_attention_alone(tiny):
+    names = adapted_layers(make_actor(tiny, lora_rank=2).model)
+    assert set(names) == {
+        f"model.language_model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"
+    }
+
+
+def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(tiny, processor):
+    model = load(tiny)
+    assert BIAS not in dict(model.named_parameters())
+    prompt = encode(KIT, processor, [message("user", picture(84, 56), "Which digit?")])
+    sequences, mask = pad([prompt.token_ids], side="right")
+    inputs = KIT.forward_inputs(model.config, sequences, mask, prompt.media)
+    with torch.no_grad():
+        with_bias = model(sequences, attention_mask=mask, **inputs).logits
+        model.get_buffer(BIAS).zero_()
+        without = model(sequences, attention_mask=mask, **inputs).logits
+    assert (with_bias - without).abs().max() > 1e-2
+
+
+def test_the_loss_counts_the_experts_that_the_router_has_chosen(tiny):
+    actor = make_actor(tiny)
+    actor.balance_experts()
+    sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
+    seen: list[tuple[torch.Tensor, ...]] = []
+    gate = actor.model.model.language_model.layers[1].mlp.gate
+    gate.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        _, output = actor(sequences, mask[:, 1:], attention_mask=mask, return_output=True)
+    # The rows behind those two keep an image in the pass.
+    ((logits, _, choices),) = seen
+    real = torch.zeros(len(logits), dtype=torch.bool)
+    real[: mask.numel()] = mask.flatten().bool()
+    scores = logits[real].sigmoid()
+    probabilities = (scores / scores.sum(dim=1, keepdim=True)).mean(dim=0)
+    shares = torch.bincount(choices[real].flatten(), minlength=6) / int(real.sum())
+    assert int(shares.sum().round()) == 2
+    assert output.aux_loss.item() == pytest.approx(6 * float(probabilities @ shares), rel=1e-5)
+    highest = scores.topk(2, dim=1).indices.sort(dim=1).values
+    assert not torch.equal(highest, choices[real].sort(dim=1).values), "bias and groups choose others than the scores"
+
+
+@pytest.mark.parametrize(("kit", "other"), [("glm4v_moe", "glm4v"), ("glm4v", "glm4v_moe")])
+def test_either_processor_is_read_by_either_kit(kit, other, tiny_checkpoint):
+    """GLM-4.5V has the processor of GLM-4.1V, and GLM-4.6V-Flash that of GLM-4.6V."""
+    reader = get_kit(kit)
+    processor = reader.load_processor(str(tiny_checkpoint(other)), trust_remote_code=False)
+    assert not isinstance(processor, reader.processor_class)
+    assert isinstance(processor, get_kit(other).processor_class)
+
+
+def test_the_seconds_of_a_video_are_written_as_the_checkpoints_processor_writes_them(processor):
+    first = Glm4vProcessor(
+        image_processor=Glm4vImageProcessor(size=processor.image_processor.size),
+        tokenizer=processor.tokenizer,
+        video_processor=Glm4vVideoProcessor(size=processor.video_processor.size),
+        chat_template=processor.chat_template,
+    )
+    # Two frames a step; at 0.8 frames a second a step lasts two and a half.
+    watched = [message("user", clip(5, 112, 56, fps=0.8))]
+    image = f"<|begin_of_image|>{'<|image|>' * 8}<|end_of_image|>"
+    for own, times in ((processor, ("0.0 seconds", "2.5 seconds", "5.0 seconds")), (first, ("0", "2", "5"))):
+        text = own.tokenizer.decode(encode(KIT, own, watched).token_ids)
+        steps = "".join(f"{image}{time}" for time in times)
+        assert f"<|begin_of_video|>{steps}<|end_of_video|>" in text
+
+
+@pytest.fixture
+def thinking(processor: Any, tmp_path: Path) -> Any:
+    """A processor in the files of a release, whose tokenizer names the end of a document."""
+    own = copy.deepcopy(processor)
+    own.tokenizer.eos_token = "<|endoftext|>"
+    own.chat_template = own.tokenizer.chat_template = THINKING_TEMPLATE
+    for part in (own.image_processor, own.video_processor, own.tokenizer):
+        part.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        settings = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps({**settings, "processor_class": "Glm46VProcessor"}))
+    return KIT.load_processor(str(tmp_path), trust_remote_code=False)
+
+
+def test_a_template_with_thoughts_and_tools_is_taken(thinking):
+    assert thinking.tokenizer.eos_token == "<|user|>"
+    asked = message("user", picture(56, 56), "Which digit?")
+    prompt = KIT.chat_text(thinking, [asked], add_generation_prompt=True)
+    assert prompt == ("[gMASK]<sop><|user|>\n<|begin_of_image|><|image|><|end_of_image|>Which digit?<|assistant|>")
+    answered = [asked, message("assistant", "4")]
+    whole = KIT.chat_text(thinking, answered, add_generation_prompt=False)
+    assert whole == f"{prompt}\n<think></think>\n4<|user|>"
+    shown = message("tool", "It is 4.")
+    turn = encode_turn(KIT, thinking, shown, images=[])
+    expected = "<|observation|>\n<tool_response>\nIt is 4.\n</tool_response><|assistant|>"
+    assert thinking.tokenizer.decode(turn.token_ids) == expected
+    # A model that calls a tool ends with the token that opens the tool's answer.
+    assert without_end(turn, [5, turn.token_ids[0]]).token_ids == turn.token_ids[1:]
+
+
+def test_the_experts_are_not_put_in_4_bits(tiny):
+    with pytest.raises(UserError, match="--ds.load_in_4bit: the experts of this model are one tensor a layer"):
+        make_actor(tiny, lora_rank=2, load_in_4bit=True)

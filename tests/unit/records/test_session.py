@@ -1,0 +1,183 @@
+"""Whether a stage runs, was stopped or is finished, as readers of its folder see it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from lmm_r1.errors import UserError
+from lmm_r1.records import session
+from lmm_r1.records.run import Stage, read_run
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.session import SESSION_FILE, SILENT_S, ProcessTable, born, read_session
+
+pytestmark = pytest.mark.unit
+
+TRAINS = """
+import sys, time
+from pathlib import Path
+from lmm_r1.records.run_folder import RunFolder
+folder = RunFolder(path=Path(sys.argv[1]), name="fre", kind="rl")
+folder.open("")
+with folder.session():
+    folder.metrics(1, {"reward": 0.5})
+    print("trains", flush=True)
+    time.sleep(60)
+"""
+
+
+def stage_of(folder: Path) -> Stage:
+    (stage,) = read_run(folder).stages
+    return stage
+
+
+def training(folder: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", TRAINS, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "trains\n"
+    return process
+
+
+def changed(folder: Path, **values: object) -> None:
+    path = folder / SESSION_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def opened(path: Path) -> RunFolder:
+    folder = RunFolder(path=path, name="fre", kind="rl")
+    folder.open("")
+    return folder
+
+
+def test_a_process_that_is_killed_has_stopped_at_once_and_one_that_goes_on_runs(tmp_path):
+    process = training(tmp_path)
+    stage = stage_of(tmp_path)
+    assert (stage.state, stage.name, stage.kind, stage.steps) == ("running", "fre", "rl", 1)
+    process.send_signal(signal.SIGSTOP)
+    assert stage_of(tmp_path).state == "running", "it can go on"
+
+    process.kill()
+    # Nobody has buried it yet.
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+        time.sleep(0.01)
+    assert stage_of(tmp_path).state == "stopped"
+    process.wait()
+    stopped = stage_of(tmp_path)
+    assert (stopped.state, stopped.steps, stopped.finished_at) == ("stopped", 1, None)
+    assert abs(stopped.last_sign_at.timestamp() - time.time()) < 30
+
+    # The same command goes on.
+    again = training(tmp_path)
+    assert stage_of(tmp_path).state == "running"
+    assert stage_of(tmp_path).started_at == stage.started_at, "the stage began with its first session"
+    again.kill()
+    again.wait()
+    assert stage_of(tmp_path).state == "stopped"
+
+
+def test_a_process_with_the_number_of_one_that_ended_is_another(tmp_path):
+    folder = opened(tmp_path)
+    with folder.session():
+        folder.metrics(1, {"reward": 0.5})
+        assert read_session(tmp_path).pid == os.getpid()
+        assert stage_of(tmp_path).state == "running"
+        changed(tmp_path, born="1")
+        assert stage_of(tmp_path).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"host": "another"}, {"boot": "another"}, {"namespace": "another"}, {"boot": "", "born": ""}]
+)
+def test_on_another_machine_after_a_start_or_in_another_container_its_signs_of_life_tell(tmp_path, elsewhere):
+    with opened(tmp_path).session():
+        changed(tmp_path, **elsewhere)
+        now = time.time()
+        for silent, state in ((0, "running"), (SILENT_S - 5, "running"), (SILENT_S + 5, "stopped")):
+            os.utime(tmp_path / SESSION_FILE, (now - silent, now - silent))
+            assert stage_of(tmp_path).state == state
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0}\n')
+        assert stage_of(tmp_path).state == "running", "a step is a sign, too"
+
+
+def test_signs_of_life_come_until_the_session_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "BEAT_S", 0.01)
+    path = tmp_path / SESSION_FILE
+    with opened(tmp_path).session():
+        for _ in range(2):
+            os.utime(path, (1, 1))
+            until = time.monotonic() + 20
+            while path.stat().st_mtime < 2:
+                assert time.monotonic() < until
+                time.sleep(0.005)
+    os.utime(path, (1, 1))
+    time.sleep(0.1)
+    assert path.stat().st_mtime == 1
+
+
+def test_a_session_that_fails_says_so_though_its_process_goes_on(tmp_path):
+    folder = opened(tmp_path)
+    with contextlib.suppress(ZeroDivisionError), folder.session():
+        folder.metrics(1, {"reward": 0.5})
+        _ = 1 / 0
+    stage = stage_of(tmp_path)
+    assert stage.state == "stopped"
+    assert abs(stage.last_sign_at.timestamp() - time.time()) < 30
+    assert born(os.getpid()) == read_session(tmp_path).born
+
+
+def test_a_finished_stage_keeps_no_session_and_began_with_its_first(tmp_path):
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path).session():
+        raise KeyboardInterrupt
+    changed(tmp_path, first_started_at=1_000_000.0)
+    folder = opened(tmp_path)
+    with folder.session():
+        folder.started -= 100
+        folder.finish(steps=7)
+        assert stage_of(tmp_path).state == "finished", "while the session ends"
+    assert not (tmp_path / SESSION_FILE).exists()
+    stage = stage_of(tmp_path)
+    assert (stage.state, stage.last_sign_at) == ("finished", None)
+    assert stage.started_at == datetime.fromtimestamp(1_000_000, tz=timezone.utc)
+    assert stage.seconds == pytest.approx(100, abs=5), "the break between the sessions is no training"
+
+
+def test_a_stage_that_loads_its_model_runs_though_it_has_no_metrics(tmp_path):
+    with opened(tmp_path / "fre").session():
+        (stage,) = read_run(tmp_path).stages
+        assert (stage.state, stage.steps, stage.seconds) == ("running", 0, 0.0)
+
+
+def test_records_that_are_cleared_take_the_first_start_with_them(tmp_path):
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path).session():
+        raise KeyboardInterrupt
+    RunFolder(path=tmp_path, name="fre", kind="rl").clear_records()
+    assert read_session(tmp_path) is None
+
+
+def test_this_process_table_is_told_from_others():
+    here = ProcessTable.here()
+    assert here.host == socket.gethostname()
+    assert here.is_known == Path("/proc/self/ns/pid").is_symlink()
+    assert not ProcessTable(host=here.host, boot="", namespace="").is_known
+
+
+def test_what_ended_a_session_is_told_though_nothing_can_be_written_any_more(tmp_path, monkeypatch):
+    folder = opened(tmp_path)
+
+    def full(*_: object) -> None:
+        raise UserError("no space left")
+
+    def fails() -> None:
+        with folder.session():
+            monkeypatch.setattr(session, "write_json_object", full)
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
