@@ -11,7 +11,7 @@ DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
 SOURCES := lmm_r1 remote_rm tests benchmarks compat setup.py
 
-.PHONY: install demo test test-full check format bench clean
+.PHONY: install demo test test-full check format bench docs wheel clean
 
 install: $(STAMP)
 
@@ -64,5 +64,15 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/killed_runs.py
 	$(VENV)/bin/python benchmarks/row_store.py
 
+# Into build/docs/site; a link to nothing, or to a heading that is not there, fails it.
+docs: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	$(VENV)/bin/python docs/site.py build/docs
+
+# Into dist/, with the stand-in for flash-attn, where pip finds it: pip install --find-links dist 'dist/lmm_r1-....whl[cpu]'
+wheel: $(STAMP)
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./compat/flash-attn
+	ls dist
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build dist

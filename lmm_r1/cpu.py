@@ -78,17 +78,22 @@ def prepare() -> None:
 
     if torch.version.cuda is not None or torch.version.hip is not None:
         return
-    for name, pattern in _UNUSED.items():
-        libraries = _libraries(name, pattern)
-        if libraries and not any(map(_loads, libraries)):
-            # What Python takes for a module that is not installed.
-            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    hide_unusable()
     libraries = _libraries("torchvision", "_C.so")
     if libraries and not any(map(_loads, libraries)):
         operators = torch.library.Library("torchvision", "DEF")
         operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declarations.append(operators)
+
+
+def hide_unusable() -> None:
+    """Let packages that nothing here uses count as not installed where none of their compiled libraries loads."""
+    for name, pattern in _UNUSED.items():
+        libraries = _libraries(name, pattern)
+        if libraries and not any(map(_loads, libraries)):
+            # What Python takes for a module that is not installed.
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
 def _libraries(package: str, pattern: str) -> list[Path]:

@@ -90,7 +90,10 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str, files: list[str
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(
-            repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=f"Upload {folder.name}"
+            repo_id=repo,
+            folder_path=folder,
+            allow_patterns=None if files is None else list(files),
+            commit_message=f"Upload {folder.name}",
         )
     # The hub's own errors are those of HTTP, of files or of values.
     except (httpx.HTTPError, OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from lmm_r1.api.rows import IMAGE_DIR, Rows, image_dir, row_file
 from lmm_r1.api.settings import Settings, read_config
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config.gpu_counts import check_machine
 from lmm_r1.config.reward_source import GIVEN
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
@@ -122,6 +123,8 @@ def _ready(config: Config, given: _Given) -> Config:
         if rows is not None
     }
     config = resolve(read_config(type(config), config, files))
+    if isinstance(config, PPOConfig):
+        check_machine(config)
     prepare_training(config)
     begin_workers(config)
     return config

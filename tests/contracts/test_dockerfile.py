@@ -1,4 +1,4 @@
-"""The image for GPUs installs as `make install` does; no image is built here."""
+"""The images for GPUs and for CPUs install as `make install` does; no image is built here."""
 
 import re
 import subprocess
@@ -9,12 +9,32 @@ import pytest
 pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+INSTRUCTIONS = ("ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "CMD")
 
 
-def test_what_is_copied_before_the_installation_is_all_that_it_reads(tmp_path):
-    (install,) = [line for line in LINES if "compat/install.sh" in line]
-    copied = [line.split()[1:] for line in LINES[: LINES.index(install)] if line.startswith("COPY ")]
+def lines_of(name: str) -> list[str]:
+    """The instructions of a Dockerfile, one a line."""
+    text = "".join(
+        line for line in (ROOT / name).read_text().splitlines(keepends=True) if not line.lstrip().startswith("#")
+    )
+    return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
+def test_every_line_is_an_instruction_and_every_command_is_one_that_a_shell_reads(name):
+    for line in lines_of(name):
+        instruction, _, rest = line.partition(" ")
+        assert instruction in INSTRUCTIONS, line
+        if instruction == "RUN":
+            read = subprocess.run(["sh", "-n", "-c", rest], capture_output=True, text=True)
+            assert read.returncode == 0, read.stderr
+
+
+@pytest.mark.parametrize(("name", "backend"), [("Dockerfile", "gpu"), ("Dockerfile.cpu", "cpu")])
+def test_what_is_copied_before_the_installation_is_all_that_it_reads(name, backend, tmp_path):
+    lines = lines_of(name)
+    (install,) = [line for line in lines if "compat/install.sh" in line]
+    copied = [line.split()[1:] for line in lines[: lines.index(install)] if line.startswith("COPY ")]
     for *sources, target in copied:
         for source in sources:
             place = tmp_path if target == "./" else tmp_path / target
@@ -27,15 +47,15 @@ def test_what_is_copied_before_the_installation_is_all_that_it_reads(tmp_path):
     )
     python.chmod(0o755)
     (variables,) = re.findall(r"(LMM_R1_BACKEND=\w+) compat/install.sh", install)
-    name, _, value = variables.partition("=")
+    variable, _, value = variables.partition("=")
     done = subprocess.run(
         [tmp_path / "compat" / "install.sh", tmp_path],
-        env={"PATH": "/usr/bin:/bin", name: value},
+        env={"PATH": "/usr/bin:/bin", variable: value},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "extras [gpu]" in done.stdout
+    assert f"extras [{backend}]" in done.stdout
     named = re.findall(r"(?:readme|license-files) = \[?\"([^\"]+)\"", (ROOT / "pyproject.toml").read_text())
     assert named
     assert all(

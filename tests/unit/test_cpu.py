@@ -1,6 +1,7 @@
 """What a machine without CUDA needs; `is_available` is set in both directions, so that it holds on any machine."""
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import sys
@@ -151,6 +152,24 @@ def test_torchvision_can_be_imported():
 
     resized = torchvision.transforms.functional.resize(torch.zeros(3, 4, 4), [2, 2], antialias=True)
     assert resized.shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(("library", "there"), [(b"built for CUDA", False), (None, True)])
+def test_a_package_whose_library_needs_cuda_counts_as_absent_where_there_is_none(
+    library, there, tmp_path, monkeypatch
+):
+    """vLLM for CPUs requires torchaudio, and PyPI's is built for CUDA: transformers fails when it looks for it."""
+    package = tmp_path / "torchaudio"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    if library is not None:
+        (package / "lib" / "_torchaudio.abi3.so").write_bytes(library)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
+    cpu.hide_unusable()
+    cpu.hide_unusable()
+    assert (importlib.util.find_spec("torchaudio") is not None) == there
+    sys.modules.pop("torchaudio", None)
 
 
 @pytest.mark.usefixtures("without_cuda")

@@ -1,0 +1,78 @@
+"""The documentation as a site: every page of the repository, with the files that they link to; `make docs` runs it.
+
+python docs/site.py FOLDER writes the site into FOLDER/site; a link to nothing, or to a heading that is not there, fails it.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ROOT / "docs" / "mkdocs.yml"
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "datasets/README.md", "remote_rm/README.md")
+PAGES += ("lmm_r1/lmm_kits/README.md", "compat/flash-attn/README.md")
+# Of a link or an image in Markdown, outside of code.
+_LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s]+)(?=\))")
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
+
+
+def main(folder: str) -> None:
+    """Stage the pages and build the site from them."""
+    staged, site = Path(folder) / "pages", Path(folder) / "site"
+    shutil.rmtree(staged, ignore_errors=True)
+    stage(staged)
+    settings = Path(folder) / "mkdocs.yml"
+    paths = f"docs_dir: {staged.name}\nsite_dir: {site.name}\n"
+    settings.write_text(SETTINGS.read_text(encoding="utf-8") + paths, encoding="utf-8")
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(settings)]
+    if (done := subprocess.run(command, check=False)).returncode:
+        raise SystemExit(done.returncode)
+    sys.stdout.write(f"{site / 'index.html'}\n")
+
+
+def stage(folder: Path) -> None:
+    """Copy the pages, and what they link to, to the places that they have in the repository; fail for a link to nothing."""
+    pages = [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
+    broken = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for link in links(text):
+            target = (page.parent / unquote(link.partition("#")[0])).resolve()
+            if not target.exists() or not target.is_relative_to(ROOT):
+                broken.append(f"{page.relative_to(ROOT)}: {link} leads to nothing")
+            elif target.is_file() and target not in pages:
+                _copy(target, folder)
+        _copy(page, folder, text=_with_folders(text, page))
+    if broken:
+        raise SystemExit("\n".join(broken))
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of a page's links and images that are files of the repository."""
+    return _LINK.findall(_CODE.sub("", text))
+
+
+def _with_folders(text: str, page: Path) -> str:
+    """Return a page whose links to folders are their names alone: a site shows no folders."""
+
+    def shown(match: re.Match[str]) -> str:
+        target = (page.parent / match["target"].partition("#")[0]).resolve()
+        return match["name"] if target.is_dir() else match[0]
+
+    return re.sub(r"(?<!!)\[(?P<name>[^\]]+)\]\((?P<target>(?!https?:|#)[^)\s]+)\)", shown, text)
+
+
+def _copy(path: Path, folder: Path, *, text: str | None = None) -> None:
+    place = folder / path.relative_to(ROOT)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if text is None:
+        shutil.copyfile(path, place)
+    else:
+        place.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
