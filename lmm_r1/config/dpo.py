@@ -109,17 +109,17 @@ class DPOConfig(ReferredConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn from pairs of a chosen and a rejected response",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
         ),
         Example(
             what="Train adapters, for which no second model is loaded as reference",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
         ),
         Example(
             what="SimPO, which has no reference",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --model.simpo_enable --model.beta 2"
             " --ckpt.output_dir runs/simpo",
         ),

@@ -45,7 +45,7 @@ class EvaluateConfig(RowsConfig, EpisodeFlags):
             ),
             Example(
                 what="Before and after a training, four samples a row, on a public benchmark",
-                arguments="--checkpoints before=Qwen/Qwen2.5-VL-3B-Instruct after=runs/grpo"
+                arguments="--checkpoints before=models/vlm-3b after=runs/grpo"
                 " --suite mathvista --n_samples 4 --temperature 0.6 --output scores.json",
             ),
             Example(

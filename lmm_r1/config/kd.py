@@ -68,21 +68,21 @@ class KDConfig(SFTConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn a larger model's distributions over the tokens of rows",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
-            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --teacher.model_name_or_path models/vlm-7b"
             " --data.dataset rows.jsonl --ckpt.output_dir runs/kd",
         ),
         Example(
             what="The reverse KL, and half of the updates on the student's own responses",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
-            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --teacher.model_name_or_path models/vlm-7b"
             " --data.dataset rows.jsonl --model.kd_loss reverse_kl --rollout.on_policy_share 0.5"
             " --ckpt.output_dir runs/on_policy",
         ),
         Example(
             what="Longer sequences without padding, evaluated every 50 updates",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
-            " --teacher.model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --teacher.model_name_or_path models/vlm-7b"
             " --data.dataset rows.jsonl --data.max_len 8192 --ds.packing_samples"
             " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/packed",
         ),

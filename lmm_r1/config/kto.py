@@ -58,18 +58,18 @@ class KTOConfig(ReferredConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn from single responses, each desirable or not",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset judged.jsonl --ckpt.output_dir runs/kto",
         ),
         Example(
             what="Columns by other names, and undesirable responses that count half",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset judged.jsonl --data.output_key response --data.label_key liked"
             " --model.undesirable_loss_weight 0.5 --ckpt.output_dir runs/kto",
         ),
         Example(
             what="Train adapters, for which no second model is loaded as reference",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset judged.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
         ),
         flags=("model.beta", "ds.lora.rank"),

@@ -29,16 +29,16 @@ class PlanSupervisedConfig(PlanMachineConfig):
         examples=(
             Example(
                 what="On this machine, with the settings that a run would have",
-                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct",
+                arguments="--model.model_name_or_path models/vlm-3b",
             ),
             Example(
                 what="On eight GPUs of 80 GB, with ZeRO-3 and longer sequences",
-                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                arguments="--model.model_name_or_path models/vlm-3b"
                 " --num_gpus 8 --gpu_memory_gib 80 --ds.zero_stage 3 --data.max_len 8192",
             ),
             Example(
                 what="Adapters on one smaller GPU, with an image of a megapixel in each row",
-                arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                arguments="--model.model_name_or_path models/vlm-3b"
                 " --gpu_memory_gib 24 --image_pixels 1000000 --ds.lora.rank 16",
             ),
         ),
@@ -69,18 +69,18 @@ class PlanPPOConfig(PlanMachineConfig, PPOConfig):
             Example(
                 what="A stage of LMM-R1 on its eight GPUs of 80 GB",
                 arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --actor.model_name_or_path models/vlm-3b"
                 " --gpu_memory_gib 80",
             ),
             Example(
                 what="The same on GPUs of 24 GB, which it does not fit: what to change",
                 arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --actor.model_name_or_path models/vlm-3b"
                 " --gpu_memory_gib 24",
             ),
             Example(
                 what="On this machine, with an image of a megapixel in each prompt",
-                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                arguments="--actor.model_name_or_path models/vlm-3b"
                 " --image_pixels 1000000 --rollout.n_samples_per_prompt 8",
             ),
         ),

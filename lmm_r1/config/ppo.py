@@ -437,13 +437,13 @@ class PPOConfig:
         examples=(
             Example(
                 what="GRPO on rows with answers, which the math verifier judges",
-                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                arguments="--actor.model_name_or_path models/vlm-3b"
                 " --data.prompt_dataset rows.jsonl --algo.advantage.estimator group_norm"
                 " --rollout.n_samples_per_prompt 8 --ckpt.output_dir runs/grpo",
             ),
             Example(
                 what="A reward of your own; policy, reference and engines take turns on the GPUs",
-                arguments="--actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                arguments="--actor.model_name_or_path models/vlm-3b"
                 " --data.prompt_dataset rows.jsonl --reward rewards.py --rollout.n_samples_per_prompt 8"
                 " --train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5"
                 " --ckpt.output_dir runs/own_reward",
@@ -451,7 +451,7 @@ class PPOConfig:
             Example(
                 what="The settings of a stage of LMM-R1, some of them changed",
                 arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
-                " --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+                " --actor.model_name_or_path models/vlm-3b"
                 " --data.prompt_dataset rows.jsonl --actor.adam.lr 5e-7 --ckpt.output_dir runs/fre",
             ),
         ),

@@ -58,20 +58,20 @@ class PRMConfig(SupervisedConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn the labels of steps, each of which a token of the model ends",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --model.placeholder_token '<|fim_pad|>'"
             " --data.dataset steps.jsonl --ckpt.output_dir runs/prm",
         ),
         Example(
             what="Longer solutions without padding, evaluated every 50 updates",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --model.placeholder_token '<|fim_pad|>'"
             " --data.dataset steps.jsonl --data.max_len 4096 --ds.packing_samples"
             " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/prm",
         ),
         Example(
             what="Train adapters instead of all weights",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --model.placeholder_token '<|fim_pad|>'"
             " --data.dataset steps.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
         ),

@@ -52,17 +52,17 @@ class RMConfig(SupervisedConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn which of two responses is the better one",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ckpt.output_dir runs/rm",
         ),
         Example(
             what="Learn the scores that rows give their responses",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --model.loss_type regression --ckpt.output_dir runs/scores",
         ),
         Example(
             what="Train adapters, and tell how many held-out pairs are ranked rightly",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
         ),

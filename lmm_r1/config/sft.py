@@ -61,19 +61,19 @@ class SFTConfig(SupervisedConfig):
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
             what="Learn the responses in a file of conversations",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset rows.jsonl --ckpt.output_dir runs/sft",
         ),
         Example(
             what="Train adapters instead of all weights, and measure a held-out file",
-            arguments="--model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset rows.jsonl --ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --eval.verifier math --ckpt.output_dir runs/lora",
         ),
         Example(
             what="Take the settings from a file, some of them changed",
             arguments="--config examples/scripts/lmm_r1/configs/cold_start.yaml"
-            " --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct"
+            " --model.model_name_or_path models/vlm-3b"
             " --data.dataset rows.jsonl --adam.lr 1e-5",
         ),
         flags=("train.micro_batch_size", "ds.lora.rank"),
