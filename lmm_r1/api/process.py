@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from lmm_r1 import cpu
+from lmm_r1.cluster.worker_processes import close_server
 from lmm_r1.config.reward_source import GIVEN
 from lmm_r1.errors import RunStopped, UserError
 
@@ -98,6 +99,8 @@ def _leave() -> None:
     """End what a command leaves to the end of its process, as far as it was begun."""
     if (ray := sys.modules.get("ray")) is not None:
         ray.shutdown()
+    # It holds what workers load, some 700 MB.
+    close_server()
     if "lmm_r1.trainer.strategy" in sys.modules:
         from lmm_r1.trainer.strategy import leave_group
 
