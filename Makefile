@@ -54,6 +54,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/reward_reasoning.py
 	$(VENV)/bin/python benchmarks/train_step.py
 	$(VENV)/bin/python benchmarks/dpo_step.py
+	$(VENV)/bin/python benchmarks/prm_step.py
 	$(VENV)/bin/python benchmarks/trees.py
 	$(VENV)/bin/python benchmarks/rl_step.py
 	$(VENV)/bin/python benchmarks/episodes.py

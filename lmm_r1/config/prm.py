@@ -39,6 +39,10 @@ class PRMTrainConfig(SupervisedTrainConfig):
     """Rows in one weight update, over all GPUs; 0 takes 128, or a fifth of the rows where that is less."""
     micro_batch_size: int = 1
     """Rows in one forward and backward pass on one GPU."""
+    shared_prefix_enable: bool = True
+    """With --ds.packing_samples, compute what rows of one prompt in a pass have in common once: prompt, images, first steps."""
+    group_prompts_enable: bool = False
+    """Shuffle prompts instead of rows, so that the solutions of one prompt follow one another and fall into one pass."""
 
 
 @dataclass(frozen=True, kw_only=True)

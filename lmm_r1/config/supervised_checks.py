@@ -105,6 +105,7 @@ def check_prm(config: PRMConfig) -> None:
             f"--data.input_template {config.data.input_template!r}: the chat template always writes what is asked of a "
             "process reward model; leave it out"
         )
+    _check_grouped_prompts(config)
     _check_best_metric(config, metrics="eval_loss or eval_step_accuracy")
     check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
 
@@ -210,6 +211,23 @@ def _check_own_responses(config: KDConfig) -> None:
         raise UserError(f"{share} has no rows to encode ahead; leave --data.dataloader_num_workers out")
     if config.model.pretrain_mode_enable:
         raise UserError(f"{share} has no prompts with --model.pretrain_mode_enable; leave one of them out")
+
+
+def _check_grouped_prompts(config: PRMConfig) -> None:
+    train, grouped = config.train, "--train.group_prompts_enable"
+    if not train.group_prompts_enable:
+        return
+    if config.data.keep_order:
+        raise UserError(f"{grouped} shuffles prompts, and --data.keep_order takes rows as they stand; leave one out")
+    if not config.ds.packing_samples:
+        raise UserError(f"{grouped} is of use for packed sequences only; add --ds.packing_samples")
+    if not train.shared_prefix_enable:
+        raise UserError(f"{grouped} and --train.no_shared_prefix_enable contradict each other; leave one out")
+    if train.micro_batch_size == 1:
+        raise UserError(
+            f"{grouped} with --train.micro_batch_size 1: a pass of one row has nothing to share; give it as many rows as a "
+            "prompt has solutions"
+        )
 
 
 def _check_preference_loss(model: DPOModelConfig) -> None:

@@ -165,16 +165,18 @@ class KitActor(KitModule, Actor):
         attention_mask: torch.Tensor,
         ring_attn_group: dist.ProcessGroup | None = None,
         media: Sequence[SampleMedia] = (),
+        prompt_lengths: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the logits of a few tokens of the vocabulary, (B, T - 1, K), and the load-balancing loss of experts.
 
         Args:
             wanted: whether the prediction of the next token is asked for, (B, T - 1); all other logits are 0.
             token_ids: which tokens, (K,).
+            prompt_lengths: (B,), where packed rows of one prompt are to share what they begin with; media as in `forward`.
         """
         rows, width = sequences.shape
         if self.packing_samples:
-            targets = Targets(wanted=wanted, shared=False)
+            targets = Targets(wanted=wanted, shared=prompt_lengths is not None, prompts=prompt_lengths)
             share, inputs = self._packed_inputs(
                 sequences, attention_mask, media, targets=targets, group=ring_attn_group
             )

@@ -25,6 +25,7 @@ from lmm_r1.trainer.prm_rows import (
     solutions_of,
     training_steps,
 )
+from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_groups
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
 from lmm_r1.trainer.supervised_models import load_policy, prepare_trained
 from lmm_r1.trainer.supervised_session import Session
@@ -65,9 +66,26 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     @classmethod
     def of(cls, session: Session[PRMConfig], **learned: Any) -> Self:
         """Return the run of a session; whatever is saved of its model says by which tokens it judges."""
-        actor = load_policy(session)
+        config = session.config
+        actor = load_policy(session, share_prefix=config.ds.packing_samples and config.train.shared_prefix_enable)
         setattr(actor.model_config, CONFIG_KEY, learned["encode"].tokens.in_config)
         return cls(session, prepare_trained(session, actor), **learned)
+
+    def __init__(self, *given: Any, **learned: Any) -> None:
+        """Args:
+        given, learned: those of `SupervisedRun`.
+        """
+        super().__init__(*given, **learned)
+        # By their prompts, where the rows of one are to stay together.
+        self.groups = prompt_groups(list(self.rows)) if self.config.train.group_prompts_enable else None
+
+    def indices(self, step: int) -> list[Any]:
+        """Return the rows of an update; those of one prompt fall to one rank, one after another, where that is asked for."""
+        if self.groups is None:
+            return super().indices(step)
+        train = self.config.train
+        found = grouped_indices(self.groups, batch_size=train.batch_size, seed=train.seed, step=step)
+        return in_turns(found, ranks=self.strategy.ds_device_mesh["dp"].size())
 
     def held_out(self, rows: Sequence[StepRow]) -> StepEvaluation:
         return StepEvaluation(self, rows=rows)
@@ -104,6 +122,7 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
             attention_mask=tokens.attention_mask.to(device),
             ring_attn_group=self.strategy.ring_attn_group,
             media=tokens.media,
+            prompt_lengths=batch.prompt_lengths if self.config.train.shared_prefix_enable else None,
         )
         labels = batch.labels.to(logits)
         scores = (logits[..., 0] - logits[..., 1]).detach().sigmoid()

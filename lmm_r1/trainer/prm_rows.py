@@ -15,7 +15,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import STEPS, StepRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
@@ -30,11 +30,13 @@ class StepSample:
     """Its loss tokens are those behind the placeholders: at a placeholder the prediction of what follows is judged."""
     labels: tuple[float, ...]
     """Of each step, from 0 (wrong) to 1 (right)."""
+    prompt_length: int
+    """Of its tokens so many stand before the first step."""
 
     @property
     def filler(self) -> StepSample:
         """A sample that teaches nothing."""
-        return StepSample(tokens=self.tokens.filler, labels=())
+        return replace(self, tokens=self.tokens.filler, labels=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class StepBatch:
     tokens: SFTBatch
     labels: torch.Tensor
     """Of the step that is judged at each place, (B, T - 1); 0 elsewhere."""
+    prompt_lengths: torch.Tensor  # (B,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,9 @@ class StepEncoder(SampleEncoder):
         for place in places:
             mask[place + 1] = True
         return StepSample(
-            tokens=SFTSample(token_ids=ids, loss_mask=mask, media=prompt.media), labels=tuple(row.labels)
+            tokens=SFTSample(token_ids=ids, loss_mask=mask, media=prompt.media),
+            labels=tuple(row.labels),
+            prompt_length=len(prompt.token_ids),
         )
 
     def _ids(self, step: str, *, location: str) -> list[int]:
@@ -94,11 +99,31 @@ class StepEncoder(SampleEncoder):
 
 
 def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBatch:
-    """Pad samples on the right into one batch."""
+    """Pad samples on the right into one batch, in which those of one prompt have one object for its media."""
     tokens = collate([sample.tokens for sample in samples], pad_token_id=pad_token_id)
+    tokens = replace(tokens, media=_in_common(tokens.media))
     labels = torch.zeros(tokens.loss_mask.shape)
     labels[tokens.loss_mask] = torch.tensor([label for sample in samples for label in sample.labels])
-    return StepBatch(tokens=tokens, labels=labels)
+    prompt_lengths = torch.tensor([sample.prompt_length for sample in samples])
+    return StepBatch(tokens=tokens, labels=labels, prompt_lengths=prompt_lengths)
+
+
+def _in_common(media: Sequence[Media | None]) -> list[Media | None]:
+    """Return media with the first of those that are equal in the place of each."""
+    found: list[Media] = []
+    given: list[Media | None] = []
+    for item in media:
+        known = None if item is None else next((one for one in found if _are_equal(one, item)), item)
+        if known is not None and known is item:
+            found.append(known)
+        given.append(known)
+    return given
+
+
+def _are_equal(one: Media, other: Media) -> bool:
+    if one is other:
+        return True
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def training_steps(config: PRMConfig) -> KeptRows[StepRow]:

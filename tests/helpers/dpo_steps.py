@@ -96,7 +96,7 @@ def unpaired_rows() -> list[UnpairedRow]:
 
 
 def step_rows() -> list[StepRow]:
-    """Steps to each prompt, with hard labels and soft ones."""
+    """Two solutions of a prompt of text and of one with images, with hard labels and soft ones."""
     solutions = [
         (("12 + 34 = 46", "So it is 46"), (1.0, 0.0)),
         (("I see a 5", "No, a 6", "<answer>6</answer>"), (0.25, 1.0, 1.0)),
@@ -104,8 +104,8 @@ def step_rows() -> list[StepRow]:
         (("Two digits", "5 and 6"), (1.0, 0.75)),
     ]
     return [
-        StepRow(messages=row.messages, steps=steps, labels=labels, location=row.location)
-        for row, (steps, labels) in zip(rows(), solutions, strict=True)
+        StepRow(messages=rows()[place].messages, steps=steps, labels=labels, location=f"rows.jsonl line {number}")
+        for number, (place, (steps, labels)) in enumerate(zip((0, 3, 3, 0), solutions, strict=True), start=1)
     ]
 
 

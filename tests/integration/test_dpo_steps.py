@@ -46,7 +46,12 @@ CASES = {
     },
     "unpaired, shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
     "unpaired, padded, two rows in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2, **APART},
-    "steps, packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, "train.micro_batch_size": 2},
+    "steps, packed, the prompt of a rank's two rows once, ZeRO-2": {
+        "ds.zero_stage": 2,
+        "ds.packing_samples": True,
+        "train.micro_batch_size": 2,
+        "train.group_prompts_enable": True,
+    },
     "steps, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2, "ds.packing_samples": True},
 }
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.

@@ -432,3 +432,27 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
     monkeypatch.setattr("lmm_r1.scoring.reward_judge.serve", lambda load, **settings: load())
     serve_rm.main(["--model", "my-rm", *flags])
     assert loaded["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--placeholder_token", "*", "--normalize"], "--normalize: {} is a process reward model"),
+        (
+            ["--placeholder_token", "*", "--value_head_prefix", "v"],
+            "--value_head_prefix v: {} is a process reward model",
+        ),
+        (["--reward_tokens", "+", "-"], "--reward_tokens: {} is no process reward model, by its config"),
+        ([], "{}: this checkpoint has no value head (no weight score.weight); give a trained reward model, or"),
+    ],
+)
+def test_a_checkpoint_of_neither_kind_and_flags_of_the_other_kind_are_refused(
+    flags, told, monkeypatch, tiny_checkpoint, capsys
+):
+    monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
+    monkeypatch.setattr("lmm_r1.scoring.reward_judge.serve", lambda load, **settings: load())
+    bare = str(tiny_checkpoint("qwen2_5_vl"))
+    with pytest.raises(SystemExit) as ended:
+        serve_rm.main(["--model", bare, "--dtype", "fp32", *flags])
+    assert ended.value.code == 1
+    assert f"lmm-r1 serve_rm: error: {told.format(bare)}" in capsys.readouterr().err
