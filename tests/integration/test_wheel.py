@@ -59,11 +59,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outside")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     python = folder / "venv/bin/python"
+    # Whatever of this project a PYTHONPATH leads to.
+    flags = ("--quiet", "--no-deps", "--no-index", "--ignore-installed")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", *flags, wheel]
+    subprocess.run(pip, check=True, capture_output=True, text=True)
     # Of a folder that a file like this names, files like this are not read: the editable installation stays out.
     (packages,) = (folder / "venv/lib").glob("python*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True, capture_output=True, text=True)
     return folder
 
 
