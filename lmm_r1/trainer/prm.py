@@ -25,7 +25,7 @@ from lmm_r1.trainer.prm_rows import (
     solutions_of,
     training_steps,
 )
-from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_groups
+from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_numbers
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
 from lmm_r1.trainer.supervised_models import load_policy, prepare_trained
 from lmm_r1.trainer.supervised_session import Session
@@ -76,15 +76,15 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
         given, learned: those of `SupervisedRun`.
         """
         super().__init__(*given, **learned)
-        # By their prompts, where the rows of one are to stay together.
-        self.groups = prompt_groups(list(self.rows)) if self.config.train.group_prompts_enable else None
+        # Of each row, where the rows of a prompt are to stay together.
+        self.prompts = prompt_numbers(self.rows) if self.config.train.group_prompts_enable else None
 
     def indices(self, step: int) -> list[Any]:
         """Return the rows of an update; those of one prompt fall to one rank, one after another, where that is asked for."""
-        if self.groups is None:
+        if self.prompts is None:
             return super().indices(step)
         train = self.config.train
-        found = grouped_indices(self.groups, batch_size=train.batch_size, seed=train.seed, step=step)
+        found = grouped_indices(self.prompts, batch_size=train.batch_size, seed=train.seed, step=step)
         return in_turns(found, ranks=self.strategy.ds_device_mesh["dp"].size())
 
     def held_out(self, rows: Sequence[StepRow]) -> StepEvaluation:

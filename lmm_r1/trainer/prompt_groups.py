@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,30 +16,29 @@ from lmm_r1.data.preferences import JudgedRow
 from lmm_r1.data.stored_bytes import StoredBytes
 
 
-def prompt_groups(rows: Sequence[JudgedRow]) -> list[list[int]]:
-    """Return the places of rows by their prompt, in the order in which these come first.
+def prompt_numbers(rows: Iterable[JudgedRow]) -> torch.Tensor:
+    """Return the number of each row's prompt, (N,), from 0 in the order in which these come first.
 
     Of images and videos that are named by a path or an address the name counts, of others what is in them.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(_key(row), []).append(place)
-    return list(groups.values())
+    known: dict[Hashable, int] = {}
+    return torch.tensor([known.setdefault(_key(row), len(known)) for row in rows])
 
 
-def grouped_indices(groups: Sequence[Sequence[int]], *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the row indices of update `step` (from 0), as `batch_indices` does, but with the rows of each group together.
+def grouped_indices(prompts: torch.Tensor, *, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the row indices of update `step` (from 0), as `batch_indices` does, but with the rows of a prompt together.
 
-    Each epoch is a new permutation of the groups, and of the rows within each.
+    Each epoch is a new permutation of the prompts, and of the rows of each.
+
+    Args:
+        prompts: the number of each row's prompt, (N,).
     """
-    per_epoch = sum(map(len, groups)) // batch_size
-    epoch, position = divmod(step, per_epoch)
+    rows = len(prompts)
+    epoch, position = divmod(step, rows // batch_size)
     generator = torch.Generator().manual_seed(seed + epoch)
-    order: list[int] = []
-    for group in torch.randperm(len(groups), generator=generator).tolist():
-        members = groups[group]
-        order += [members[place] for place in torch.randperm(len(members), generator=generator).tolist()]
-    return order[position * batch_size : (position + 1) * batch_size]
+    turns = torch.randperm(int(prompts.max()) + 1, generator=generator)[prompts]
+    order = (turns * rows + torch.randperm(rows, generator=generator)).argsort()
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
 
 
 def in_turns(indices: Sequence[Any], *, ranks: int) -> list[Any]:

@@ -20,12 +20,13 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.trainer.prm import PRMRun
 from lmm_r1.trainer.prm_rows import StepEncoder
-from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_groups
+from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_numbers
 from lmm_r1.trainer.supervised_rows import batch_indices
 
 pytestmark = pytest.mark.unit
 
 GROUPS = [[0, 3], [1], [2, 4, 5]]
+PROMPTS = torch.tensor([0, 1, 2, 0, 2, 2])
 
 
 def config(**flags: object) -> PRMConfig:
@@ -45,20 +46,24 @@ def png(width: int, height: int) -> bytes:
     return stream.getvalue()
 
 
+def numbers(*rows: StepRow) -> list[int]:
+    return prompt_numbers(rows).tolist()
+
+
 def test_rows_are_of_one_prompt_where_its_text_is_the_same_and_so_is_what_is_in_its_images():
     sources = ["/a.png", png(8, 8), "/b.png", png(8, 8), "/a.png", png(8, 16)]
     rows = [solution("s", parts=(ImagePart(source), "q")) for source in sources]
-    assert prompt_groups([*rows, solution("t"), solution("s", "t")]) == [[0, 4], [1, 3], [2], [5], [6, 7]]
+    assert numbers(*rows, solution("t"), solution("s", "t")) == [0, 1, 2, 1, 0, 3, 4, 4]
     held = [solution("s", parts=(image, "q")) for image in (picture(8, 8), picture(8, 16), picture(8, 8))]
-    assert prompt_groups(held) == [[0, 2], [1]]
+    assert numbers(*held) == [0, 1, 0]
     clips = [solution("s", parts=(clip(frames, 28, 28), "q")) for frames in (2, 3, 2)]
-    assert prompt_groups(clips) == [[0, 2], [1]]
+    assert numbers(*clips) == [0, 1, 0]
 
 
 def test_the_order_shuffles_prompts_and_keeps_their_rows_together():
     orders = [
-        grouped_indices(GROUPS, batch_size=3, seed=7, step=2 * epoch)
-        + grouped_indices(GROUPS, batch_size=3, seed=7, step=2 * epoch + 1)
+        grouped_indices(PROMPTS, batch_size=3, seed=7, step=2 * epoch)
+        + grouped_indices(PROMPTS, batch_size=3, seed=7, step=2 * epoch + 1)
         for epoch in range(20)
     ]
     for order in orders:
@@ -69,7 +74,7 @@ def test_the_order_shuffles_prompts_and_keeps_their_rows_together():
     # Of the 3! orders of the prompts times 2! and 3! within them.
     assert len(set(map(tuple, orders))) > 10
     # The last short batch is dropped, as without groups.
-    assert len(grouped_indices(GROUPS, batch_size=4, seed=7, step=1)) == 4
+    assert len(grouped_indices(PROMPTS, batch_size=4, seed=7, step=1)) == 4
     assert in_turns([0, 3, 2, 5], ranks=2) == [0, 2, 3, 5]
 
 
