@@ -72,7 +72,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cpu.prepare_process()
     job = json.loads((folder / "job.json").read_text())
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), {"ds.ulysses_size": job["ulysses_size"]})))
+    settings = {"ds.ulysses_size": job["ulysses_size"], "train.batch_size": 128, "train.micro_batch_size": 8}
+    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
     strategy.setup_distributed()
     cases = {"compare": compare, "train": train, "exchange": exchange, "values": values}
     found = {

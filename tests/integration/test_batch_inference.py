@@ -176,7 +176,7 @@ def test_rejection_sampling_writes_rows_that_train_sft_takes(sampled, demo, tmp_
     assert 0 < len(good) < len(done)
     chosen = load_rows(str(sampled / "sft.jsonl"))
     assert [item.answer for item in chosen] == [record["answer"] for record in good]
-    assert all(item.messages[-1].role == "assistant" for item in chosen)
+    assert all(item.response is not None and item.messages[-1].role == "user" for item in chosen)
     values = {"model.model_name_or_path": demo / "model", "data.dataset": sampled / "sft.jsonl"}
     values |= {
         "ckpt.output_dir": tmp_path / "sft",

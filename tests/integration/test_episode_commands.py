@@ -127,7 +127,8 @@ def test_an_evaluation_plays_episodes_and_repeated_it_is_the_same(folder, model,
     found = json.loads((folder / "out.json").read_text())["checkpoints"][0]["files"]["rows"]
     within = [found["verifiers"]["agent:odd"]["within_turns"][turns]["mean"] for turns in "123"]
     assert within == [0.0, 0.0, found["accuracy"]]
-    assert (folder / "out.html").read_text().count("<img src=") == 12
+    # Two pictures of each of six episodes, and those of the three rows.
+    assert (folder / "out.html").read_text().count("<img src=") == 12 + 3
     again = [(one.response, [turn.text for turn in one.episode.said]) for one in scores("again")]
     assert again == [(one.response, [turn.text for turn in one.episode.said]) for one in responses]
     evaluate.main(["--compare", "out.json", "again.json"])

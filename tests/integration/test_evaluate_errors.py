@@ -125,9 +125,9 @@ def test_a_name_given_twice_is_refused(work, capfd):
 
 
 def test_malformed_json_is_told_with_its_line(work, capfd):
-    write_rows(work / "text_rows", QUESTION, '{"messages": [')
+    write_rows(work / "text_rows", '{"messages": [', '{"messages": [')
     before = tree(work)
-    sentence = "text_rows/rows.jsonl line 2: not valid JSON: "
+    sentence = "text_rows: none of its 2 rows can be used; the first: text_rows/rows.jsonl line 1: not valid JSON: "
     assert error_of("evaluate", evaluate(), capfd=capfd).startswith(sentence)
     assert tree(work) == before
 

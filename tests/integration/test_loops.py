@@ -114,7 +114,7 @@ def test_a_round_without_a_right_response_says_so_and_trains_nothing(loop, varia
 
 def test_a_reward_model_is_trained_and_rl_goes_on_against_it_after_it_was_stopped(loop):
     # It ends before RL starts, with the reward model behind it.
-    output = loop("train_rm.sh", "RL", "--rollout.batch_size", "0", code=1)
+    output = loop("train_rm.sh", "RL", "--rollout.batch_size", "-1", code=1)
     assert finished(output / "rm")["kind"] == "rm"
     lines = [json.loads(line) for line in (output / "rm/metrics.jsonl").read_text().splitlines()]
     assert any("eval_pair_accuracy" in line for line in lines)
