@@ -61,6 +61,7 @@ bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/output_layer.py
 	$(VENV)/bin/python benchmarks/report_page.py
 	$(VENV)/bin/python benchmarks/plan.py
+	$(VENV)/bin/python benchmarks/busy_neighbour.py
 	$(VENV)/bin/python benchmarks/zero_gap.py
 	$(VENV)/bin/python benchmarks/killed_runs.py
 	$(VENV)/bin/python benchmarks/row_store.py
