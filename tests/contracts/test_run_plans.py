@@ -105,8 +105,9 @@ def test_a_run_that_cannot_fit_is_refused_and_one_in_a_cluster_is_not_checked(rl
     with_memory(1)
     with pytest.raises(UserError, match="^the run cannot fit: .* take more GPUs, a machine with more memory"):
         told(rl_run())
+    config = rl_run()
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert told(rl_run()) == (rl_run(), "")
+    assert told(config) == (config, "")
 
 
 def test_a_run_that_cannot_fit_begins_where_the_user_says_so(rl_run, with_memory, caplog):
