@@ -79,6 +79,8 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
             "train.colocate_all": True,
             "vllm.num_engines": GPUS,
             "vllm.enable_sleep": sleep,
+            "rollout.batch_size": 1024,
+            "train.batch_size": 128,
             **{f"{name}.num_gpus_per_node": GPUS for name in ("actor", "ref", "critic", "reward")},
         }
         return resolve(dotted.replace(PPOConfig(), settings))

@@ -240,7 +240,9 @@ def test_a_later_session_takes_up_what_the_one_before_has_saved(make, tmp_path, 
     given: list[tuple[bool, bool]] = []
     run = make(3)
     config = dotted.replace(PPOConfig(), {"ckpt.load_enable": False, "ckpt.output_dir": str(tmp_path)})
-    stage = rl_run._Stage(config=config, policy=None, rows=[], eval_rows=[], max_images=0, folder=run.folder)
+    stage = rl_run._Stage(
+        config=config, policy=None, rows=[], eval_rows=[], max_images=0, folder=run.folder, reward=None
+    )
 
     def open_trackers(config: PPOConfig, *, folder: Path, resumed: bool) -> Trackers:
         given.append((config.ckpt.load_enable, resumed))
