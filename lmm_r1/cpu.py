@@ -7,14 +7,20 @@ when a worker starts, and the training strategy calls `prepare_training` before 
 import ctypes
 import importlib
 import importlib.util
+import logging
 import os
 import sys
+import threading
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lmm_r1 import loading, quiet
 from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
 _ENVIRONMENT = {
@@ -32,8 +38,13 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
     "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-    "OMP_WAIT_POLICY": "passive",
+    # How often a thread looks whether the others are done before it sleeps: some 10 us (`choose_waiting`).
+    "GOMP_SPINCOUNT": "3000",
 }
+_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+# What of the cores a process gets that has none of them to share with others, at least.
+_FREE_SHARE = 0.85
+_MEASURED_SECONDS = 0.02
 # What a run's driver found out, for its workers: Ray starts them before it assigns GPUs, and who asks CUDA then has all
 # of the machine's for good.
 BACKEND = "LMM_R1_BACKEND"
@@ -49,6 +60,9 @@ _M_MMAP_THRESHOLD = -3
 _UNUSED = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_core*.so"}
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
+# What `choose_waiting` has measured.
+_share: float | None = None
+_BLOCK = bytes(2**17)
 
 
 class _CpuDevice(str):
@@ -58,13 +72,39 @@ class _CpuDevice(str):
         return "0"
 
 
-def wait_asleep() -> None:
-    """Let the threads that share a PyTorch operator sleep while they wait for one another; before torch is loaded.
+def choose_waiting() -> None:
+    """Choose how the threads that share a PyTorch operator wait for one another, by what of the cores is free just now.
 
-    Awake, one of them keeps the core that another, which it waits for, would need: beside a busy process on two cores two
-    threads are then many times slower than one (`benchmarks/busy_neighbour.py`).
+    Before torch is loaded, and only what the user has not. On free cores they stay awake for some microseconds, as long as
+    the next operator takes to come. Where others use the cores they sleep at once: awake, one keeps the core that another,
+    which it waits for, would need (`benchmarks/busy_neighbour.py`).
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", _ENVIRONMENT["OMP_WAIT_POLICY"])
+    global _share
+    alone = "1" in (os.environ.get("OMP_NUM_THREADS"), _ENVIRONMENT["OMP_NUM_THREADS"])
+    if alone or _POLICY in os.environ or _SPINS in os.environ:
+        return
+    _share = free_share()
+    os.environ[_SPINS] = _ENVIRONMENT[_SPINS] if _share >= _FREE_SHARE else "0"
+
+
+def free_share(seconds: float = _MEASURED_SECONDS) -> float:
+    """Return what one busy thread per core gets of the cores for so long, from 0 to 1."""
+    cores = len(os.sched_getaffinity(0))
+    begin = time.perf_counter()
+    used: list[float] = []
+
+    def work() -> None:
+        while time.perf_counter() < begin + seconds:
+            # Python's lock is open meanwhile.
+            zlib.crc32(_BLOCK)
+        used.append(time.thread_time())
+
+    threads = [threading.Thread(target=work) for _ in range(cores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(used) / (cores * (time.perf_counter() - begin))
 
 
 def prepare() -> None:
@@ -139,15 +179,26 @@ def follow_workers(on_gpus: bool | None) -> None:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables that Ray's workers need before they import anything."""
-    return {BACKEND: "cuda"} if has_cuda() else {**_ENVIRONMENT, BACKEND: "cpu"}
+    return {BACKEND: "cuda"} if has_cuda() else {**_environment(), BACKEND: "cpu"}
+
+
+def _environment() -> dict[str, str]:
+    # The number of looks would go before the policy that a user has set.
+    return {name: value for name, value in _ENVIRONMENT.items() if name != _SPINS or _POLICY not in os.environ}
 
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
     loading.begin()
     if not own_cuda():
-        for name, value in _ENVIRONMENT.items():
+        for name, value in _environment().items():
             os.environ.setdefault(name, value)
+        if _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
+            logger.warning(
+                "threads: others use the cores, of which this process gets %.0f %%; threads sleep while they wait for one "
+                "another (GOMP_SPINCOUNT=0)",
+                100 * _share,
+            )
     quiet.prepare_process()
     prepare_worker()
 

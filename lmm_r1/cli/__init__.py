@@ -13,7 +13,7 @@ from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 
 # Here, as a command may load torch before it knows what it is to do.
-cpu.wait_asleep()
+cpu.choose_waiting()
 
 COMMANDS = {
     "init": "a first project: rows with pictures, settings, a reward function, and a README with its commands",

@@ -23,7 +23,9 @@ def main() -> None:
     sent = socket.send_fds(server, [text], [0, 1, 2])
     server.sendall(text[sent:])
     server.shutdown(socket.SHUT_WR)
-    server.recv(1)
+    code = server.recv(1)
+    # Killed, it has told none.
+    raise SystemExit(code[0] if code else 1)
 
 
 if __name__ == "__main__":

@@ -197,18 +197,35 @@ def _draw_anew() -> None:
         sys.modules["numpy"].random.seed()
 
 
+def _end(clients: Sequence[socket.socket], codes: Sequence[int]) -> None:
+    """Tell the last of the codes to who waits for this fork, and end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for client in clients:
+        client.send(bytes([codes[-1] & 0xFF]))
+    # At a usual end libraries would count what is left of them.
+    os._exit(codes[-1])
+
+
 def _main() -> None:
     # In place of this file's folder, whose modules have names that are not meant for all.
     sys.path[0] = str(_ROOT)
+    # Registered before libraries are loaded, it comes behind what they do at the end.
+    clients: list[socket.socket] = []
+    codes = [1]
+    atexit.register(_end, clients, codes)
     descriptor, folder, *modules = sys.argv[1:]
-    connection = _serve(int(descriptor), Path(folder), modules)
-    sys.argv = _become(connection)
+    clients.append(_serve(int(descriptor), Path(folder), modules))
+    sys.argv = _become(clients[0])
     _draw_anew()
     script = sys.argv[0]
     sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
-    # Open until here: the client waits for its end.
-    connection.close()
+    try:
+        runpy.run_path(script, run_name="__main__")
+        codes.append(0)
+    except SystemExit as end:
+        codes.append(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
 
 
 if __name__ == "__main__":

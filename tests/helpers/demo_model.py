@@ -1,8 +1,9 @@
 """The demo's checkpoint, made by the demo's own commands in half a minute: one or two digits, a short cold start."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from helpers.warm_python import warm_python
 
 COLD_START = Path(__file__).parents[2] / "examples/scripts/lmm_r1/configs/demo/cold_start.yaml"
 STEPS = 100
@@ -11,7 +12,7 @@ DIGITS = ("--min_digits", "1", "--max_digits", "2", "--max_image_digits", "1", "
 
 def lmm_r1(command: str, *arguments: object) -> None:
     """Run a command to its end; raises CalledProcessError where it fails."""
-    subprocess.run([sys.executable, "-m", f"lmm_r1.cli.{command}", *map(str, arguments)], check=True)
+    subprocess.run([warm_python(), "-m", f"lmm_r1.cli.{command}", *map(str, arguments)], check=True)
 
 
 def build_demo(folder: Path) -> None:

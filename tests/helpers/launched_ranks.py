@@ -3,12 +3,13 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from helpers.warm_python import warm_python
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,6 @@ def launch(module: str, *arguments: str, count: int, folder: Path) -> Ranks:
     for rank in range(count):
         own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"rank{rank}.log").open("w") as log:
-            command = [sys.executable, "-m", module, *arguments]
+            command = [warm_python(), "-m", module, *arguments]
             processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     return Ranks(processes, folder)

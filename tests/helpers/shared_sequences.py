@@ -1,10 +1,7 @@
 """Ranks that share packed sequences, as processes: each runs every case with and without the others, and compares."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from helpers.launched_ranks import launch
 
 Gradients = dict[str, torch.Tensor]
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -21,46 +19,8 @@ def run_ranks(count: int, job: dict[str, Any], *, folder: Path, timeout_s: float
     """Run `job` on ranks that talk over loopback; return what each of them found, by the names of the cases."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(job))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(parent) for parent in Path(__file__).parents[1:3]),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-    }
-    ranks = []
-    for rank in range(count):
-        with (folder / f"rank{rank}.log").open("w") as log:
-            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, "-m", "helpers.shared_sequences", str(folder)]
-            ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        _wait(ranks, folder=folder, timeout_s=timeout_s)
-    finally:
-        for process in ranks:
-            process.kill()
+    launch("helpers.shared_sequences", str(folder), count=count, folder=folder / "logs").wait(seconds=timeout_s)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(count)]
-
-
-def _wait(ranks: Sequence[subprocess.Popen], *, folder: Path, timeout_s: float) -> None:
-    """Wait for all ranks; where one fails, the others would wait for it."""
-    end = time.monotonic() + timeout_s
-    while any(process.poll() is None for process in ranks):
-        for rank, process in enumerate(ranks):
-            if process.poll():
-                raise AssertionError(f"rank {rank}: {(folder / f'rank{rank}.log').read_text()[-4000:]}")
-        assert time.monotonic() < end, f"not done after {timeout_s} s"
-        time.sleep(0.2)
-    assert not any(process.returncode for process in ranks), (folder / "rank0.log").read_text()[-4000:]
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from helpers.commands import (
     with_image,
     write_rows,
 )
+from helpers.warm_python import warm_python
 from PIL import Image
 
 from lmm_r1 import hub
@@ -482,7 +482,7 @@ def test_an_image_row_longer_than_the_budget_is_skipped_and_counted_in_sft(tiny_
     Image.new("RGB", (560, 560)).save(work / "large.png")  # 20 x 20 placeholders
     write_rows(work, ANSWERED, with_image("large.png", base=ANSWERED))
     argv = sft(tiny_models["image"], data__max_len=300)
-    command = [sys.executable, "-m", "lmm_r1.cli.train_sft", *argv]
+    command = [warm_python(), "-m", "lmm_r1.cli.train_sft", *argv]
     ended = subprocess.run(command, cwd=work, env=process_environment(), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "1 rows longer than --data.max_len 300 were skipped" in ended.stdout

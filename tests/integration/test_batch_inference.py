@@ -15,6 +15,7 @@ from helpers.commands import error_of, flags, tree, write_rows
 from helpers.commands_here import Ended, run_here
 from helpers.row_files import load_rows
 from helpers.value_models import save_reward_model
+from helpers.warm_python import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,7 +49,7 @@ def rows(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(demo: Path, rows: Path, output: Path, **changes: object) -> list[str]:
     values = {"model": demo / "model", "data": rows, "output": output, "dtype": "float32", "max_new_tokens": 40}
-    return [sys.executable, "-m", "lmm_r1.cli.batch_inference", *flags(values | changes)]
+    return [warm_python(), "-m", "lmm_r1.cli.batch_inference", *flags(values | changes)]
 
 
 def environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.warm_python import warm_python
 
 from lmm_r1.cli import make_task
 
@@ -72,8 +73,9 @@ def inputs(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
     }
 
 
-def start(inputs: dict[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(["bash", str(SCRIPTS / "run_curriculum.sh")], env=os.environ | inputs, cwd=REPOSITORY)
+def start(inputs: dict[str, str], **others: str) -> subprocess.Popen:
+    script, environment = str(SCRIPTS / "run_curriculum.sh"), os.environ | inputs | others
+    return subprocess.Popen(["bash", script], env=environment, cwd=REPOSITORY)
 
 
 def steps_in(stage: Path) -> list[int]:
@@ -99,7 +101,7 @@ def test_two_stages_of_two_steps_survive_a_kill_and_leave_a_report(inputs):
     assert first.wait(timeout=300) != 0
     assert not (root / "fre/stage.json").exists()
 
-    assert start(inputs).wait(timeout=1200) == 0
+    assert start(inputs, PYTHON=warm_python()).wait(timeout=1200) == 0
     for stage in ("cold_start", "fre", "mgt"):
         record = json.loads((root / stage / "stage.json").read_text())
         assert record["steps"] == STEPS

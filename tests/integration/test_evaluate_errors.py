@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, error_of, flags, tree, with_image, write_rows
+from helpers.warm_python import warm_python
 from PIL import Image
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
@@ -155,7 +155,7 @@ def test_a_label_that_a_verifier_refuses_is_told_before_anything_is_generated(wo
 
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_budget_is_left_out_and_never_cut(work):
-    command = [sys.executable, "-m", "lmm_r1.cli.evaluate", *evaluate(files="f=image_rows", max_model_len=32)]
+    command = [warm_python(), "-m", "lmm_r1.cli.evaluate", *evaluate(files="f=image_rows", max_model_len=32)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
     ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 3

@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, with_image, write_rows
+from helpers.warm_python import warm_python
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Run:
     write_rows(folder / "image", with_image("../a.png"), with_image("../broken.png"), with_image("../a.png"))
     write_rows(folder / "suite", {"image_path": "../a.png", "question": "How many?", "ground_truth": 4})
     model = demo / "model"
-    command = [sys.executable, "-m", "lmm_r1.cli.evaluate", "--checkpoints", f"base={model}", f"again={model}"]
+    command = [warm_python(), "-m", "lmm_r1.cli.evaluate", "--checkpoints", f"base={model}", f"again={model}"]
     command += ["--files", "text=text", "image=image", "--suite", "superclevr_200"]
     command += ["--suite_data", "superclevr_200=suite", "--verifiers", "math", "exact:ignore_case"]
     command += [text for name, value in FLAGS.items() for text in (f"--{name}", str(value))]

@@ -14,6 +14,7 @@ import pytest
 from helpers.commands import flags, one_sentence
 from helpers.longrope import with_longrope
 from helpers.row_files import load_rows
+from helpers.warm_python import warm_python
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
@@ -212,7 +213,7 @@ def test_the_demos_model_thinks_dimly_and_answers_brightly(demo: Path, folder: P
 def piped(model: Path, lines: list[str], *, cwd: Path, env: dict[str, str], **changes: object) -> tuple[int, str, str]:
     """Return exit code, stdout and stderr of the program with the lines as its stdin."""
     ended = subprocess.run(
-        [sys.executable, *arguments(model, **changes)],
+        [warm_python(), *arguments(model, **changes)],
         input="".join(f"{line}\n" for line in lines).encode(),
         cwd=cwd,
         env=env,

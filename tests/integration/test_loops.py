@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers.warm_python import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
@@ -39,7 +39,7 @@ def variables(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "data": {"max_len": 256, "max_samples": 8},
     }
     return {
-        "PYTHON": sys.executable,
+        "PYTHON": warm_python(),
         "MODEL": str(demo / "model"),
         "DATA": str(demo / "text"),
         "EVAL_TEXT": str(demo / "text"),
@@ -59,7 +59,7 @@ def measured_start(variables: dict[str, str], tmp_path_factory: pytest.TempPathF
     """The folder of what is measured, with the start's."""
     folder = tmp_path_factory.mktemp("start") / "measured"
     subprocess.run(
-        [sys.executable, "-m", "lmm_r1.cli.evaluate", "--config", variables["EVAL_CONFIG"], "--verifiers", "math"]
+        [warm_python(), "-m", "lmm_r1.cli.evaluate", "--config", variables["EVAL_CONFIG"], "--verifiers", "math"]
         + ["--checkpoints", f"start={variables['MODEL']}", "--files", f"text={variables['DATA']}"]
         + ["--output", str(folder / "start.json")],
         check=True,

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.commands_here import run_here
 from helpers.page_commands import commands_of
+from helpers.warm_python import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
@@ -49,7 +49,7 @@ def test_the_project_of_the_quickstart_trains_measures_and_chats(tmp_path):
 def chat(arguments: list[str], *, folder: Path) -> str:
     """What the model answers to a line from a pipe."""
     done = subprocess.run(
-        [sys.executable, "-m", "lmm_r1.cli.interactive_chat", *arguments],
+        [warm_python(), "-m", "lmm_r1.cli.interactive_chat", *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         input="Sort 8.\n",

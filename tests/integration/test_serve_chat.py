@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.reward_servers import ROOT, everything
+from helpers.warm_python import warm_python
 
 from lmm_r1.scoring.response_scores import Judge
 from remote_rm.verifier import Item
@@ -34,7 +34,7 @@ class Served:
 def served(request, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Iterator[Served]:
     backend = "transformers" if request.param == "janus" else "vllm"
     log = tmp_path / "access.jsonl"
-    command = [sys.executable, "-m", "lmm_r1.cli.serve_chat", "--model", str(tiny_checkpoint(request.param))]
+    command = [warm_python(), "-m", "lmm_r1.cli.serve_chat", "--model", str(tiny_checkpoint(request.param))]
     command += ["--name", "tiny", "--port", "0", "--backend", backend, "--access-log", str(log)]
     with subprocess.Popen(command, cwd=ROOT, env=everything(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.warm_python import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -15,7 +16,7 @@ WAYS = ["openrlhf", "padded", "packed", "shared"]
 
 
 def last_line_of(script: str, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, str(BENCHMARKS / script), *flags]
+    command = [warm_python(), str(BENCHMARKS / script), *flags]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout.splitlines()[-1])

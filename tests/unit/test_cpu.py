@@ -5,12 +5,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lmm_r1 import cpu
+from lmm_r1.cluster.worker_processes import run_environment
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -200,12 +202,55 @@ def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(mon
     assert not torch.equal(torch.rand(2, generator=whole), first)
 
 
-def test_commands_let_threads_wait_asleep_before_torch_reads_how(monkeypatch):
-    asks = "import os, sys, lmm_r1.cli; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    for given, found in (None, "passive"), ("active", "active"):
-        if given:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
-        assert told.stdout.split() == [found, "False"]
-    assert cpu.worker_environment()["OMP_WAIT_POLICY"] == "passive"
+@pytest.mark.usefixtures("without_cuda", "own_environment")
+def test_threads_look_for_one_another_on_free_cores_and_sleep_beside_other_work(monkeypatch, caplog):
+    monkeypatch.setitem(cpu._ENVIRONMENT, "OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cpu, "_share", None)
+    for share, spins in (1.0, "3000"), (2 / 3, "0"):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        monkeypatch.setattr(cpu, "free_share", lambda share=share: share)
+        cpu.choose_waiting()
+        assert os.environ["GOMP_SPINCOUNT"] == spins
+        assert cpu.worker_environment()["GOMP_SPINCOUNT"] == "3000", "of workers on other machines"
+        assert run_environment()["GOMP_SPINCOUNT"] == spins
+        cpu.prepare_process()
+        assert ("process gets 67 %" in caplog.text) == (spins == "0")
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_how_threads_wait_is_the_users_choice_and_none_where_there_is_one_thread(monkeypatch):
+    monkeypatch.setitem(cpu._ENVIRONMENT, "OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(cpu, "free_share", lambda: pytest.fail("nothing is to be chosen"))
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7", "OMP_WAIT_POLICY": "active"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            cpu.choose_waiting()
+            expected = {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "3000"}.get(name)
+            assert run_environment().get("GOMP_SPINCOUNT") == expected, "a policy is not overruled"
+
+
+def test_a_busy_process_takes_its_share_of_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        time.sleep(0.5)
+        # With a process beside each thread at most a half is left; in so short a time the shares are not even.
+        assert 0 < min(cpu.free_share(0.1) for _ in range(3)) < 0.75
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_commands_choose_before_torch_reads_it(monkeypatch):
+    asks = "import os, sys, lmm_r1.cli; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    chosen, loaded = told.stdout.split()
+    assert chosen in (("0", "3000") if len(os.sched_getaffinity(0)) > 1 else ("None",))
+    assert loaded == "False"

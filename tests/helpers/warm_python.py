@@ -1,0 +1,60 @@
+"""A Python that has loaded the training stack: each process of it is a fork of one that the process of the tests keeps.
+
+It starts what is no test of its own start. A fork ends with the process that was started in its place, but has its command
+line and environment in no list of processes: for what is looked up by them there is `sys.executable`.
+"""
+
+import os
+import runpy
+import select
+import shlex
+import signal
+import sys
+import threading
+from pathlib import Path
+
+CLIENT = "LMM_R1_TEST_CLIENT"
+
+
+def warm_python() -> str:
+    """The path of an executable that takes `-m MODULE` or a file, and the arguments of either."""
+    from lmm_r1.cluster.worker_processes import fork_server, run_environment
+
+    server = fork_server(run_environment())
+    executable = server.folder / "python"
+    if not executable.exists():
+        command = f'exec {server.python} {shlex.quote(__file__)} "$@"'
+        executable.write_text(f"#!/bin/sh\nexport {CLIENT}=$$\n{command}\n")
+        executable.chmod(0o755)
+    return str(executable)
+
+
+def _end_with(process: int) -> None:
+    """Kill this process and what it has started once another one has ended."""
+    descriptor = os.pidfd_open(process)
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _main() -> None:
+    _end_with(int(os.environ.pop(CLIENT)))
+    # What Python does with its environment and arguments before it runs anything.
+    sys.path[:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        # PyTorch asks for it when it is loaded.
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    del sys.argv[0]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main()
