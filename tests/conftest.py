@@ -109,6 +109,18 @@ def pytest_sessionfinish() -> None:
     thaw()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def clusters_of_runs() -> Iterator[None]:
+    """Runs that would start a Ray cluster on this machine join one that is kept for them."""
+    if importlib.util.find_spec("ray") is None:
+        yield
+        return
+    from helpers.kept_cluster import kept_clusters
+
+    with kept_clusters():
+        yield
+
+
 @pytest.fixture
 def own_environment() -> Iterator[None]:
     """Keeps what a command sets for the processes it starts from reaching other tests."""
