@@ -10,8 +10,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmm_r1 import loading, quiet
 from lmm_r1.errors import UserError
@@ -167,6 +168,25 @@ def prepare_worker() -> None:
     }
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
+
+
+def take_cores(side: Literal["engines", "models"]) -> None:
+    """Let this process keep to its side's half of the cores, where engines and models work at the same time.
+
+    Each would else have as many threads as there are cores, and these would wait for one another. Threads that are started
+    later are bound alike. The larger half is the models'; one core is shared.
+    """
+    if own_cuda():
+        return
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores if len(cores) == 1 else cores[: len(cores) // 2] if side == "engines" else cores[len(cores) // 2 :]
+    for thread in os.listdir("/proc/self/task"):
+        # One may have ended since.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), own)
+    torch.set_num_threads(min(len(own), torch.get_num_threads()))
 
 
 def return_memory() -> None:

@@ -51,6 +51,34 @@ def test_memory_is_given_back_where_there_is_no_gpu(monkeypatch):
     cpu.return_memory()
 
 
+@pytest.mark.parametrize(
+    ("cores", "engines", "models"),
+    [({0, 1}, [0], [1]), ({2, 4, 6}, [2], [4, 6]), ({0, 1, 2, 3}, [0, 1], [2, 3]), ({5}, [5], [5])],
+)
+def test_engines_and_models_that_work_at_the_same_time_have_cores_of_their_own(monkeypatch, cores, engines, models):
+    bound: dict[int, list[int]] = {}
+    monkeypatch.setenv(cpu.BACKEND, "cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for side, own in (("engines", engines), ("models", models)):
+        bound.clear()
+        cpu.take_cores(side)
+        # Of every thread that there is.
+        assert bound[os.getpid()] == own
+        assert {int(thread) for thread in os.listdir("/proc/self/task")} <= bound.keys()
+        assert all(cores == own for cores in bound.values())
+    assert threads == [len(engines), len(models)]
+    # Whoever has asked for fewer threads keeps to them, and GPUs have cores enough.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    cpu.take_cores("models")
+    monkeypatch.setenv(cpu.BACKEND, "cuda")
+    cpu.take_cores("models")
+    assert threads[2:] == [1]
+
+
 @pytest.mark.usefixtures("without_cuda")
 def test_the_other_calls_into_cuda_do_nothing():
     cpu.prepare_worker()
