@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from machine import machine_name
+from visual_search import estimate
 
 MODULE = [sys.executable, "-m"]
 SFT = Path(__file__).resolve().parents[1] / "examples/scripts/lmm_r1/configs/demo/cold_start.yaml"
@@ -32,7 +33,6 @@ MODES: dict[str, list[str]] = {
 PROMPTS, SAMPLES, HELD_OUT = 32, 8, 400
 # Of a run: engines and models have just started.
 SKIPPED_STEPS = 2
-_SIGMAS = 1.96
 _LOGGED = (
     "timing/generation",
     "timing/ppo_train",
@@ -142,14 +142,6 @@ def run(mode: str, folder: Path, *, seed: int, steps: int) -> dict:
 
 def median_of(runs: list[dict], mode: str) -> float:
     return statistics.median(entry["seconds_per_step"] for entry in runs if entry["mode"] == mode)
-
-
-def estimate(share: float, *, rows: int) -> dict[str, float]:
-    """Return a share of independent rows with its 95 % interval (Wilson's)."""
-    wide = _SIGMAS**2 / rows
-    middle = (share + wide / 2) / (1 + wide)
-    half = _SIGMAS * (share * (1 - share) / rows + wide / (4 * rows)) ** 0.5 / (1 + wide)
-    return {"share": round(share, 4), "low": round(middle - half, 4), "high": round(middle + half, 4)}
 
 
 def command(name: str, *arguments: str, folder: Path) -> None:

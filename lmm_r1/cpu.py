@@ -48,6 +48,8 @@ MAPPED_FROM = 2**17
 _M_MMAP_THRESHOLD = -3
 # Packages that vLLM requires, by the compiled libraries of which one must load.
 _UNUSED = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_core*.so"}
+# That this process may work on, before it keeps to some of them.
+_cores: list[int] | None = None
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
 
@@ -174,13 +176,14 @@ def take_cores(side: Literal["engines", "models"]) -> None:
     """Let this process keep to its side's half of the cores, where engines and models work at the same time.
 
     Each would else have as many threads as there are cores, and these would wait for one another. Threads that are started
-    later are bound alike. The larger half is the models'; one core is shared.
+    later are bound alike. The larger half is the models'; one core is shared. May be called again.
     """
     if own_cuda():
         return
     import torch
 
-    cores = sorted(os.sched_getaffinity(0))
+    global _cores
+    cores = _cores = _cores or sorted(os.sched_getaffinity(0))
     own = cores if len(cores) == 1 else cores[: len(cores) // 2] if side == "engines" else cores[len(cores) // 2 :]
     for thread in os.listdir("/proc/self/task"):
         # One may have ended since.

@@ -7,34 +7,31 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.rl_trainers import without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer import ppo_trainer
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.rollout_source import MadeRollout
 from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
 
 BATCH = 2
 PATIENCE_S = 10.0
-ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0, "broadcast_to_vllm": None}
 
 
 class Killed(Exception):
@@ -146,19 +143,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         }
         config = resolve(dotted.replace(PPOConfig(), values))
         rows = [replace(row(message("user", "?")), location=chr(ord("a") + place)) for place in range(prompts)]
-        trainer = ScriptedTrainer(
-            config,
-            make_strategy(to_openrlhf_args(config)),
-            actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
-            critic_group=None,
-            reward_group=None,
-            reference_group=None,
-            engines=[],
-            tokenizer=None,
-            prompts=PromptStream(rows, seed=1, episodes=episodes),
-            eval_rows=[],
-            folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
-        )
+        trainer = without_workers(ScriptedTrainer, config, rows, folder=tmp_path)
         trainer.order, trainer.learnt, trainer.logged, trainer.saved, trainer.versions = Order(), [], [], [], []
         trainer.ends_after, trainer.updates_after = ends_after or {}, updates_after or {}
         trainer.generator = ScriptedGenerator(trainer.args, [], group_settings(config), run=trainer)
