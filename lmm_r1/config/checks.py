@@ -9,6 +9,7 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
+from lmm_r1.config.async_checks import check_async
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
@@ -38,6 +39,7 @@ TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both 
 def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
+    check_async(config)
     check_accumulation(config)
     check_adapters(config.ds)
     _check_value_models(config)

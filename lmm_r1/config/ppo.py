@@ -276,11 +276,12 @@ class PPOTrainConfig(TrainConfig):
     ema_beta: float = 0.992
     """Decay of the moving average."""
     async_enable: bool = False
-    """Generate and train at the same time."""
+    """Generate the next rollouts while the policy is updated, on GPUs or cores of their own; the samples' weights are then older
+    than the policy's."""
     async_queue_size: int = 1
-    """Rollouts that may wait for the trainer."""
+    """Rollouts that may be made ahead, and by how many updates the weights may be older that samples came of."""
     partial_rollout_enable: bool = False
-    """Let responses run on across weight updates."""
+    """Let responses run on across weight updates, with the new weights from there on; else an update waits for their end."""
     agent: str | None = None
     """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own; None is single turns."""
     agent_func_path: str | None = None

@@ -57,7 +57,14 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["vllm.enable_sleep"] = False
     if config.train.agent is not None and config.agent.prefix_caching:
         settings["vllm.enable_prefix_caching"] = True
-    settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config) | _output(config)
+    settings |= (
+        _correction(config)
+        | _param_dtype(config)
+        | _gamma(config)
+        | _input_template(config)
+        | _trackers(config)
+        | _output(config)
+    )
     resolved = dotted.replace(config, settings)
     check_counts(resolved)
     resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved))
@@ -158,6 +165,15 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
         case values:
             given = " ".join(map(str, values))
             raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+
+
+def _correction(config: PPOConfig) -> dict[str, object]:
+    """Return the correction for samples of older weights, which a run that is made asynchronously has."""
+    flag = "algo.advantage.is_correction_level"
+    if not config.train.async_enable or dotted.get(config, flag) != "off":
+        return {}
+    logger.warning("--%s is token: with --train.async_enable samples come of older weights than the policy's", flag)
+    return {flag: "token"}
 
 
 def _gamma(config: PPOConfig) -> dict[str, object]:

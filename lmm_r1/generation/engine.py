@@ -109,8 +109,16 @@ class TokenEngine(Protocol):
     ) -> list[Any]:
         """Call a method of every vLLM worker and return their results."""
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget the keys and values of earlier prompts."""
+    async def pause_generation(
+        self, *, mode: Literal["keep"], wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Let every request wait where it is."""
+
+    async def resume_generation(self) -> None:
+        """Let the requests go on that wait."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget the keys and values of earlier prompts; those of running requests too, which are computed again."""
 
     async def reset_encoder_cache(self) -> None:
         """Forget the features of images and videos."""

@@ -17,6 +17,7 @@ from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
+from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
@@ -93,8 +94,11 @@ class GroupRollout:
         scorer: Scorer | None,
         in_thread: Callable[..., Awaitable[Any]],
         store: Callable[[Media], MediaRef],
+        weights: EngineWeights | None = None,
     ) -> None:
         self.codec = codec
+        # Of the engine, where updates may come while it generates.
+        self.weights = weights
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
         # Runs a function elsewhere than in the event loop, which images would hold up.
@@ -168,7 +172,7 @@ class GroupRollout:
         """Yield the group's samples, without rewards, as they end; raises UserError where one does not come whole."""
         room = settings.max_len - len(opening.prompt.token_ids)
         parameters = self._parameters(settings, max_tokens=settings.sampling.max_new_tokens or room)
-        request = Request(self.codec.engine_prompt(opening.prompt), parameters)
+        request = Request(self.codec.engine_prompt(opening.prompt), parameters, weights=self.weights)
         async with aclosing(request.sent_to(engine)) as responses:
             async for response in responses:
                 if response.finish_reason in WHOLE:
@@ -272,7 +276,9 @@ class GroupRollout:
 def generated_segment(response: Response, settings: GroupSettings) -> Segment:
     """Return a whole response as a segment."""
     log_probs = tuple(response.log_probs) if settings.logprobs else None
-    return Segment(kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs)
+    return Segment(
+        kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs, weights=response.weights
+    )
 
 
 def _placed(error: Exception, row: Row) -> str:

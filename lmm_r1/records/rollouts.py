@@ -43,6 +43,8 @@ class SampledResponse:
     truncated: bool
     weight_version: int | None = None
     """How many weight updates the engine had had; None in records of earlier versions."""
+    weights: tuple[tuple[int, int], ...] = ()
+    """Which weight versions its tokens came of, and how many of each; empty where nobody has noted it."""
     held_out: bool = False
     """Whether it answers a row of the evaluation, and nothing was learnt from it."""
     said: tuple[Turn, ...] = ()
@@ -74,6 +76,7 @@ class SampledResponse:
             response_tokens=sample.generated_tokens,
             truncated=sample.truncated,
             weight_version=sample.weight_version,
+            weights=tuple((span.version, span.tokens) for span in sample.weights),
             held_out=held_out,
             said=said,
             end=None if played is None else played.end,
@@ -171,12 +174,22 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         weight_version=(
             None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
         ),
+        weights=_spans(record.get("weights", []), place=place),
         held_out=record.get("held_out") is True,
         said=read_turns(record.get("said", []), place=place),
         end=None if record.get("end") is None else text_field(record, "end", place=place),
         masked=record.get("masked") is True,
         counts=_numbers(record, "counts", place=place),
     )
+
+
+def _spans(found: object, *, place: str) -> tuple[tuple[int, int], ...]:
+    spans: list[tuple[int, int]] = []
+    for pair in found if isinstance(found, list) else [found]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)):
+            raise UserError(f"{place}: weights must be pairs of a version and a number of tokens, found {found!r}")
+        spans.append((pair[0], pair[1]))
+    return tuple(spans)
 
 
 def _numbers(record: dict[str, object], key: str, *, place: str) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from rich.console import Console
 
 from lmm_r1 import cpu
@@ -35,6 +36,7 @@ from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.mismatch import Mismatch, Modality
+from lmm_r1.trainer.rollout_source import MadeRollout, RolloutsAhead, RolloutsInTurn, RolloutSource, ages
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
@@ -99,6 +101,9 @@ class KitPPOTrainer(BasePPOTrainer):
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
+        # Of the prompts behind the last step that was made.
+        self.position: Mapping[str, int] = prompts.state_dict()
+        self.source = self._rollout_source()
         # While a step is made, how many updates the models' weights had before it.
         self.updates_before: list[int] | None = None
 
@@ -112,49 +117,95 @@ class KitPPOTrainer(BasePPOTrainer):
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy's weights are what is left of them in 4 bits.
             self.broadcast_to_vllm()
+        self.position = self.prompts.state_dict()
+        ray.get([engine.set_weight_version.remote(self.step) for engine in self.vllm_engines])
         self.stops.progress = self.progress
         self.folder.resume(self.step)
         self._make_up_evaluation()
         self._evaluate_first()
-        batch = self.config.rollout.batch_size
         states = self._states()
-        while self.prompts.has(batch):
+        self.source.start(self.step + 1)
+        while True:
             began = time.perf_counter()
             try:
                 self.stops.check()
-                self.generator.moment = Moment(step=self.step + 1, held_out=False)
-                rollout = self.generator.rollout(self.prompts, count=batch)
-                if len(rollout.groups) < batch:
-                    self._tell_of_the_end(rollout)
+                made = self.source.take(self.step + 1)
+                if made is None:
+                    break
+                if not made.is_whole:
+                    self._tell_of_the_end(made.rollout)
                     break
                 with self.stops.held():
-                    states = self._learn(rollout, began=began, generated=time.perf_counter())
+                    states = self._learn(made, began=began)
                 # Its media go with it, before those of the next step come.
-                del rollout
+                del made
                 if self.eval_rows and self.step % self.args.eval.steps == 0:
                     self.save_best_checkpoint(self._evaluate(self.step), self.step, dict(states))
             except (Exception, KeyboardInterrupt):
+                self.source.close()
                 self._save_before_stop(states)
                 raise
         return self.step
 
-    def _learn(self, rollout: Rollout, *, began: float, generated: float) -> dict[str, Any]:
+    def _rollout_source(self) -> RolloutSource:
+        train = self.config.train
+        if not train.async_enable:
+            return RolloutsInTurn(self._make)
+        return RolloutsAhead(self._make, ahead=train.async_queue_size, across_updates=train.partial_rollout_enable)
+
+    def _make(self, step: int) -> MadeRollout | None:
+        """Return the rollout of a step; None where too few prompts are left for one."""
+        batch = self.config.rollout.batch_size
+        if not self.prompts.has(batch):
+            return None
+        began = time.perf_counter()
+        rollout = self.generator.rollout(self.prompts, count=batch, moment=Moment(step=step, held_out=False))
+        return MadeRollout(
+            rollout=rollout,
+            is_whole=len(rollout.groups) == batch,
+            position=self.prompts.state_dict(),
+            began=began,
+            ended=time.perf_counter(),
+        )
+
+    def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
         """Make a step of a rollout, record it, save it where that is due, and return what is saved beside it.
 
         Args:
-            began, generated: when the rollout was begun, and when it was there.
+            began: when the step was, which waits for its rollout.
         """
+        rollout, taken = made.rollout, time.perf_counter()
         self.experience_maker.locations = rollout.locations
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None
-        status["timing/generation"] = generated - began
-        status["timing/step_total"] = time.perf_counter() - began
+        self.position = made.position
+        now = time.perf_counter()
+        status["timing/generation"] = made.ended - made.began
+        status["timing/step_total"] = now - began
+        if isinstance(self.source, RolloutsAhead):
+            samples = [sample for group in rollout.groups for sample in group]
+            status |= ages(samples, updates=self.step - 1)
+            status["timing/trainer_waits"] = self.source.take_waited()
+            status["timing/engines_wait"] = made.waited_s
+            spans = {"generation": (made.began, made.ended), "update": (taken, now)}
+            status |= self.folder.spans(spans, now=now)
         self._record(self.step, status, rollout)
         states = self._states()
         if self.schedule.is_due(self.step):
             self._save(states)
         return states
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the policy's weights to the engines, whose responses have ended by then, or are held up for it."""
+        with self.source.replacing():
+            if not self.config.train.partial_rollout_enable:
+                super().broadcast_to_vllm()
+                return
+            batch_vllm_engine_call(self.vllm_engines, "pause_generation")
+            super().broadcast_to_vllm()
+            # Not where it fails: what would go on then, would with weights of which some are new.
+            batch_vllm_engine_call(self.vllm_engines, "resume_generation")
 
     def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
         """Make one step from its samples, as OpenRLHF does, with batches that keep groups whole; return its metrics."""
@@ -318,7 +369,7 @@ class KitPPOTrainer(BasePPOTrainer):
     def _states(self) -> dict[str, Any]:
         return {
             "global_step": self.step,
-            "data_loader_state_dict": self.prompts.state_dict(),
+            "data_loader_state_dict": dict(self.position),
             # Of an adaptive KL penalty, which goes on with the weight that it has reached.
             "kl_coef": self.kl_ctl.value,
         }
@@ -414,8 +465,12 @@ class KitPPOTrainer(BasePPOTrainer):
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`, and record some of the responses."""
         count = self.config.eval.n_samples_per_prompt
-        self.generator.moment = Moment(step=step, held_out=True)
-        found = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
+        found = self.generator.evaluate(
+            self.eval_rows,
+            temperature=self.config.eval.temperature,
+            n_samples=count,
+            moment=Moment(step=step, held_out=True),
+        )
         # Of a prompt that is too long there is none.
         groups = [group for group in found if group]
         by_source: dict[str, list[list[float]]] = defaultdict(list)

@@ -76,16 +76,17 @@ class KitSamplesGenerator:
         self.vllm_engines = list(engines)
         self.settings = settings
         self.part_weights = part_weights
-        # When in the run what is generated next is scored; of groups that replace dropped ones it is the same.
-        self.moment: Moment | None = None
 
-    def rollout(self, prompts: PromptStream, *, count: int) -> Rollout:
+    def rollout(self, prompts: PromptStream, *, count: int, moment: Moment | None = None) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
 
         Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
         never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
+
+        Args:
+            moment: when in the run they are scored; of groups that replace dropped ones it is the same.
         """
-        settings = self._settings_of_step()
+        settings = self._settings_at(moment)
         low, high = self.args.algo.dynamic_filtering_range
         wake(self.args, self.vllm_engines)
         groups: list[list[Sample]] = []
@@ -123,12 +124,12 @@ class KitSamplesGenerator:
             part_weights=settings.part_weights,
         )
 
-    def _settings_of_step(self) -> GroupSettings:
-        if self.moment is None:
+    def _settings_at(self, moment: Moment | None) -> GroupSettings:
+        if moment is None:
             assert not self.part_weights, "a weight is one of a step"
             return self.settings
-        weights = tuple(weight.at(self.moment.step) for weight in self.part_weights)
-        return replace(self.settings, moment=self.moment, part_weights=weights)
+        weights = tuple(weight.at(moment.step) for weight in self.part_weights)
+        return replace(self.settings, moment=moment, part_weights=weights)
 
     def why_dropped(self, *, filtered: int, overlong: int) -> str:
         """Return why a step's groups were dropped, and what can be done about it."""
@@ -148,13 +149,13 @@ class KitSamplesGenerator:
             advice.append(f"raise --data.max_len {self.settings.max_len}")
         return "; ".join([", and ".join(reasons), *advice])
 
-    def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[Sample]]:
+    def evaluate(
+        self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None
+    ) -> list[list[Sample]]:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(
-            self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment, branches=1
-        )
+        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1)
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups

@@ -57,7 +57,9 @@ def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) 
 
 
 def install_seams(args: SimpleNamespace) -> None:
-    """Put the names of `openrlhf_seams` in place in a model worker's process."""
+    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on."""
+    if args.train.async_enable:
+        cpu.take_cores("models")
     openrlhf_seams.install(
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,

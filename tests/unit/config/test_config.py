@@ -397,14 +397,21 @@ def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
     ("flag", "value", "given"),
     [
         ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
-        ("train.async_enable", True, "--train.async_enable"),
-        ("train.partial_rollout_enable", True, "--train.partial_rollout_enable"),
+        ("train.enable_ema", True, "--train.enable_ema"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(flag, value, given):
     assert flag in NOT_YET
     with pytest.raises(UserError, match=f"^{given} is not available in this version"):
         resolve(dotted.replace(ppo(), {flag: value}))
+
+
+def test_samples_of_older_weights_are_corrected_for_unless_the_user_says_how(caplog):
+    level = "algo.advantage.is_correction_level"
+    assert dotted.get(resolve(ppo()), level) == "off"
+    assert dotted.get(resolve(ppo(train__async_enable=True)), level) == "token"
+    assert "--algo.advantage.is_correction_level is token: with --train.async_enable" in caplog.text
+    assert dotted.get(resolve(dotted.replace(ppo(train__async_enable=True), {level: "seq"})), level) == "seq"
 
 
 def test_supervised_settings_are_checked_too():

@@ -19,6 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
+from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
@@ -272,7 +273,7 @@ def test_what_the_kit_refuses_is_told_with_the_rows_place():
 
 
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
-    async def done() -> None:
+    async def done(reset_running_requests: bool = False) -> None:
         """Empties nothing."""
 
     class Groups:
@@ -281,7 +282,7 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
 
     actor = object.__new__(KitRolloutActor)
     actor.llm = SimpleNamespace(**dict.fromkeys(("reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"), done))
-    actor.groups, actor.weight_version = Groups(), 0
+    actor.groups, actor.weights, actor.paused = Groups(), EngineWeights(), False
 
     async def two_updates() -> list[list[int]]:
         stamped = [(await actor.generate_group(PROMPT, SETTINGS)).samples]
@@ -294,12 +295,12 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
 
 
 def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
-    async def refused() -> bool:
+    async def refused(reset_running_requests: bool) -> bool:
         """As vLLM's does while a request holds blocks of the cache."""
         return False
 
     actor = object.__new__(KitRolloutActor)
-    actor.llm = SimpleNamespace(reset_prefix_cache=refused)
+    actor.llm, actor.paused = SimpleNamespace(reset_prefix_cache=refused), False
     with pytest.raises(RuntimeError, match="still had requests"):
         asyncio.run(actor.reset_caches())
 

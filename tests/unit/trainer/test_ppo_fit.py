@@ -4,33 +4,28 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.rl_trainers import without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
-from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
 
 BATCH = 3
-# Of the policy's workers.
-ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0}
 
 
 class PlayedGenerator(KitSamplesGenerator):
@@ -96,19 +91,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             replace(row(message("user", "?"), answer=answer), location=f"line {line}")
             for line, answer in enumerate(answers, start=1)
         ]
-        played = PlayedTrainer(
-            config,
-            make_strategy(to_openrlhf_args(config)),
-            actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
-            critic_group=None,
-            reward_group=None,
-            reference_group=None,
-            engines=[],
-            tokenizer=None,
-            prompts=PromptStream(rows, seed=1, episodes=episodes),
-            eval_rows=[],
-            folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
-        )
+        played = without_workers(PlayedTrainer, config, rows, folder=tmp_path)
         played.generator = PlayedGenerator(played.args, [], group_settings(config), limit=limit)
         played.learnt, played.filtered, played.saved = [], [], None
         return played

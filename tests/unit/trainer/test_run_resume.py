@@ -18,6 +18,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.strategy import make_strategy
 
@@ -283,7 +284,7 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
         trainer.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
         trainer._evaluate_first()
         assert len(calls) == count
-    assert calls == [{"temperature": 0.6, "n_samples": 2}]
+    assert calls == [{"temperature": 0.6, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
     (stage,) = read_run(tmp_path / "run").stages
     source = samples[0].row.datasource
     assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}

@@ -240,10 +240,9 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     generator = Asked(args, [], SETTINGS, part_weights=weights)
     item = row(message("user", "?"), answer="a")
     # As a run that was resumed at step 2 begins.
-    generator.moment = Moment(step=3, held_out=False)
-    made = generator.rollout(PromptStream([item], seed=0, episodes=1), count=1)
-    generator.moment = Moment(step=3, held_out=True)
-    generator.evaluate([item], temperature=0.0, n_samples=1)
+    training, held_out = (Moment(step=3, held_out=held_out) for held_out in (False, True))
+    made = generator.rollout(PromptStream([item], seed=0, episodes=1), count=1, moment=training)
+    generator.evaluate([item], temperature=0.0, n_samples=1, moment=held_out)
     assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
     assert made.part_weights == asked[0].part_weights
 
