@@ -219,7 +219,7 @@ def test_a_pass_without_loss_tokens_is_worth_nothing_and_no_nan(loss, aggregatio
         given[name] = torch.full_like(given[name], -math.inf)
     given["advantages"] = torch.zeros_like(given["advantages"])
     found = ours(**given, dp_size=1, batch_num_tokens=5.0, global_batch_size=2.0)
-    assert [float(value) for value in found if value is not None] == [0.0] * (3 if found[3] is None else 5)
+    assert [value.item() for value in found if value is not None] == [0.0] * (3 if found[3] is None else 5)
     (gradient,) = torch.autograd.grad(found[0], given["log_probs"])
     assert not gradient.any()
 
