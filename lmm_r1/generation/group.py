@@ -59,8 +59,9 @@ class GroupSettings:
     """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
 
     def of_greedy(self) -> GroupSettings:
-        """Return how the greedy response to a prompt is generated."""
-        return replace(self, sampling=self.sampling.greedy(), branches=1, pictures=False, greedy=False)
+        """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
+        unneeded = {"logprobs": False, "media": False, "pictures": False, "greedy": False}
+        return replace(self, sampling=self.sampling.greedy(), branches=1, **unneeded)
 
 
 @dataclass(frozen=True, kw_only=True)
