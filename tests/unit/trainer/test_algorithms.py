@@ -1,4 +1,7 @@
-"""Two updates by each algorithm of the shipped settings, from rewards to weights: the same however they are cut into passes."""
+"""Two updates by each algorithm of the shipped settings, from rewards to weights: the same however they are cut into passes.
+
+Padded, packed, with shared prompts and as trees, in micro-batches of 1, 2 and all.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -37,6 +40,7 @@ PROMPTS, SAMPLES = 2, 4
 # Of the samples of each group: one wrong in four, another with a part of the reward, one empty response.
 REWARDS = ((1.0, 0.0, 0.5, 1.0), (0.0, 1.0, 1.0, 0.0))
 LENGTHS = ((3, 6, 1, 5), (4, 0, 2, 7))
+BEGINNING = (30, 40)
 SETTINGS: dict[str, object] = {
     "actor.model_name_or_path": "model",
     "actor.num_gpus_per_node": 1,
@@ -93,7 +97,8 @@ def policy(request: pytest.FixtureRequest, tiny_checkpoint: Any) -> Iterator[Pol
 
 
 def _tokens(length: int, generator: torch.Generator) -> list[int]:
-    return torch.randint(20, 60, (length,), generator=generator).tolist()
+    """A response that begins as others do, so that a group is a tree."""
+    return [*BEGINNING, *torch.randint(20, 60, (length,), generator=generator).tolist()][:length]
 
 
 def settings_of(file: Path, **changes: object) -> PPOConfig:
