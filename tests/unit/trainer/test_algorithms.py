@@ -146,7 +146,7 @@ def updated(policy: Policy, config: PPOConfig) -> tuple[torch.Tensor, dict[str, 
     with_values = config.algo.advantage.estimator == "gae"
     experiences = maker.compute_advantages_and_returns(with_models(policy, values=with_values))
     trainer = KitActorPPOTrainer(
-        strategy, actor, None, strategy.optimizer, SimpleNamespace(get_last_lr=lambda: [1.0]), tokenizer=None
+        strategy, actor, None, strategy.optimizer, SimpleNamespace(get_last_lr=lambda: [1.0]), dataloader_pin_memory=False
     )
     for step in maker.update_passes(experiences, step=0).steps:
         for experience in step:
