@@ -24,7 +24,9 @@ def _check_policy_loss(actor: ActorConfig) -> None:
     assert actor.eps_clip_low_high is not None, "resolve_ppo fills it in"
     if min(actor.eps_clip_low_high) < 0:
         low, high = actor.eps_clip_low_high
-        raise UserError(f"--actor.eps_clip_low_high {low:g} {high:g}: how far a ratio may leave 1 must not be negative")
+        raise UserError(
+            f"--actor.eps_clip_low_high {low:g} {high:g}: how far a ratio may leave 1 must not be negative"
+        )
     if loss == "sapo":
         both = (ActorConfig.eps_clip, ActorConfig.eps_clip)
         if actor.eps_clip_low_high != both or actor.dual_clip is not None:

@@ -147,7 +147,9 @@ class GroupRollout:
         if not settings.greedy:
             return await self._rewarded(engine, opening, settings)
         # All stand in the engine's batch at the same time.
-        parts = [asyncio.ensure_future(self._rewarded(engine, opening, own)) for own in (settings, settings.of_greedy())]
+        parts = [
+            asyncio.ensure_future(self._rewarded(engine, opening, own)) for own in (settings, settings.of_greedy())
+        ]
         try:
             samples, (greedy,) = await asyncio.gather(*parts)
         finally:

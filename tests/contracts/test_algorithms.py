@@ -55,10 +55,7 @@ PAPERS: dict[str, dict[str, object]] = {
         "actor.eps_clip_low_high": (3e-4, 4e-4),
         "actor.loss_agg_mode": "seq-mean-token-mean",
     },
-    "cispo": CLIPPED
-    | NO_KL
-    | GROUP
-    | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": (1.0, 4.0)},
+    "cispo": CLIPPED | NO_KL | GROUP | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": (1.0, 4.0)},
     "sapo": NO_KL
     | GROUP
     | {
@@ -91,7 +88,11 @@ def test_on_top_of_a_stage_an_algorithm_changes_what_is_its_own(name, base):
     for flag in dotted.leaf_types(PPOConfig):
         expected = PAPERS[name].get(flag, dotted.get(plain, flag))
         assert dotted.get(on_top, flag) == expected, flag
-    inputs = {"actor.model_name_or_path": "m", "data.prompt_dataset": "d", "reward.remote_url": "http://host/get_reward"}
+    inputs = {
+        "actor.model_name_or_path": "m",
+        "data.prompt_dataset": "d",
+        "reward.remote_url": "http://host/get_reward",
+    }
     resolved = resolve(dotted.replace(on_top, inputs))
     changed = {flag for flag, value in PAPERS[name].items() if dotted.get(resolved, flag) != value}
     assert changed == set()

@@ -186,12 +186,15 @@ def policy_gradients() -> dict[str, list[float]]:
             total = torch.zeros((), dtype=torch.double)
             for number, part in enumerate(places):
                 taken = {name: value[list(part)] for name, value in given.items()}
-                total = total + PolicyLoss(settings)(
-                    **taken,
-                    dp_size=ranks,
-                    batch_num_tokens=buffer.dynamic_batch_num_tokens[number],
-                    global_batch_size=buffer.dynamic_global_batch_size[number],
-                )[0]
+                total = (
+                    total
+                    + PolicyLoss(settings)(
+                        **taken,
+                        dp_size=ranks,
+                        batch_num_tokens=buffer.dynamic_batch_num_tokens[number],
+                        global_batch_size=buffer.dynamic_global_batch_size[number],
+                    )[0]
+                )
             (gradient,) = torch.autograd.grad(total, given["log_probs"])
             both = torch.cat([total.detach()[None], gradient.flatten()]) / ranks
             dist.all_reduce(both)

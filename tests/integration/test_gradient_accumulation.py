@@ -36,9 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def computed(
-    request: pytest.FixtureRequest, folder: Path
-) -> Callable[[int, AccumulationCase], Computed]:
+def computed(request: pytest.FixtureRequest, folder: Path) -> Callable[[int, AccumulationCase], Computed]:
     """A function from a number of ranks and a case to what its steps computed; all that are asked for are made at once."""
     names = {item.name for item in request.session.items if item.path == request.path}
     cases = {

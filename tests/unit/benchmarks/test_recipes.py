@@ -1,7 +1,7 @@
 """What the comparison of algorithms makes of its runs' records."""
 
 import pytest
-from recipes import ALGORITHMS, CONFIGS, OWN_FLAGS, generated, gains, table
+from recipes import ALGORITHMS, CONFIGS, OWN_FLAGS, gains, generated, table
 
 pytestmark = pytest.mark.unit
 

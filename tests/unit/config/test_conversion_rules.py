@@ -231,9 +231,7 @@ def test_an_adaptive_weight_of_the_kl_is_for_a_penalty_in_the_reward():
     }
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("grpo_passk", "grpo_passk"), ("gdpo", "group_norm")]
-)
+@pytest.mark.parametrize(("theirs", "ours"), [("grpo_passk", "grpo_passk"), ("gdpo", "group_norm")])
 def test_an_estimator_that_is_not_here_becomes_the_nearest_and_is_listed(theirs, ours):
     flags, notes = easyr1(algorithm__adv_estimator=theirs)
     assert flags["algo.advantage.estimator"] == ours

@@ -217,7 +217,9 @@ def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_l
     scorer, engine = RecordingScorer(), GreedyEngine(TWO_SAMPLES)
     room = {"codec": PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=(PLACEHOLDER,))}
     rollout = GroupRollout(**room, scorer=scorer, in_thread=asyncio.to_thread, store=no_store)
-    settings = replace(SETTINGS, greedy=True, part_weights=(WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),))
+    settings = replace(
+        SETTINGS, greedy=True, part_weights=(WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),)
+    )
     made = rollout.run(engine, PROMPT, settings, weight_version=7)
     samples = asyncio.run(asyncio.wait_for(made, timeout=10))
     assert sorted(sample.response for sample in samples) == ["2", "345"]
@@ -226,7 +228,7 @@ def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_l
     assert greedy.segments[0] is samples[0].segments[0]
     # Only what is trained on needs them.
     assert (greedy.log_probs, samples[0].log_probs is None) == (None, False)
-    (of_group, of_greedy) = sorted((parameters for _, parameters in engine.requests), key=lambda one: -one.n)
+    of_group, of_greedy = sorted((parameters for _, parameters in engine.requests), key=lambda one: -one.n)
     assert (of_greedy.n, of_greedy.temperature, of_greedy.max_tokens) == (1, 0.0, of_group.max_tokens)
     assert of_greedy.logit_bias == of_group.logit_bias == {PLACEHOLDER: BAN_BIAS}
     assert len(scorer.requests) == 3

@@ -146,7 +146,12 @@ def updated(policy: Policy, config: PPOConfig) -> tuple[torch.Tensor, dict[str, 
     with_values = config.algo.advantage.estimator == "gae"
     experiences = maker.compute_advantages_and_returns(with_models(policy, values=with_values))
     trainer = KitActorPPOTrainer(
-        strategy, actor, None, strategy.optimizer, SimpleNamespace(get_last_lr=lambda: [1.0]), dataloader_pin_memory=False
+        strategy,
+        actor,
+        None,
+        strategy.optimizer,
+        SimpleNamespace(get_last_lr=lambda: [1.0]),
+        dataloader_pin_memory=False,
     )
     for step in maker.update_passes(experiences, step=0).steps:
         for experience in step:
@@ -214,7 +219,9 @@ def test_two_updates_are_made_and_are_the_same_in_every_way(file, policy, one_pr
     with seams():
         whole = settings_of(file, train__shared_prefix_enable=False, train__micro_batch_size=8)
         expected, status, updates = updated(policy, whole)
-        start = torch.cat([policy.weights[name].flatten().double() for name, _ in policy.actor.model.named_parameters()])
+        start = torch.cat(
+            [policy.weights[name].flatten().double() for name, _ in policy.actor.model.named_parameters()]
+        )
         assert updates == 2
         assert expected.isfinite().all()
         moved = (expected - start).norm()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.unit
 
 NAMES = get_args(PolicyLossName)
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
 def one(ratio: float, advantage: float, *, engine: float = 1.0) -> Pass:
     """One token; the old probability is `engine` times the engine's."""
     return sequence([ratio], advantage, engine=[engine])
