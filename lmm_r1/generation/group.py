@@ -60,8 +60,15 @@ class GroupSettings:
 
     def of_greedy(self) -> GroupSettings:
         """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
-        unneeded = {"logprobs": False, "media": False, "pictures": False, "greedy": False}
-        return replace(self, sampling=self.sampling.greedy(), branches=1, **unneeded)
+        return replace(
+            self,
+            sampling=self.sampling.greedy(),
+            branches=1,
+            logprobs=False,
+            media=False,
+            pictures=False,
+            greedy=False,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +152,11 @@ class GroupRollout:
             weight_version=weight_version,
         )
         if not settings.greedy:
-            return await self._rewarded(engine, opening, settings)
+            return await self._scored_samples(engine, opening, settings)
         # All stand in the engine's batch at the same time.
         parts = [
-            asyncio.ensure_future(self._rewarded(engine, opening, own)) for own in (settings, settings.of_greedy())
+            asyncio.ensure_future(self._scored_samples(engine, opening, own))
+            for own in (settings, settings.of_greedy())
         ]
         try:
             samples, (greedy,) = await asyncio.gather(*parts)
@@ -159,7 +167,7 @@ class GroupRollout:
             await asyncio.wait(parts)
         return [replace(sample, greedy=greedy) for sample in samples]
 
-    async def _rewarded(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
+    async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
         """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""
         tasks: list[asyncio.Task[Sample]] = []
         samples = []
