@@ -9,6 +9,7 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
+from lmm_r1.config.algorithm_checks import check_algorithm
 from lmm_r1.config.async_checks import check_async
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.part_weights import part_weights
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
-GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
 
 
@@ -44,6 +45,7 @@ def check_ppo(config: PPOConfig) -> None:
     check_adapters(config.ds)
     _check_value_models(config)
     _check_groups(config)
+    check_algorithm(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
     check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")

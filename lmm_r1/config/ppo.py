@@ -22,9 +22,12 @@ MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
 
 EstimatorName: TypeAlias = Literal[
-    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
+    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
 ]
 """Each is that of a function in `trainer.advantages`."""
+PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
+"""Each is that of a function in `trainer.policy_losses`."""
+LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold beside OpenRLHF's keys."""
 
@@ -84,10 +87,19 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     """PPO's clip range below and above 1; None takes eps_clip for both."""
     dual_clip: float | None = None
     """Bound on the loss where the advantage is negative (dual-clip PPO)."""
-    policy_loss_type: Literal["ppo", "gspo"] = "ppo"
-    """Probability ratio per token (ppo) or per sequence (gspo)."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
-    """Mean over all tokens, or over sequences of each one's token mean."""
+    policy_loss_type: PolicyLossName = "ppo"
+    """Clipped probability ratios per token (ppo) or per sequence (gspo; gspo_token with advantages per token); log-probs
+    weighted by clipped ratios (cispo); or ratios through a smooth gate (sapo)."""
+    sapo_temperature_pos: float = 1.0
+    """How fast sapo's gate closes as the ratio leaves 1 where the advantage is positive."""
+    sapo_temperature_neg: float = 1.05
+    """The same where it is not."""
+    loss_agg_mode: LossAggregation = "token-mean"
+    """Mean over all tokens; over sequences of each one's token mean; or over sequences of each one's sum divided by
+    loss_agg_length (Dr. GRPO). The ratios of gspo are per sequence, so that token-mean is seq-mean-token-mean there."""
+    loss_agg_length: int | None = None
+    """Tokens that seq-mean-token-sum-norm divides every sequence's sum by; None is rollout.max_new_tokens, and data.max_len
+    where that is left open or episodes are played."""
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     entropy_coef: float | None = None
@@ -175,13 +187,20 @@ ESTIMATORS_ELSEWHERE = {
     "reinforce++_baseline": "reinforce_baseline",
     "reinforce_plus_plus_baseline": "reinforce_baseline",
     "drgrpo": "dr_grpo",
+    "dapo": "group_norm",
+    "passk": "grpo_passk",
+    "pass_k": "grpo_passk",
+    "pass@k": "grpo_passk",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"
-    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic."""
+    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic, remax compares with a greedy response, and
+    grpo_passk counts the best of pass_k."""
+    pass_k: int = 4
+    """Responses of which the best counts, with grpo_passk."""
     gamma: float = 1.0
     """Discount per token."""
     lambd: float = 1.0
@@ -189,9 +208,11 @@ class AdvantageConfig:
     no_std_norm: bool = False
     """Subtract the mean only and do not divide by the standard deviation."""
     is_correction_level: Literal["off", "token", "seq"] = "off"
-    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, per token or per sequence."""
+    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, by the ratio of each token, or by the geometric
+    mean of the ratios of its sequence."""
     is_correction_mode: Literal["mask", "clip"] = "mask"
-    """What happens outside the thresholds: no gradient, or the ratio held at the bound."""
+    """What happens outside the thresholds: no gradient, with tokens inside weighted by their own ratios; or all are weighted
+    by the ratio of the level, held at the bound."""
     is_correction_gating: Literal["ratio", "binary_kl", "tv"] = "ratio"
     """What the thresholds bound: the probability ratio or a divergence."""
     is_correction_threshold: tuple[float, ...] = (0.5, 5.0)

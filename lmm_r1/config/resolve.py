@@ -6,6 +6,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
+from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.gpu_counts import settled_counts
@@ -44,6 +45,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings = _value_models(config)
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
+    if config.actor.loss_agg_mode == CONSTANT and config.actor.loss_agg_length is None:
+        settings["actor.loss_agg_length"] = _longest_response(config)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
         settings["reward.remote_url"] = DEFAULT_VERIFIER
@@ -154,6 +157,12 @@ def _value_models(config: PPOConfig) -> dict[str, object]:
         logger.warning("--train.colocate_critic_reward is off: there is no critic, or no reward model")
         settings["train.colocate_critic_reward"] = False
     return settings
+
+
+def _longest_response(config: PPOConfig) -> int:
+    """Return the most tokens that a sample may generate; of an episode, those of all turns."""
+    turn = config.rollout.max_new_tokens
+    return config.data.max_len if turn is None or config.train.plays else turn
 
 
 def _low_high(config: PPOConfig) -> tuple[float, float]:

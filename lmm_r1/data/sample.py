@@ -224,6 +224,8 @@ class Sample:
     """Of several turns with an environment; its `response` is then the last turn's."""
     masked: bool = False
     """Whether nothing is learnt from it, and its group is compared without it."""
+    greedy: Sample | None = None
+    """The greedy response to its prompt, which its reward is compared with and nothing is learnt from; None without one."""
 
     def __post_init__(self) -> None:
         kinds = [segment.kind for segment in self.segments]

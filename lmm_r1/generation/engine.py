@@ -54,6 +54,10 @@ class SamplingSettings:
     top_k: int = -1
     """How many of the likeliest tokens are sampled from; -1 takes all."""
 
+    def greedy(self) -> SamplingSettings:
+        """Return how the one response is generated that takes the likeliest token each time."""
+        return replace(self, n_samples=1, temperature=0.0, top_p=1.0, top_k=-1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:

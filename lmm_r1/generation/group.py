@@ -56,6 +56,20 @@ class GroupSettings:
     """When in the run they are scored, which reward functions ask for; None outside of one."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What is added to the reward of each sample; nothing in an evaluation."""
+    greedy: bool = False
+    """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
+
+    def of_greedy(self) -> GroupSettings:
+        """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
+        return replace(
+            self,
+            sampling=self.sampling.greedy(),
+            branches=1,
+            logprobs=False,
+            media=False,
+            pictures=False,
+            greedy=False,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +155,24 @@ class GroupRollout:
             begun=self.codec.begun_with(shown, prompt.engine_token_ids),
             weight_version=weight_version,
         )
+        if not settings.greedy:
+            return await self._scored_samples(engine, opening, settings)
+        # All stand in the engine's batch at the same time.
+        parts = [
+            asyncio.ensure_future(self._scored_samples(engine, opening, own))
+            for own in (settings, settings.of_greedy())
+        ]
+        try:
+            samples, (greedy,) = await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+            # Where one failed, what the other holds is let go of before the error is told.
+            await asyncio.wait(parts)
+        return [replace(sample, greedy=greedy) for sample in samples]
+
+    async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
+        """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""
         tasks: list[asyncio.Task[Sample]] = []
         samples = []
         at_once = self.scorer if isinstance(self.scorer, GroupSource) else None

@@ -53,12 +53,21 @@ class SampledResponse:
     """How an episode has ended: `EpisodeEnd`."""
     masked: bool = False
     """Whether nothing is learnt from an episode, and its group is compared without it."""
+    greedy: bool = False
+    """Whether it is the greedy response that its group is compared with, and nothing was learnt from it."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
     """What the environment has counted in an episode; `scores` has it, too."""
 
     @classmethod
     def of(
-        cls, sample: Sample, *, step: int, group: int, held_out: bool = False, said: tuple[Turn, ...] = ()
+        cls,
+        sample: Sample,
+        *,
+        step: int,
+        group: int,
+        held_out: bool = False,
+        greedy: bool = False,
+        said: tuple[Turn, ...] = (),
     ) -> SampledResponse:
         """Return what is kept of a sample that has its reward.
 
@@ -81,6 +90,7 @@ class SampledResponse:
             said=said,
             end=None if played is None else played.end,
             masked=sample.masked,
+            greedy=greedy,
             counts={} if played is None else played.counts,
         )
 
@@ -179,6 +189,7 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         said=read_turns(record.get("said", []), place=place),
         end=None if record.get("end") is None else text_field(record, "end", place=place),
         masked=record.get("masked") is True,
+        greedy=record.get("greedy") is True,
         counts=_numbers(record, "counts", place=place),
     )
 

@@ -176,6 +176,7 @@ class KitPPOTrainer(BasePPOTrainer):
         """
         rollout, taken = made.rollout, time.perf_counter()
         self.experience_maker.locations = rollout.locations
+        self.experience_maker.greedy = rollout.greedy
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None
@@ -430,6 +431,8 @@ class KitPPOTrainer(BasePPOTrainer):
             "media_bytes": rollout.media_bytes,
             **{part.metric: part.weight for part in rollout.part_weights},
         }
+        if rollout.greedy:
+            metrics["greedy_reward"] = fmean(sample.scored.reward for sample in rollout.greedy)
         self.folder.metrics(step, metrics)
         shown_rollouts = self._record_rollouts(step, groups)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
@@ -451,15 +454,20 @@ class KitPPOTrainer(BasePPOTrainer):
     def _record_rollouts(
         self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False
     ) -> list[Generation]:
-        """Write and return some whole groups, of `--logger.rollouts_per_step` samples together."""
+        """Write and return some whole groups, of `--logger.rollouts_per_step` samples together, and their greedy responses."""
+        sampled = [(*placed, False) for placed in recorded_samples(groups, count=self.config.logger.rollouts_per_step)]
+        greedy = {group: (group, sample.greedy, True) for group, sample, _ in sampled if sample.greedy is not None}
         shown = []
-        for group, sample in recorded_samples(groups, count=self.config.logger.rollouts_per_step):
+        for group, sample, is_greedy in (*sampled, *greedy.values()):
             sample = fetch_pictures(sample)
             place = sample.row.location
             said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
-            response = SampledResponse.of(sample, step=step, group=group, held_out=held_out, said=said)
+            response = SampledResponse.of(
+                sample, step=step, group=group, held_out=held_out, greedy=is_greedy, said=said
+            )
             written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
-            shown.append(make_generation(response, messages=written, folder=self.folder.path))
+            if not is_greedy:
+                shown.append(make_generation(response, messages=written, folder=self.folder.path))
         return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -532,6 +540,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         media=True,
         branches=config.agent.branches,
         pictures=config.train.plays and config.logger.rollouts_per_step > 0,
+        greedy=config.algo.advantage.estimator == "remax",
     )
 
 

@@ -50,6 +50,11 @@ class Rollout:
         return [sample.row.location for group in self.groups for sample in group]
 
     @property
+    def greedy(self) -> list[Sample]:
+        """The greedy response to each group's prompt; empty where none is generated."""
+        return [group[0].greedy for group in self.groups if group[0].greedy is not None]
+
+    @property
     def media_bytes(self) -> int:
         """How much of Ray's object store the media of all groups take."""
         refs = {item.ref.key: item.ref for group in self.groups for sample in group for item in sample.media}
@@ -155,7 +160,9 @@ class KitSamplesGenerator:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
-        settings = replace(self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1)
+        settings = replace(
+            self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1, greedy=False
+        )
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
         return groups

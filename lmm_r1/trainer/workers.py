@@ -23,6 +23,7 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, least_mass, merged, modalities
+from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 
@@ -79,7 +80,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, self.actor_loss_fn)
+        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(LossSettings.of(self.args)))
         # Of the passes since someone took them, where the policy's log-probs are those of the passes.
         self.gaps: Gaps = {}
         self._experience: Experience | None = None
@@ -114,7 +115,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         *rest: Any,
         **settings: Any,
     ) -> Any:
-        """Return OpenRLHF's policy loss; note how far the engine is from a policy whose log-probs are not known before."""
+        """Return the policy loss; note how far the engine is from a policy whose log-probs are not known before."""
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
@@ -157,10 +158,14 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
 
 
+def no_loss(**settings: Any) -> None:
+    """Stand where upstream makes its loss of the flags: `KitActorPPOTrainer` makes its own of more of them."""
+
+
 def loss_before_update(
     loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
 ) -> Any:
-    """Return OpenRLHF's policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
+    """Return the policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
     return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
 
 

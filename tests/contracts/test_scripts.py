@@ -119,6 +119,7 @@ def test_the_geometry_stages_have_the_published_settings_and_their_critic(script
 
 
 RECIPES = {
+    "train_algorithm.sh": "deepscaler_40k",
     "train_fre_text.sh": "deepscaler_40k",
     "train_fre_multi.sh": "mathv60k",
     "train_mgt_geo.sh": "vermulti_geo",

@@ -193,20 +193,23 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         f"{GEO3K} worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq worker.actor.clip_ratio_low=3e-4 "
         "worker.actor.clip_ratio_high=4e-4 algorithm.disable_kl=True",
         GEO3K_FLAGS
-        | {"actor.policy_loss_type": "gspo", "actor.loss_agg_mode": "seq-mean-token-mean"}
+        | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
         | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_cispo": (
         f"{GEO3K} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
-        GEO3K_FLAGS | {"actor.eps_clip_low_high": [0.0, 4.0]},
-        {"worker.actor.loss_type"},
+        GEO3K_FLAGS
+        | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": [0.0, 4.0], "actor.dual_clip": None},
+        set(),
     ),
     "qwen2_5_vl_7b_geo3k_sapo": (
         f"{GEO3K} worker.actor.loss_type=sapo worker.actor.tau_positive=1.0 worker.actor.tau_negative=1.05",
-        GEO3K_FLAGS,
-        {"worker.actor.loss_type", "worker.actor.tau_positive", "worker.actor.tau_negative"},
+        GEO3K_FLAGS
+        | {"actor.policy_loss_type": "sapo", "actor.sapo_temperature_pos": 1.0, "actor.sapo_temperature_neg": 1.05}
+        | {"actor.eps_clip_low_high": None, "actor.dual_clip": None},
+        set(),
     ),
     "qwen2_5_vl_7b_geo3k_reinforce": (
         f"{GEO3K} algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_loss=false algorithm.kl_penalty=kl "

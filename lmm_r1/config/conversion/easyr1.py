@@ -100,7 +100,7 @@ ACTOR = (
     _to("worker.actor.max_grad_norm", "actor.max_norm", default=1.0),
     _ruled("worker.actor.clip_ratio_low", 0.2),
     _ruled("worker.actor.clip_ratio_high", 0.3),
-    _to("worker.actor.clip_ratio_dual", "actor.dual_clip", default=3.0),
+    _ruled("worker.actor.clip_ratio_dual", 3.0),
     _ruled("worker.actor.loss_type", "default"),
     _ruled("worker.actor.loss_avg_mode", "token"),
     _to("worker.actor.ppo_epochs", "train.max_epochs", default=1),

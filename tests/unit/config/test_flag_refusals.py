@@ -59,6 +59,43 @@ REFUSED_IN_RL = [
     ({"actor.min_lr_ratio": 0.5, "actor.lr_scheduler": "linear"}, "has no part in --actor.lr_scheduler linear"),
     ({"ref.offload": True}, "add --ds.zero_stage 3"),
     ({"reward.offload": True}, "add --ds.zero_stage 3"),
+    ({"actor.policy_loss_type": "sapo", "actor.eps_clip": 0.1}, "has no part in --actor.policy_loss_type sapo"),
+    ({"actor.policy_loss_type": "sapo", "actor.eps_clip_low_high": (0.2, 0.3)}, "which clips nothing"),
+    ({"actor.policy_loss_type": "sapo", "actor.dual_clip": 3.0}, "--actor.dual_clip has no part in"),
+    ({"actor.policy_loss_type": "cispo", "actor.dual_clip": 3.0}, "has no part in --actor.policy_loss_type cispo"),
+    ({"actor.dual_clip": 1.0}, "must be above 1"),
+    ({"actor.eps_clip": -0.1}, "must not be negative"),
+    ({"actor.sapo_temperature_pos": 2.0}, "has no part in --actor.policy_loss_type ppo"),
+    ({"actor.sapo_temperature_neg": 0.0, "actor.policy_loss_type": "sapo"}, "must be above 0"),
+    ({"actor.loss_agg_length": 100}, "has no part in --actor.loss_agg_mode token-mean"),
+    ({"actor.loss_agg_length": 0, "actor.loss_agg_mode": "seq-mean-token-sum-norm"}, "must be at least 1"),
+    ({"actor.loss_agg_mode": "seq-mean-token-sum-norm", "actor.policy_loss_type": "gspo"}, "take seq-mean-token-mean"),
+    (
+        {"algo.advantage.is_correction_threshold": (2.0, 0.5), "algo.advantage.is_correction_level": "token"},
+        "the first must not be above the second",
+    ),
+    (
+        {"algo.advantage.is_correction_gating": "tv", "algo.advantage.is_correction_level": "token"},
+        "has an upper bound alone",
+    ),
+    (
+        {
+            "algo.advantage.is_correction_mode": "clip",
+            "algo.advantage.is_correction_level": "seq",
+            "algo.advantage.is_correction_gating": "tv",
+            "algo.advantage.is_correction_threshold": (0.1,),
+        },
+        "take mask",
+    ),
+    ({"algo.advantage.pass_k": 2}, "is for --algo.advantage.estimator grpo_passk"),
+    ({"algo.advantage.pass_k": 0, "algo.advantage.estimator": "grpo_passk"}, "must be at least 1"),
+    ({"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 8}, "samples_per_prompt 8 must be more"),
+    ({"algo.advantage.estimator": "remax", "rollout.temperature": 0.0}, "makes all greedy; raise it"),
+    (
+        {"algo.advantage.estimator": "remax", "reward.model_name_or_path": "rm", "reward.remote_url": None},
+        "serve it with lmm-r1 serve_rm",
+    ),
+    ({"algo.advantage.estimator": "remax", "train.agent_func_path": "agent.py"}, "samples as it likes"),
 ]
 REFUSED_IN_SFT = [
     ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),

@@ -202,6 +202,43 @@ def test_a_reward_that_cannot_be_had_stops_the_group():
         run(scorer=FailingScorer())
 
 
+class GreedyEngine(StreamingEngine):
+    """Answers two samples, and one at temperature 0 otherwise, once it has been asked for both."""
+
+    async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
+        self.requests.append((request, parameters))
+        while len(self.requests) < 2:
+            await asyncio.sleep(0)
+        greedy = [delta(0, [*b"2", END], finish="stop")]
+        for piece in greedy if parameters.temperature == 0 else self.pieces:
+            yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
+
+
+def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_like_it():
+    scorer, engine = RecordingScorer(), GreedyEngine(TWO_SAMPLES)
+    room = {"codec": PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=(PLACEHOLDER,))}
+    rollout = GroupRollout(**room, scorer=scorer, in_thread=asyncio.to_thread, store=no_store)
+    settings = replace(
+        SETTINGS, greedy=True, part_weights=(WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),)
+    )
+    made = rollout.run(engine, PROMPT, settings, weight_version=7)
+    samples = asyncio.run(asyncio.wait_for(made, timeout=10))
+    assert sorted(sample.response for sample in samples) == ["2", "345"]
+    (greedy,) = {id(sample.greedy): sample.greedy for sample in samples}.values()
+    assert (greedy.response, greedy.reward.reward, greedy.weight_version, greedy.greedy) == ("2", 2.5, 7, None)
+    assert greedy.segments[0] is samples[0].segments[0]
+    # Only what is trained on needs them.
+    assert (greedy.log_probs, samples[0].log_probs is None) == (None, False)
+    of_group, of_greedy = sorted((parameters for _, parameters in engine.requests), key=lambda one: -one.n)
+    assert (of_greedy.n, of_greedy.temperature, of_greedy.max_tokens) == (1, 0.0, of_group.max_tokens)
+    assert of_greedy.logit_bias == of_group.logit_bias == {PLACEHOLDER: BAN_BIAS}
+    assert len(scorer.requests) == 3
+    # Without a reward of its own, nothing of the group is given.
+    failing = GroupRollout(**room, scorer=FailingScorer(), in_thread=asyncio.to_thread, store=no_store)
+    with pytest.raises(RewardUnavailable, match="^rows.jsonl, line 1: "):
+        asyncio.run(failing.run(GreedyEngine(TWO_SAMPLES), PROMPT, settings, weight_version=7))
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [

@@ -93,6 +93,25 @@ def test_one_group_at_least_is_recorded_whole(count, recorded):
     assert list(recorded_samples([], count=count)) == []
 
 
+def test_a_greedy_response_is_recorded_behind_its_group_as_what_it_is(tmp_path):
+    greedy = generated_sample(text="greedy", reward=0.5)
+    groups = [[replace(generated_sample(text=text), greedy=greedy) for text in "ab"] for _ in range(2)]
+    trainer = object.__new__(KitPPOTrainer)
+    trainer.config = config(logger__rollouts_per_step=2, algo__advantage__estimator="remax")
+    assert group_settings(trainer.config).greedy
+    trainer.folder = RunFolder(path=tmp_path, name="rl", kind="rl")
+    trainer.folder.open("")
+    shown = trainer._record_rollouts(1, groups)
+    # Trackers show what was sampled.
+    assert [generation.response for generation in shown] == ["a", "b"]
+    found = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0, 1, 2])
+    assert [(one.group, one.response, one.reward, one.greedy) for one in found] == [
+        (0, "a", 0.0, False),
+        (0, "b", 0.0, False),
+        (0, "greedy", 0.5, True),
+    ]
+
+
 def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tmp_path, monkeypatch):
     stored = []
     monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or "ref")
