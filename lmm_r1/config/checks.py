@@ -15,6 +15,7 @@ from lmm_r1.config.ppo import (
     GPU_COUNTS,
     ActorConfig,
     AgentConfig,
+    AlgoConfig,
     CriticConfig,
     PPOConfig,
     RefConfig,
@@ -348,11 +349,29 @@ def _check_groups(config: PPOConfig) -> None:
             f"--algo.advantage.estimator {estimator} compares the responses to one prompt: "
             f"--rollout.n_samples_per_prompt {samples} must be at least 2"
         )
-    if not config.algo.dynamic_filtering_enable:
+    _check_filters(config)
+
+
+def _check_filters(config: PPOConfig) -> None:
+    """Raise UserError for filters of groups that could drop nothing, or everything."""
+    algo, samples = config.algo, config.rollout.n_samples_per_prompt
+    if algo.dynamic_filtering_max_batches < 0:
+        raise UserError(
+            f"--algo.dynamic_filtering_max_batches {algo.dynamic_filtering_max_batches} must be at least 1, or 0 for no bound"
+        )
+    if not algo.dynamic_filtering_enable:
+        names = ["part", "min_std"] + ([] if algo.experience_filter else ["max_batches"])
+        for name in [f"dynamic_filtering_{name}" for name in names]:
+            if (value := getattr(algo, name)) != getattr(AlgoConfig, name):
+                raise UserError(f"--algo.{name} {value} has no part without --algo.dynamic_filtering_enable; add it")
         return
-    low, high = config.algo.dynamic_filtering_range
-    if low >= high:
+    low, high = algo.dynamic_filtering_range
+    # Of what is no number, too, nothing would be left.
+    if not low < high:
         raise UserError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
+    least = algo.dynamic_filtering_min_std
+    if least is not None and not (0 < least < math.inf):
+        raise UserError(f"--algo.dynamic_filtering_min_std {least:g} must be above 0; leave it out for no bound")
     if samples < 2:
         raise UserError(
             f"--algo.dynamic_filtering_enable looks at a group's mean reward: "
@@ -550,6 +569,7 @@ def _check_reward_source(config: PPOConfig) -> None:
     for flag, given in (
         (f"--eval.dataset {config.eval.dataset}", config.eval.dataset),
         ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
+        (f"--algo.experience_filter {config.algo.experience_filter}", config.algo.experience_filter),
     ):
         if given:
             raise UserError(f"{flag} needs --reward.remote_url: a reward model scores only what is trained on")

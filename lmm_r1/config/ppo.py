@@ -25,6 +25,8 @@ EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
 ]
 """Each is that of a function in `trainer.advantages`."""
+FILTER_NAME = "experience_filter"
+"""The function of `algo.experience_filter` where none is named."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold beside OpenRLHF's keys."""
 
@@ -224,6 +226,16 @@ class AlgoConfig:
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Mean rewards strictly between these two are kept."""
+    dynamic_filtering_part: str | None = None
+    """The part of the reward whose mean must be in that range, accuracy for example; None is the score."""
+    dynamic_filtering_min_std: float | None = None
+    """Groups whose rewards have a lower standard deviation than this are dropped, too; None has no such bound."""
+    dynamic_filtering_max_batches: int = 0
+    """Most prompts that a step may take to be full, in multiples of rollout.batch_size, beyond which the run stops; 0 has no
+    bound but a whole episode in which no group is left."""
+    experience_filter: str | None = None
+    """FILE.py or FILE.py:FUNCTION of your own that is given the samples of a group and says which are learnt from; a group
+    of which it keeps none is replaced."""
     mismatch_limit: float | None = None
     """Largest mean distance per token between engine's and trainer's log-probs in the first step, beyond which the run
     stops; None is 0.01 in fp32 and 0.1 in half precision."""

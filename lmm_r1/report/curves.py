@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lmm_r1.config.part_weights import WEIGHT_PREFIX
 from lmm_r1.records.metrics import MetricLog
+from lmm_r1.records.rollouts import DROP_WORDS
 
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
@@ -79,6 +80,13 @@ PANELS = (
     ),
     PanelSpec(
         title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
+    ),
+    PanelSpec(
+        title="Groups dropped",
+        unit="per step",
+        metrics=("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS)),
+        from_zero=True,
+        hidden_at_zero=True,
     ),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),

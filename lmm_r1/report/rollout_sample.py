@@ -170,6 +170,8 @@ def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
     kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse) if field.name != "said"}
     # Addresses of pages that were shared have it by this name.
     kept["tokens"] = kept.pop("response_tokens")
+    if rollout.dropped is not None:
+        kept["dropped"] = DROP_WORDS.get(rollout.dropped, rollout.dropped)
     return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
 
 

@@ -34,6 +34,7 @@ from lmm_r1.records.trackers.tracker import make_generation
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.group_filter import GroupFilter, counts
 from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
@@ -93,7 +94,11 @@ class KitPPOTrainer(BasePPOTrainer):
         self.trackers = trackers or Trackers()
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.generator = KitSamplesGenerator(
-            self.args, engines, group_settings(config), part_weights=part_weights(config.reward)
+            self.args,
+            engines,
+            group_settings(config),
+            part_weights=part_weights(config.reward),
+            group_filter=GroupFilter.of(config),
         )
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
         self.stops = stops or StopRequests()
@@ -306,7 +311,7 @@ class KitPPOTrainer(BasePPOTrainer):
 
     def _tell_of_the_end(self, rollout: Rollout) -> None:
         """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
-        why = self.generator.why_dropped(filtered=rollout.filtered, overlong=rollout.overlong)
+        why = self.generator.why_dropped(rollout.dropped, overlong=rollout.overlong)
         batch = self.config.rollout.batch_size
         said = (
             f"the prompts are used up with {len(rollout.groups)} of the {batch} groups of step {self.step + 1}: {why}"
@@ -376,11 +381,13 @@ class KitPPOTrainer(BasePPOTrainer):
             "truncated_rate": fmean(sample.truncated for sample in samples),
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
+            **{f"filtered_groups/{reason}": count for reason, count in counts(rollout.dropped).items()},
             "media_bytes": rollout.media_bytes,
             **{part.metric: part.weight for part in rollout.part_weights},
         }
         self.folder.metrics(step, metrics)
         shown_rollouts = self._record_rollouts(step, groups)
+        self._record_dropped(step, rollout)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, metrics)
             if shown_rollouts:
@@ -401,15 +408,27 @@ class KitPPOTrainer(BasePPOTrainer):
         self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False
     ) -> list[Generation]:
         """Write and return some whole groups, of `--logger.rollouts_per_step` samples together."""
-        shown = []
-        for group, sample in recorded_samples(groups, count=self.config.logger.rollouts_per_step):
-            sample = fetch_pictures(sample)
-            place = sample.row.location
-            said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
-            response = SampledResponse.of(sample, step=step, group=group, held_out=held_out, said=said)
-            written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
-            shown.append(make_generation(response, messages=written, folder=self.folder.path))
-        return shown
+        samples = recorded_samples(groups, count=self.config.logger.rollouts_per_step)
+        return [self._record_sample(sample, step=step, group=group, held_out=held_out) for group, sample in samples]
+
+    def _record_dropped(self, step: int, rollout: Rollout) -> None:
+        """Write the samples that are kept of dropped groups, which are numbered behind the step's own."""
+        for number, dropped in enumerate(rollout.dropped, start=len(rollout.groups)):
+            for sample in dropped.samples:
+                self._record_sample(sample, step=step, group=number, dropped=dropped.reason)
+
+    def _record_sample(self, sample: Sample, **noted: Any) -> Generation:
+        """Write a sample and return it as trackers show it.
+
+        Args:
+            noted: what else `SampledResponse.of` takes.
+        """
+        sample = fetch_pictures(sample)
+        place = sample.row.location
+        said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
+        response = SampledResponse.of(sample, said=said, **noted)
+        written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
+        return make_generation(response, messages=written, folder=self.folder.path)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`, and record some of the responses."""

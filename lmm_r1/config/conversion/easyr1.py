@@ -229,7 +229,7 @@ TRAINER = (
     _ruled("trainer.logger", ("console", "wandb")),
     _ruled("trainer.nnodes", 1),
     _ruled("trainer.n_gpus_per_node", 8),
-    _without("trainer.max_try_make_batch", "groups are drawn until the batch is full or the prompts are used up", 20),
+    _ruled("trainer.max_try_make_batch", MAX_TRIES),
     _ruled("trainer.critic_warmup", 0),
     _ruled("trainer.val_freq", -1),
     _ruled("trainer.val_before_train", True),

@@ -22,6 +22,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import make_strategy
@@ -36,8 +37,8 @@ ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0
 class PlayedGenerator(KitSamplesGenerator):
     """Gives groups whose scores are their prompt's answer, up to a number of prompts, behind which it fails."""
 
-    def __init__(self, *arguments: Any, limit: int | None = None) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, limit: int | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.limit = limit
         self.asked = self.different = 0
 
@@ -109,7 +110,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             eval_rows=[],
             folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
         )
-        played.generator = PlayedGenerator(played.args, [], group_settings(config), limit=limit)
+        played.generator = PlayedGenerator(
+            played.args, [], group_settings(config), limit=limit, group_filter=GroupFilter.of(config)
+        )
         played.learnt, played.filtered, played.saved = [], [], None
         return played
 
