@@ -10,12 +10,12 @@ from typing import Any
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.differences import INSTEAD, NOT_YET
+from lmm_r1.config.filter_checks import check_filters
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
     ActorConfig,
     AgentConfig,
-    AlgoConfig,
     CriticConfig,
     PPOConfig,
     RefConfig,
@@ -26,6 +26,7 @@ from lmm_r1.config.ppo import (
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
+from lmm_r1.config.weight_checks import check_average, check_fp16_optimizer, check_reference
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -48,11 +49,14 @@ def check_ppo(config: PPOConfig) -> None:
     check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")
     check_batches(config)
     _check_kl(config)
+    check_reference(config)
+    check_average(config)
     _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
-    check_optimizer(config.actor, prefix="actor.")
-    check_optimizer(config.critic, prefix="critic.")
+    for prefix, model in (("actor.", config.actor), ("critic.", config.critic)):
+        check_optimizer(model, prefix=prefix)
+        check_fp16_optimizer(model, config.ds, prefix=prefix)
     check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=config.ds.enable_sleep)
     check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=config.ds.enable_sleep)
     _check_offload(config)
@@ -349,34 +353,7 @@ def _check_groups(config: PPOConfig) -> None:
             f"--algo.advantage.estimator {estimator} compares the responses to one prompt: "
             f"--rollout.n_samples_per_prompt {samples} must be at least 2"
         )
-    _check_filters(config)
-
-
-def _check_filters(config: PPOConfig) -> None:
-    """Raise UserError for filters of groups that could drop nothing, or everything."""
-    algo, samples = config.algo, config.rollout.n_samples_per_prompt
-    if algo.dynamic_filtering_max_batches < 0:
-        raise UserError(
-            f"--algo.dynamic_filtering_max_batches {algo.dynamic_filtering_max_batches} must be at least 1, or 0 for no bound"
-        )
-    if not algo.dynamic_filtering_enable:
-        names = ["part", "min_std"] + ([] if algo.experience_filter else ["max_batches"])
-        for name in [f"dynamic_filtering_{name}" for name in names]:
-            if (value := getattr(algo, name)) != getattr(AlgoConfig, name):
-                raise UserError(f"--algo.{name} {value} has no part without --algo.dynamic_filtering_enable; add it")
-        return
-    low, high = algo.dynamic_filtering_range
-    # Of what is no number, too, nothing would be left.
-    if not low < high:
-        raise UserError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
-    least = algo.dynamic_filtering_min_std
-    if least is not None and not (0 < least < math.inf):
-        raise UserError(f"--algo.dynamic_filtering_min_std {least:g} must be above 0; leave it out for no bound")
-    if samples < 2:
-        raise UserError(
-            f"--algo.dynamic_filtering_enable looks at a group's mean reward: "
-            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
-        )
+    check_filters(config)
 
 
 def check_counts(config: PPOConfig) -> None:
@@ -569,6 +546,7 @@ def _check_reward_source(config: PPOConfig) -> None:
     for flag, given in (
         (f"--eval.dataset {config.eval.dataset}", config.eval.dataset),
         ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
+        (f"--data.curriculum {config.data.curriculum}", config.data.curriculum != "off"),
         (f"--algo.experience_filter {config.algo.experience_filter}", config.algo.experience_filter),
     ):
         if given:

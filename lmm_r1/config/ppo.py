@@ -122,6 +122,8 @@ class RefConfig(PlacedModel):
     """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool = False
     """Keep the reference model in CPU memory while it is not needed."""
+    refresh_steps: int = 0
+    """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -284,9 +286,9 @@ class PPOTrainConfig(TrainConfig):
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
-    """Save a moving average of the weights."""
+    """Keep a moving average of the policy's weights, and save it as a model in the folder ema of output_dir."""
     ema_beta: float = 0.992
-    """Decay of the moving average."""
+    """Share of the moving average that an update leaves."""
     async_enable: bool = False
     """Generate and train at the same time."""
     async_queue_size: int = 1
@@ -422,6 +424,9 @@ class PPODataConfig(DataConfig):
     """Rows used at most."""
     max_images_per_prompt: int = 0
     """Most images that one prompt may hold; 0 counts them in the data."""
+    curriculum: Literal["off", "easy_first", "uncertain"] = "off"
+    """Order of the prompts by how many of their responses were right in the episodes before: off shuffles them, easy_first
+    begins with those solved most often, uncertain takes those that are solved now and then more often, others less."""
     overlong_prompts: Literal["error", "skip"] = "skip"
     """What happens to a prompt that leaves no room for a response; none is ever cut."""
 

@@ -97,6 +97,14 @@ PANELS = (
     PanelSpec(
         title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
     ),
+    PanelSpec(
+        title="Updates skipped",
+        unit="per step, overflow of fp16",
+        metrics=("skipped_updates", "critic_skipped_updates"),
+        from_zero=True,
+        smoothed=False,
+        hidden_at_zero=True,
+    ),
     PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
     PanelSpec(title="Throughput", unit="tokens per second", metrics=("tokens_per_second",), from_zero=True),
 )

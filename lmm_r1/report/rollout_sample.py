@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lmm_r1.records.conversations import Message
-from lmm_r1.records.rollouts import Rollout, SampledResponse
+from lmm_r1.records.rollouts import DROP_WORDS, Rollout, SampledResponse
 from lmm_r1.records.run import Stage
 from lmm_r1.report.inline_images import InlineImages, image_key
 from lmm_r1.report.page_text import script_json

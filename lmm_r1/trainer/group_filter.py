@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -66,18 +67,23 @@ class GroupFilter:
             step: that learns from it, for the function.
         """
         counted = [sample for sample in group if not sample.masked]
-        if self.bounds is not None:
-            low, high = self.bounds
-            if not counted or not low < fmean(map(self._level, counted)) < high:
-                return "range"
-            if self.min_std is not None and deviation(counted) < self.min_std:
-                return "std"
+        if self.bounds is not None and (reason := self._out_of_bounds(counted, self.bounds)):
+            return reason
         if self.function is None:
             return list(group)
         kept = self.function(group, step=step)
         if not any(kept):
             return "function"
         return [replace(sample, masked=sample.masked or not its) for sample, its in zip(group, kept, strict=True)]
+
+    def _out_of_bounds(self, counted: Sequence[Sample], bounds: tuple[float, float]) -> DropReason | None:
+        if not counted:
+            return "range"
+        mean, (low, high) = fmean(map(self._level, counted)), bounds
+        # What is no number stops the run where advantages are made, and is not dropped without a word.
+        if not low < mean < high and not math.isnan(mean):
+            return "range"
+        return "std" if self.min_std is not None and deviation(counted) < self.min_std else None
 
     @property
     def masks(self) -> bool:
@@ -121,6 +127,9 @@ class GroupFilter:
             "--algo.dynamic_filtering_range asks",
             advice,
         )
+
+
+KEEPS_ALL = GroupFilter()
 
 
 def deviation(samples: Sequence[Sample]) -> float:

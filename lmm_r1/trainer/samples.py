@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.scoring.scored_response import Moment
-from lmm_r1.trainer.group_filter import DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
+from lmm_r1.trainer.group_filter import KEEPS_ALL, DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
@@ -78,7 +79,7 @@ class KitSamplesGenerator:
         settings: GroupSettings,
         *,
         part_weights: Sequence[PartWeight] = (),
-        group_filter: GroupFilter = GroupFilter(),
+        group_filter: GroupFilter = KEEPS_ALL,
     ) -> None:
         self.args = args
         self.vllm_engines = list(engines)
@@ -107,7 +108,9 @@ class KitSamplesGenerator:
                     continue
                 break
             asked += len(rows)
-            for group in self.generate(rows, settings):
+            found = self.generate(rows, settings)
+            prompts.measured([solve_rate(group) for group in found])
+            for group in found:
                 in_vain += 1
                 if not group:
                     overlong += 1
@@ -262,6 +265,12 @@ def _rewarded(sample: Sample, experience: Experience) -> Sample:
         return sample
     value = experience.info["reward"].item()
     return replace(sample, reward=Score(reward=value, score=value, parts={}))
+
+
+def solve_rate(group: Sequence[Sample]) -> float | None:
+    """Return the mean score of a group, None where there is none: of an overlong prompt, or before a reward model gives it."""
+    scores = [sample.reward.score for sample in group if sample.reward is not None]
+    return fmean(scores) if scores else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Its defaults are those of its dataclasses. `trust_remote_code` is the exception: it is on there and off here.
 """
 
+from lmm_r1.config.conversion.easyr1_algorithm import MAX_TRIES
 from lmm_r1.config.conversion.easyr1_rules import RULES
 from lmm_r1.config.conversion.table import Setting, Table
 

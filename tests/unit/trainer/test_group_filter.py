@@ -65,6 +65,11 @@ def test_masked_samples_have_no_say_as_no_group_is_compared_with_them():
     assert GroupFilter().judged(samples) == samples
 
 
+def test_a_reward_that_is_no_number_is_not_dropped_but_told_when_advantages_are_made():
+    samples = group(float("nan"), 1.0)
+    assert GroupFilter(bounds=(0, 1), min_std=0.1).judged(samples) == samples
+
+
 def test_a_part_that_no_reward_has_is_told_with_those_that_are_there():
     with pytest.raises(UserError, match=r"^--algo.dynamic_filtering_part acc: .*rows.jsonl, line 4 .*found: accuracy"):
         GroupFilter(bounds=(0, 1), part="acc").judged(group(1.0, 0.0))

@@ -144,7 +144,7 @@ def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
     ]
     assert len(Partly(ARGS, [], SETTINGS).rollout(PromptStream(rows[:2], seed=0, episodes=1), count=2).groups) == 2
     for order in (rows, rows[::-1]):
-        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order)
+        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order, measured=list)
         with pytest.raises(
             UserError, match=r"line \d: --reward.remote_url gives a response the parts .*line \d the parts"
         ):
