@@ -16,7 +16,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from rich.console import Console
 
 from lmm_r1 import cpu
-from lmm_r1.checkpoints.folder import step_of
+from lmm_r1.checkpoints.folder import step_of, whole_checkpoints
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.config.part_weights import part_weights
@@ -36,6 +36,8 @@ from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.group_filter import GroupFilter, counts
 from lmm_r1.trainer.mismatch import Mismatch, Modality
+from lmm_r1.trainer.optimizer_step import LossScaling
+from lmm_r1.trainer.reference_refresh import drop_references, reference_file
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
@@ -104,6 +106,9 @@ class KitPPOTrainer(BasePPOTrainer):
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
+        # After which step the policy was what the reference is; 0 is the model of the start.
+        self.reference_step = 0
+        self._scaling: dict[str, LossScaling] = {}
         # While a step is made, how many updates the models' weights had before it.
         self.updates_before: list[int] | None = None
 
@@ -119,6 +124,8 @@ class KitPPOTrainer(BasePPOTrainer):
             self.broadcast_to_vllm()
         self.stops.progress = self.progress
         self.folder.resume(self.step)
+        # Those of the sessions before are in their steps' metrics.
+        self._loss_scaling()
         self._make_up_evaluation()
         self._evaluate_first()
         batch = self.config.rollout.batch_size
@@ -153,6 +160,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None
+        self._refresh_reference()
         status["timing/generation"] = generated - began
         status["timing/step_total"] = time.perf_counter() - began
         self._record(self.step, status, rollout)
@@ -176,6 +184,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self._computed_tokens()
         with told_by_workers(before=f"step {global_step + 1}: "):
             status = self.ppo_train(global_step)
+        status |= self._loss_scaling()
         trained = time.perf_counter()
         tokens = {
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
@@ -197,6 +206,27 @@ class KitPPOTrainer(BasePPOTrainer):
     def _trains_policy(self, step: int) -> bool:
         """Say whether the policy is trained in a step, counted from 0: the critic may learn alone before."""
         return step > self.args.critic.freezing_steps
+
+    def _refresh_reference(self) -> None:
+        """Give the reference the policy's weights where `--ref.refresh_steps` says so."""
+        every = self.config.ref.refresh_steps
+        if not every or self.step % every:
+            return
+        folder, before = checkpoint_folder(self.config), self.reference_step
+        file = str(reference_file(folder, self.step))
+        ray.get(self.actor_model_group.async_run_method(method_name="write_reference", file=file))
+        self._load_reference(self.step)
+        saved = [] if self.config.ckpt.disable_ds else whole_checkpoints(folder / "_actor").values()
+        # The step before is saved yet where this one fails from here on.
+        drop_references(folder, steps=[checkpoint.step for checkpoint in saved], kept=(before, self.step))
+
+    def _load_reference(self, step: int) -> None:
+        """Let the reference be the policy as it was after a step, whose weights are in a file."""
+        assert self.reference_model_group is not None, "refused by config.checks"
+        file = str(reference_file(checkpoint_folder(self.config), step))
+        with told_by_workers():
+            ray.get(self.reference_model_group.async_run_method(method_name="load_reference", file=file))
+        self.reference_step = step
 
     def _hand_out(self, steps: Sequence[list[Experience]], *, step: int) -> None:
         """Give every worker that is to be trained its passes, one optimizer step after the other.
@@ -221,6 +251,19 @@ class KitPPOTrainer(BasePPOTrainer):
         # Workers that share rows know all log-probs of each.
         mismatch.add(() if mismatch.measured else parts[:: self.actor_model_group.duplicate_actors])
         return mismatch.take_metrics()
+
+    def _loss_scaling(self) -> dict[str, float]:
+        """Return the metrics of loss scaling since this was called last, of policy and critic; none without fp16."""
+        if self.config.ds.param_dtype != "fp16":
+            return {}
+        metrics: dict[str, float] = {}
+        for prefix, group in (("", self.actor_model_group), ("critic_", self.critic_model_group)):
+            if group is not None:
+                # The same on all ranks, which leave out the same updates.
+                now = ray.get(group.async_run_method(method_name="loss_scaling"))[0]
+                metrics |= now.metrics(self._scaling.get(prefix), prefix=prefix)
+                self._scaling[prefix] = now
+        return metrics
 
     def _computed_tokens(self) -> int:
         """Return how many tokens the policy's workers have computed since they were asked last."""
@@ -292,6 +335,8 @@ class KitPPOTrainer(BasePPOTrainer):
         if self.args.algo.kl.target and "kl_coef" in states:
             self.kl_ctl.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
+        if self.config.ref.refresh_steps and (refreshed := states.get("reference_step")):
+            self._load_reference(refreshed)
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
         return True
@@ -326,6 +371,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "data_loader_state_dict": self.prompts.state_dict(),
             # Of an adaptive KL penalty, which goes on with the weight that it has reached.
             "kl_coef": self.kl_ctl.value,
+            "reference_step": self.reference_step,
         }
 
     def _save(self, states: dict[str, Any]) -> None:
@@ -384,6 +430,8 @@ class KitPPOTrainer(BasePPOTrainer):
             **{f"filtered_groups/{reason}": count for reason, count in counts(rollout.dropped).items()},
             "media_bytes": rollout.media_bytes,
             **{part.metric: part.weight for part in rollout.part_weights},
+            **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
+            **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),
         }
         self.folder.metrics(step, metrics)
         shown_rollouts = self._record_rollouts(step, groups)
@@ -402,6 +450,7 @@ class KitPPOTrainer(BasePPOTrainer):
             + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
+            + (f"  ({status['skipped_updates']:.0f} updates skipped)" if status.get("skipped_updates") else "")
         )
 
     def _record_rollouts(

@@ -58,27 +58,30 @@ def outcome_of(stage: int, dtype: str, planted: str) -> Outcome:
     """Make a good step, then two passes of a step of which the last rank's first is planted with something."""
     import deepspeed
 
-    strategy, engine = _prepared(stage, dtype)
-    _backward(strategy, engine, "nothing")
+    from lmm_r1.trainer.optimizer_step import loss_scaling
+
+    strategy, engine = prepared(stage, dtype)
+    backward_pass(strategy, engine, "nothing")
     strategy.optimizer_step(None, engine, None, name="actor")
-    before = _weights(engine)
+    before = weights_of(engine)
     last = dist.get_rank() == dist.get_world_size() - 1
     error = None
     engine.set_gradient_accumulation_boundary(False)
-    _backward(strategy, engine, planted if last else "nothing")
+    backward_pass(strategy, engine, planted if last else "nothing")
     engine.set_gradient_accumulation_boundary(True)
-    _backward(strategy, engine, "nothing")
+    backward_pass(strategy, engine, "nothing")
     try:
         strategy.optimizer_step(None, engine, None, name="actor")
     except ValueError as raised:
         error = str(raised)
-    after = _weights(engine)
+    after = weights_of(engine)
     deepspeed.comm.barrier()
-    scale = engine.optimizer.loss_scaler.cur_scale if dtype == "fp16" and stage else None
-    return {"error": error, "same": torch.equal(before, after), "scale": scale}
+    scaling = loss_scaling(engine)
+    told = {} if scaling is None else scaling.metrics(None)
+    return {"error": error, "same": torch.equal(before, after), **told}
 
 
-def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
+def prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     import deepspeed
 
     from lmm_r1 import dotted
@@ -111,13 +114,13 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     return strategy, engine
 
 
-def _backward(strategy: Any, engine: Any, planted: str) -> None:
+def backward_pass(strategy: Any, engine: Any, planted: str) -> None:
     given = torch.arange(8.0).sin().to(next(engine.module.parameters()).dtype)
     output = engine(given[None])
     strategy.backward(PLANTED[planted](output.float().square().sum(), engine.module[1].bias.float()), engine, None)
 
 
-def _weights(engine: Any) -> torch.Tensor:
+def weights_of(engine: Any) -> torch.Tensor:
     """All weights and, in mixed precision, the optimizer's own of them."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param

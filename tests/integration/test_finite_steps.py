@@ -71,4 +71,6 @@ def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(ranks, stage, 
         else:
             assert rank["error"] is None
             assert rank["same"] == (planted != "nothing")
-            assert rank["scale"] == (16 if planted == "nothing" else 8)
+            assert rank["loss_scale"] == (16 if planted == "nothing" else 8)
+            # It is no update that was made, and the metrics say so.
+            assert rank["skipped_updates"] == (planted != "nothing")

@@ -491,9 +491,15 @@ def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_aske
         save_model=lambda model, tokenizer, folder: saved.append(folder),
     )
     worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
-    worker.actor = None
+    worker.actor, worker.trainer = None, SimpleNamespace(average=None)
     worker.save_checkpoint("global_step3")
-    assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
+    folder = str(tmp_path / "checkpoints" / "global_step3_hf")
+    assert saved == ([folder] if copies else [])
+    # The moving average of the weights is a model beside it.
+    saved.clear()
+    worker.trainer.average = SimpleNamespace(in_weights=contextlib.nullcontext)
+    worker.save_checkpoint("global_step3")
+    assert saved == ([folder, f"{folder}/ema"] if copies else [])
 
 
 def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
