@@ -203,7 +203,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         reference_group=workers.reference,
         engines=workers.engines,
         tokenizer=stage.policy.tokenizer,
-        prompts=_prompt_stream(config, rows),
+        prompts=prompt_stream(config, rows),
         eval_rows=stage.eval_rows,
         folder=folder,
         stops=stops,
@@ -292,7 +292,8 @@ def _prompts(config: PPOConfig) -> KeptRows[Row]:
     return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
 
 
-def _prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
+def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
+    """Return the rows in the order in which a run takes them."""
     kind = config.data.curriculum
     curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
     return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)

@@ -17,13 +17,13 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
+from lmm_r1.trainer.run import prompt_stream
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 from lmm_r1.trainer.strategy import make_strategy
 
@@ -106,7 +106,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             reference_group=None,
             engines=[],
             tokenizer=None,
-            prompts=PromptStream(rows, seed=1, episodes=episodes),
+            prompts=prompt_stream(dotted.replace(config, {"train.seed": 1}), rows),
             eval_rows=[],
             folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
         )
@@ -183,14 +183,16 @@ def test_a_run_that_can_make_no_step_is_an_error(trainer):
         trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
 
 
-@pytest.mark.parametrize("limit", range(3, 23))
-def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, trainer):
-    whole = trainer(MIXED, episodes=3)
+@pytest.mark.parametrize("curriculum", ["off", "easy_first", "uncertain"])
+@pytest.mark.parametrize("limit", range(3, 23, 2))
+def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, curriculum, trainer):
+    given = {"episodes": 3, "data__curriculum": curriculum}
+    whole = trainer(MIXED, **given)
     steps = whole.fit()
-    stopped = trainer(MIXED, episodes=3, limit=limit)
+    stopped = trainer(MIXED, **given, limit=limit)
     with pytest.raises(UserError, match="the reward server is gone"):
         stopped.fit()
-    taken_up = trainer(MIXED, episodes=3)
+    taken_up = trainer(MIXED, **given)
     taken_up.step = stopped.saved["global_step"]
     taken_up.prompts.load_state_dict(stopped.saved["data_loader_state_dict"])
     # What was gathered for the step that was not made is generated again.
