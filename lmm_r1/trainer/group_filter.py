@@ -66,15 +66,17 @@ class GroupFilter:
         Args:
             step: that learns from it, for the function.
         """
-        counted = [sample for sample in group if not sample.masked]
-        if self.bounds is not None and (reason := self._out_of_bounds(counted, self.bounds)):
-            return reason
-        if self.function is None:
-            return list(group)
-        kept = self.function(group, step=step)
-        if not any(kept):
-            return "function"
-        return [replace(sample, masked=sample.masked or not its) for sample, its in zip(group, kept, strict=True)]
+        judged = list(group)
+        if self.function is not None:
+            kept = self.function(group, step=step)
+            if not any(kept):
+                return "function"
+            judged = [
+                replace(sample, masked=sample.masked or not its) for sample, its in zip(group, kept, strict=True)
+            ]
+        counted = [sample for sample in judged if not sample.masked]
+        reason = None if self.bounds is None else self._out_of_bounds(counted, self.bounds)
+        return reason or judged
 
     def _out_of_bounds(self, counted: Sequence[Sample], bounds: tuple[float, float]) -> DropReason | None:
         if not counted:

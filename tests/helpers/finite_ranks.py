@@ -34,6 +34,8 @@ PLANTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 # As with --ds.adam_offload, without DeepSpeed's own optimizer, which it would have to compile.
 OFFLOADED = "bf16, optimizer in CPU memory"
+# In the place of what is planted: what follows the weights of good steps, as `helpers.moving_weights` has it.
+FOLLOWED = "followed"
 # By the number of ranks: stage, dtype and what is planted.
 CASES: dict[int, list[tuple[int, str, str]]] = {
     1: [
@@ -44,6 +46,7 @@ CASES: dict[int, list[tuple[int, str, str]]] = {
     2: [
         *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
         *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
+        *[(stage, dtype, FOLLOWED) for stage in (1, 2, 3) for dtype in ("bf16", "fp32")],
         *[
             (stage, "fp16", planted)
             for stage in (1, 2, 3)
@@ -54,9 +57,18 @@ CASES: dict[int, list[tuple[int, str, str]]] = {
 Outcome = dict[str, Any]
 
 
-def outcome_of(stage: int, dtype: str, planted: str) -> Outcome:
-    """Make a good step, then two passes of a step of which the last rank's first is planted with something."""
+def outcome_of(stage: int, dtype: str, planted: str, *, folder: Path) -> Outcome:
+    """Make a good step, then two passes of a step of which the last rank's first is planted with something.
+
+    Args:
+        folder: that all ranks write to.
+    """
     import deepspeed
+
+    if planted == FOLLOWED:
+        from helpers.moving_weights import averaged
+
+        return averaged(stage, dtype, folder / f"{stage}-{dtype}")
 
     from lmm_r1.trainer.optimizer_step import loss_scaling
 
@@ -138,7 +150,7 @@ def main(folder: Path) -> None:
     cpu.prepare_process()
     # DeepSpeed asks for instructions that make half precision quick.
     importlib.import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported = lambda: True
-    outcomes = [outcome_of(*case) for case in json.loads((folder / "cases.json").read_text())]
+    outcomes = [outcome_of(*case, folder=folder) for case in json.loads((folder / "cases.json").read_text())]
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
 

@@ -1,8 +1,5 @@
-"""Two processes whose weights are averaged over their updates, and given to a reference, under each ZeRO stage."""
+"""What follows a model's weights, in each of its ranks: their average over updates, and a reference that takes them."""
 
-import importlib
-import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +8,6 @@ import torch
 import torch.distributed as dist
 from helpers.finite_ranks import backward_pass, prepared
 
-RANKS = 2
-CASES = [(stage, dtype) for stage in (1, 2, 3) for dtype in ("bf16", "fp32")]
 BETA = 0.75
 
 
@@ -48,6 +43,7 @@ def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
     """Make two updates, and compare the average with one of whole weights."""
     from lmm_r1.trainer.moving_average import MovingAverage
 
+    folder.mkdir(exist_ok=True)
     strategy, engine = prepared(stage, dtype)
     average = MovingAverage(engine, beta=BETA)
     expected = masters_of(engine)
@@ -94,20 +90,3 @@ def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
     same_output = torch.equal(reference(given), engine(given))
     dist.barrier()
     return {"referred": not same(before, policy) and same(whole_of(reference), policy) and same_output}
-
-
-def main(folder: Path) -> None:
-    from lmm_r1 import cpu
-
-    cpu.prepare_process()
-    outcomes = {}
-    for stage, dtype in CASES:
-        own = folder / f"{stage}-{dtype}"
-        own.mkdir(exist_ok=True)
-        outcomes[own.name] = averaged(stage, dtype, own)
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    importlib.import_module("helpers.moving_weights").main(Path(sys.argv[1]))

@@ -122,6 +122,9 @@ def test_a_function_of_the_users_keeps_groups_or_samples_and_what_it_leaves_out_
     whole = GroupFilter(function=function("def mine(samples): return len(samples) == 2\n", name=":mine"))
     assert whole.judged(group(1.0, 0.0)) == group(1.0, 0.0)
     assert whole.judged(group(1.0)) == "function"
+    # Of those that are left, all are right: there is nothing to compare.
+    both = GroupFilter(bounds=(0, 1), function=rule.function)
+    assert both.judged(group(2.0, 0.0, 2.0), step=3) == "range"
     assert rule.masks
     assert not GroupFilter(bounds=(0, 1)).masks
 
