@@ -84,16 +84,21 @@ def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
 def _put(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
     """Put values in the place of the master weights, and let the weights of passes follow them, as after a step."""
     optimizer: Any = engine.optimizer
+    sharded = engine.zero_optimization_stage() == 3
+    if sharded:
+        # Small weights are whole on every rank, and are gathered anew only where they are not.
+        optimizer._partition_all_parameters()
     for part, value in zip(masters(engine), values, strict=True):
         part.data.copy_(value)
-    if engine.zero_optimization_stage() != 3:
+    if not sharded:
         optimizer.update_lp_params()
         return
     for group in range(len(values)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
-    # Small ones are whole on every rank.
     if optimizer.persistent_parameters:
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+    # Copies within a node (--ds.zpg) are those of the weights before.
+    optimizer.invalidate_secondary_tensor()
 
 
 def _in_host(part: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,12 @@ def outcome_of(stage: int, dtype: str, planted: str, *, folder: Path) -> Outcome
     return {"error": error, "same": torch.equal(before, after), **told}
 
 
-def prepared(stage: int, dtype: str) -> tuple[Any, Any]:
+def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, Any]:
+    """Return a strategy and an engine of a small model.
+
+    Args:
+        persistent: whether ZeRO-3 keeps weights whole on every rank, as it does with small ones.
+    """
     import deepspeed
 
     from lmm_r1 import dotted
@@ -113,7 +118,7 @@ def prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
     config = strategy.get_ds_train_config(optimizer, max_norm=1.0)
-    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 32 if persistent else 0
     if dtype == OFFLOADED:
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
         config["zero_force_ds_cpu_optimizer"] = False

@@ -44,7 +44,7 @@ def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
     from lmm_r1.trainer.moving_average import MovingAverage
 
     folder.mkdir(exist_ok=True)
-    strategy, engine = prepared(stage, dtype)
+    strategy, engine = prepared(stage, dtype, persistent=dtype == "bf16")
     average = MovingAverage(engine, beta=BETA)
     expected = masters_of(engine)
     first = expected
