@@ -28,6 +28,8 @@ EstimatorName: TypeAlias = Literal[
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
 """Each is that of a function in `trainer.policy_losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+FILTER_NAME = "experience_filter"
+"""The function of `algo.experience_filter` where none is named."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold beside OpenRLHF's keys."""
 
@@ -132,6 +134,8 @@ class RefConfig(PlacedModel):
     """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool = False
     """Keep the reference model in CPU memory while it is not needed."""
+    refresh_steps: int = 0
+    """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -245,6 +249,16 @@ class AlgoConfig:
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Mean rewards strictly between these two are kept."""
+    dynamic_filtering_part: str | None = None
+    """The part of the reward whose mean must be in that range, accuracy for example; None is the score."""
+    dynamic_filtering_min_std: float | None = None
+    """Groups whose rewards have a lower standard deviation than this are dropped, too; None has no such bound."""
+    dynamic_filtering_max_batches: int = 0
+    """Most prompts that a step may take to be full, in multiples of rollout.batch_size, beyond which the run stops; 0 has no
+    bound but a whole episode in which no group is left."""
+    experience_filter: str | None = None
+    """FILE.py or FILE.py:FUNCTION of your own that is given the samples of a group and says which are learnt from; a group
+    of which it keeps none is replaced."""
     mismatch_limit: float | None = None
     """Largest mean distance per token between engine's and trainer's log-probs in the first step, beyond which the run
     stops; None is 0.01 in fp32 and 0.1 in half precision."""
@@ -293,9 +307,9 @@ class PPOTrainConfig(TrainConfig):
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
-    """Save a moving average of the weights."""
+    """Keep a moving average of the policy's weights, and save it as a model in the folder ema of output_dir."""
     ema_beta: float = 0.992
-    """Decay of the moving average."""
+    """Share of the moving average that an update leaves."""
     async_enable: bool = False
     """Generate the next rollouts while the policy is updated, on GPUs or cores of their own; the samples' weights are then older
     than the policy's."""
@@ -432,6 +446,9 @@ class PPODataConfig(DataConfig):
     """Rows used at most."""
     max_images_per_prompt: int = 0
     """Most images that one prompt may hold; 0 counts them in the data."""
+    curriculum: Literal["off", "easy_first", "uncertain"] = "off"
+    """Order of the prompts by how many of their responses were right in the episodes before: off shuffles them, easy_first
+    begins with those solved most often, uncertain takes those that are solved now and then more often, others less."""
     overlong_prompts: Literal["error", "skip"] = "skip"
     """What happens to a prompt that leaves no room for a response; none is ever cut."""
 

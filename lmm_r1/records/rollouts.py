@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 from lmm_r1.data import messages as data_messages
 from lmm_r1.data.sample import EpisodeEnd, Sample
@@ -24,6 +24,15 @@ END_WORDS: dict[str, str] = {
 }
 """How an episode has ended, by the name in its record."""
 assert set(END_WORDS) == set(get_args(EpisodeEnd))
+DropReason = Literal["range", "std", "function"]
+"""The mean score is out of range, the rewards hardly differ, or the user's function keeps no sample."""
+DROP_WORDS: dict[str, str] = {
+    "range": "mean out of range",
+    "std": "rewards hardly differ",
+    "function": "by the user's function",
+}
+"""Why a group was dropped, by the name in its record."""
+assert set(DROP_WORDS) == set(get_args(DropReason))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,8 @@ class SampledResponse:
     """Whether it is the greedy response that its group is compared with, and nothing was learnt from it."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
     """What the environment has counted in an episode; `scores` has it, too."""
+    dropped: str | None = None
+    """Why its group was dropped, and nothing learnt from it: `DropReason`."""
 
     @classmethod
     def of(
@@ -68,6 +79,7 @@ class SampledResponse:
         held_out: bool = False,
         greedy: bool = False,
         said: tuple[Turn, ...] = (),
+        dropped: str | None = None,
     ) -> SampledResponse:
         """Return what is kept of a sample that has its reward.
 
@@ -92,6 +104,7 @@ class SampledResponse:
             masked=sample.masked,
             greedy=greedy,
             counts={} if played is None else played.counts,
+            dropped=dropped,
         )
 
 
@@ -191,6 +204,7 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         masked=record.get("masked") is True,
         greedy=record.get("greedy") is True,
         counts=_numbers(record, "counts", place=place),
+        dropped=None if record.get("dropped") is None else text_field(record, "dropped", place=place),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lmm_r1.config.part_weights import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
+from lmm_r1.records.rollouts import DROP_WORDS
 
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
@@ -81,6 +82,13 @@ PANELS = (
     PanelSpec(
         title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
     ),
+    PanelSpec(
+        title="Groups dropped",
+        unit="per step",
+        metrics=("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS)),
+        from_zero=True,
+        hidden_at_zero=True,
+    ),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
     PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
@@ -89,6 +97,14 @@ PANELS = (
     PanelSpec(title="Values and returns", unit="mean per token", metrics=("values", "returns")),
     PanelSpec(
         title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
+    ),
+    PanelSpec(
+        title="Updates skipped",
+        unit="per step, overflow of fp16",
+        metrics=("skipped_updates", "critic_skipped_updates"),
+        from_zero=True,
+        smoothed=False,
+        hidden_at_zero=True,
     ),
     PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
     PanelSpec(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmm_r1.data.sample import Sample
 from lmm_r1.trainer.samples import Rollout
@@ -22,7 +22,7 @@ class MadeRollout:
     rollout: Rollout
     is_whole: bool
     """Whether it has all groups of a step; prompts end with one that has not."""
-    position: Mapping[str, int]
+    position: Mapping[str, Any]
     """Of the prompts behind it, from which a run goes on that has learnt from it."""
     began: float
     ended: float

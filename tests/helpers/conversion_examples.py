@@ -168,7 +168,8 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "eval.temperature": 1.0,
             "reward.remote_url": "./examples/reward_function/dapo.py:compute_score",
             "reward.function_kwargs": '{"max_response_length": 20480, "overlong_buffer_length": 4096}',
-            "reward.score_key": "accuracy_normalized",
+            "algo.dynamic_filtering_part": "accuracy_normalized",
+            "algo.dynamic_filtering_max_batches": 30,  # 10 batches of 1536 prompts are 30 of 512
             "algo.kl.init_coef": 0.0,
             "algo.kl.use_loss": None,
             "algo.kl.estimator": None,
@@ -179,13 +180,13 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "data.mini_rollout_batch_size",
             "worker.actor.optim.lr_warmup_steps",
             "worker.rollout.max_num_batched_tokens",
-            "trainer.max_try_make_batch",
         },
     ),
     "qwen2_5_vl_7b_geo3k_dapo": (
         f"{GEO3K} worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True algorithm.online_filtering=True",
         GEO3K_FLAGS
         | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
+        | {"algo.dynamic_filtering_max_batches": 20}
         | {"algo.kl.use_loss": None, "algo.kl.estimator": None},
         set(),
     ),

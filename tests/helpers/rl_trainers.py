@@ -5,11 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
+from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, to_openrlhf_args
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
+from lmm_r1.trainer.run import prompt_stream
 from lmm_r1.trainer.strategy import make_strategy
 
 Trainer = TypeVar("Trainer", bound=KitPPOTrainer)
@@ -19,7 +20,6 @@ ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0
 
 def without_workers(kind: type[Trainer], config: PPOConfig, rows: Sequence[Row], *, folder: Path) -> Trainer:
     """A trainer of prompts, whose policy's workers answer what is asked of them at once."""
-    train = config.train
     return kind(
         config,
         make_strategy(to_openrlhf_args(config)),
@@ -29,7 +29,7 @@ def without_workers(kind: type[Trainer], config: PPOConfig, rows: Sequence[Row],
         reference_group=None,
         engines=[],
         tokenizer=None,
-        prompts=PromptStream(rows, seed=1, episodes=train.num_episodes),
+        prompts=prompt_stream(dotted.replace(config, {"train.seed": 1}), rows),
         eval_rows=[],
         folder=RunFolder(path=folder, name="rl", kind="rl"),
     )

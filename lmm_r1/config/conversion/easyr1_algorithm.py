@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from lmm_r1.config.conversion.table import Flag, Given, Note, Rule
@@ -42,6 +43,8 @@ TEMPERATURES = {
     "worker.actor.tau_negative": "actor.sapo_temperature_neg",
 }
 LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
+MAX_TRIES = 20
+"""Batches that a step may take where `trainer.max_try_make_batch` is not given."""
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 
 
@@ -130,17 +133,22 @@ def _filter(given: Given) -> Results:
     low, high = given.number("algorithm.filter_low"), given.number("algorithm.filter_high")
     yield Flag("algo.dynamic_filtering_range", [low, high])
     key = given.text("algorithm.filter_key")
-    if key == "overall":
-        return
     if enabled:
-        yield Flag("reward.score_key", key)
-        yield Note(
-            "another meaning",
-            "algorithm.filter_key",
-            "--reward.score_key also names what evaluation and pass@k are computed on",
-        )
-    else:
+        if key != "overall":
+            yield Flag("algo.dynamic_filtering_part", key)
+        yield Flag("algo.dynamic_filtering_max_batches", _most_batches(given))
+        return
+    if key != "overall":
         yield Note("without counterpart", "algorithm.filter_key", "nothing is filtered without online_filtering")
+    if given.whole("trainer.max_try_make_batch") != MAX_TRIES:
+        yield Note("without counterpart", "trainer.max_try_make_batch", "nothing is filtered without online_filtering")
+
+
+def _most_batches(given: Given) -> int:
+    """Return how many rollout batches have as many prompts as may be tried there, in batches that may be larger."""
+    step, batches = given.whole("data.rollout_batch_size"), given.whole("trainer.max_try_make_batch")
+    size = step if given["data.mini_rollout_batch_size"] is None else given.whole("data.mini_rollout_batch_size")
+    return math.ceil(max(0, batches) * size / step)
 
 
 def _loss(given: Given) -> Results:

@@ -328,6 +328,27 @@ def test_resolving_twice_changes_nothing():
             "--algo.dynamic_filtering_range 1.0 1.0: the first must be below the second",
         ),
         (
+            {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": (float("nan"), 1.0)},
+            "the first must be below the second",
+        ),
+        (
+            {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_min_std": 0.0},
+            "--algo.dynamic_filtering_min_std 0 must be above 0",
+        ),
+        *(
+            ({f"algo__{name}": value}, f"--algo.{name} {value} has no part without --algo.dynamic_filtering_enable")
+            for name, value in (
+                ("dynamic_filtering_part", "accuracy"),
+                ("dynamic_filtering_min_std", 0.1),
+                ("dynamic_filtering_max_batches", 3),
+            )
+        ),
+        ({"algo__dynamic_filtering_max_batches": -1}, "must be at least 1, or 0 for no bound"),
+        (
+            {"reward__remote_url": None, "reward__model_name_or_path": "rm", "algo__experience_filter": "mine.py"},
+            "--algo.experience_filter mine.py needs --reward.remote_url",
+        ),
+        (
             {
                 "algo__dynamic_filtering_enable": True,
                 "algo__advantage__estimator": "reinforce",

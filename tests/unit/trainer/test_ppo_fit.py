@@ -20,6 +20,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 
@@ -31,8 +32,8 @@ BATCH = 3
 class PlayedGenerator(KitSamplesGenerator):
     """Gives groups whose scores are their prompt's answer, up to a number of prompts, behind which it fails."""
 
-    def __init__(self, *arguments: Any, limit: int | None = None) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, limit: int | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.limit = limit
         self.asked = self.different = 0
 
@@ -92,7 +93,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for line, answer in enumerate(answers, start=1)
         ]
         played = without_workers(PlayedTrainer, config, rows, folder=tmp_path)
-        played.generator = PlayedGenerator(played.args, [], group_settings(config), limit=limit)
+        played.generator = PlayedGenerator(
+            played.args, [], group_settings(config), limit=limit, group_filter=GroupFilter.of(config)
+        )
         played.learnt, played.filtered, played.saved = [], [], None
         return played
 
@@ -163,14 +166,16 @@ def test_a_run_that_can_make_no_step_is_an_error(trainer):
         trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
 
 
-@pytest.mark.parametrize("limit", range(3, 23))
-def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, trainer):
-    whole = trainer(MIXED, episodes=3)
+@pytest.mark.parametrize("curriculum", ["off", "easy_first", "uncertain"])
+@pytest.mark.parametrize("limit", range(3, 23, 2))
+def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, curriculum, trainer):
+    given = {"episodes": 3, "data__curriculum": curriculum}
+    whole = trainer(MIXED, **given)
     steps = whole.fit()
-    stopped = trainer(MIXED, episodes=3, limit=limit)
+    stopped = trainer(MIXED, **given, limit=limit)
     with pytest.raises(UserError, match="the reward server is gone"):
         stopped.fit()
-    taken_up = trainer(MIXED, episodes=3)
+    taken_up = trainer(MIXED, **given)
     taken_up.step = stopped.saved["global_step"]
     taken_up.prompts.load_state_dict(stopped.saved["data_loader_state_dict"])
     # What was gathered for the step that was not made is generated again.

@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from helpers.conversations import message, picture, row
+from helpers.rl_trainers import without_workers
 from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
@@ -24,7 +25,6 @@ from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
-from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer import ppo_trainer, run
 from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
 from lmm_r1.trainer.mismatch import distances, least_mass
@@ -514,20 +514,25 @@ def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_aske
         save_model=lambda model, tokenizer, folder: saved.append(folder),
     )
     worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
-    worker.actor = None
+    worker.actor, worker.trainer = None, SimpleNamespace(average=None)
     worker.save_checkpoint("global_step3")
-    assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
+    folder = str(tmp_path / "checkpoints" / "global_step3_hf")
+    assert saved == ([folder] if copies else [])
+    # The moving average of the weights is a model beside it.
+    saved.clear()
+    worker.trainer.average = SimpleNamespace(in_weights=contextlib.nullcontext)
+    worker.save_checkpoint("global_step3")
+    assert saved == ([folder, f"{folder}/ema"] if copies else [])
 
 
 def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
     rows = [row(message("user", str(number))) for number in range(3)]
     groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
     for count, kept in ((0, 0), (1, 2), (2, 2), (5, 4), (100, 6)):
-        trainer = object.__new__(ppo_trainer.KitPPOTrainer)
-        trainer.config = config(logger__rollouts_per_step=count)
-        trainer.folder = RunFolder(path=tmp_path / str(count), name="rl", kind="rl")
+        given, folder = config(logger__rollouts_per_step=count), tmp_path / str(count)
+        trainer = without_workers(ppo_trainer.KitPPOTrainer, given, rows, folder=folder)
         trainer.folder.open("")
-        assert len(trainer._record_rollouts(1, groups)) == kept
+        assert len(trainer.records.write(1, groups)) == kept
 
 
 def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
