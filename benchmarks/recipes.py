@@ -155,7 +155,7 @@ def _run(name: str, seed: int, folder: Path, evaluation: dict, prompts: int) -> 
 
 def generated(steps: list[dict], *, prompts: int, samples: int = 4) -> int:
     """Return how many responses a run's steps took: those that are learnt from, greedy ones, and those of left-out groups."""
-    whole = sum(step["filtered_groups"] + prompts for step in steps) * samples
+    whole = sum(int(step["filtered_groups"]) + prompts for step in steps) * samples
     return whole + sum(prompts for step in steps if "greedy_reward" in step)
 
 
