@@ -23,7 +23,9 @@ DEMO = Path(__file__).resolve().parents[1] / "examples/scripts/demo.sh"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each is a whole demo of some minutes")
-    parser.add_argument("--arch", nargs="+", help="kits to run it with, in one result by name; else the demo's own alone")
+    parser.add_argument(
+        "--arch", nargs="+", help="kits to run it with, in one result by name; else the demo's own alone"
+    )
     parser.add_argument("--runs", type=Path, help="folder to keep the runs in, by kit and seed; else they are deleted")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of both RL stages, last")
@@ -31,10 +33,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, asked = arguments.runs or Path(temporary), {"seeds": arguments.seeds, "flags": arguments.flags}
         if arguments.arch:
-            measured = {"architectures": {arch: of_seeds(folder / arch, arch=arch, **asked) for arch in arguments.arch}}
+            measured = {
+                "architectures": {arch: of_seeds(folder / arch, arch=arch, **asked) for arch in arguments.arch}
+            }
         else:
             measured = of_seeds(folder, arch=None, **asked)
-    result = {"benchmark": "demo", "machine": machine_name(), "threads": threads(), "flags": arguments.flags, **measured}
+    result = {
+        "benchmark": "demo",
+        "machine": machine_name(),
+        "threads": threads(),
+        "flags": arguments.flags,
+        **measured,
+    }
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result))
