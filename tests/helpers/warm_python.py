@@ -17,14 +17,18 @@ CLIENT = "LMM_R1_TEST_CLIENT"
 
 
 def warm_python() -> str:
-    """The path of an executable that takes `-m MODULE` or a file, and the arguments of either."""
+    """The path of an executable that takes what Python does; commands, helpers and files of code are forks."""
     from lmm_r1.cluster.worker_processes import fork_server, run_environment
 
     server = fork_server(run_environment())
     executable = server.folder / "python"
     if not executable.exists():
-        command = f'exec {server.python} {shlex.quote(__file__)} "$@"'
-        executable.write_text(f"#!/bin/sh\nexport {CLIENT}=$$\n{command}\n")
+        fork = f"export {CLIENT}=$$; exec {server.python} {shlex.quote(__file__)}"
+        executable.write_text(
+            '#!/bin/sh\ncase "$1 $2" in\n'
+            f'"-m lmm_r1."* | "-m helpers."* | *.py\ *) {fork} "$@" ;;\n'
+            f'*) exec {shlex.quote(sys.executable)} "$@" ;;\nesac\n'
+        )
         executable.chmod(0o755)
     return str(executable)
 
