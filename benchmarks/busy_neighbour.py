@@ -2,8 +2,8 @@
 
 python benchmarks/busy_neighbour.py [--repeats 3] [--output benchmarks/results/busy_neighbour.json]
 
-Threads that share an operator wait for one another asleep (`passive`, which the commands set) or awake (`active`, as OpenMP
-does by itself for a while). The fair share beside a neighbour on two cores is half of the rate alone.
+Threads that share an operator wait for one another asleep, awake for some microseconds or for longer, or as the commands
+choose by themselves (`cpu.choose_waiting`). The fair share beside a neighbour on two cores is half of the rate alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from pathlib import Path
 from machine import machine_name
 
 MODULE = [sys.executable, "-m"]
-POLICIES = ("passive", "active")
+# By the variables of GNU's OpenMP.
+POLICIES = {
+    "chosen": {},
+    "microseconds": {"GOMP_SPINCOUNT": "3000"},
+    "asleep": {"GOMP_SPINCOUNT": "0"},
+    "awake": {"OMP_WAIT_POLICY": "active"},
+}
+THREADS = {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 SFT_ROWS = 320
 PROMPTS = 512
 # After which a command is ended: what it has told of its rate by then counts.
@@ -63,8 +70,10 @@ def measure(folder: Path, *, repeats: int) -> dict:
                         )
                     print(f"{name}: {rates[name][-1]:,.0f} tokens/s", file=sys.stderr)
     medians = {name: statistics.median(values) for name, values in rates.items()}
+    # The best rate alone is what there is to share.
     shares = {
-        f"{command} {policy}": medians[f"{command} {policy} neighbour"] / (medians[f"{command} {policy} alone"] / 2)
+        f"{command} {policy}": medians[f"{command} {policy} neighbour"]
+        / (max(medians[f"{command} {other} alone"] for other in POLICIES) / 2)
         for command in commands
         for policy in POLICIES
     }
@@ -72,11 +81,13 @@ def measure(folder: Path, *, repeats: int) -> dict:
         "machine": machine_name(),
         "tokens_per_second": {name: round(value) for name, value in medians.items()},
         "of_fair_share": {name: round(value, 2) for name, value in shares.items()},
-        "passive_against_active": {
-            f"{command} {place}": round(
-                medians[f"{command} passive {place}"] / medians[f"{command} active {place}"], 2
+        "chosen_against": {
+            f"{command} {policy} {place}": round(
+                medians[f"{command} chosen {place}"] / medians[f"{command} {policy} {place}"], 2
             )
             for command in commands
+            for policy in POLICIES
+            if policy != "chosen"
             for place in ("alone", "neighbour")
         },
         "repeats": repeats,
@@ -127,13 +138,13 @@ def inference_rate(folder: Path, name: str, *, policy: str) -> float:
     return float(last[1].replace(",", ""))
 
 
-def _run(command: str, *arguments: str, folder: Path, policy: str = "passive") -> str:
+def _run(command: str, *arguments: str, folder: Path, policy: str = "chosen") -> str:
     """Run a command with the threads that it takes by itself, and return what it prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment = {name: value for name, value in os.environ.items() if name not in THREADS}
     process = subprocess.Popen(
         [*MODULE, f"lmm_r1.cli.{command}", *arguments],
         cwd=folder,
-        env=environment | {"OMP_WAIT_POLICY": policy},
+        env=environment | POLICIES[policy],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -6,6 +6,7 @@ end with the job. How a run starts, joins and leaves clusters of its own is test
 
 import atexit
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +41,14 @@ def kept_clusters() -> Iterator[None]:
         if settings.get("address") != "local" or "py_executable" not in settings.get("runtime_env", ()):
             return started(**settings)
         kept = _cluster(tuple(settings.pop(name, None) for name in SIZES))
-        runtime = settings.pop("runtime_env")
+        runtime = dict(settings.pop("runtime_env"))
         changed = {name: value for name, value in os.environ.items() if kept.environment.get(name) != value}
-        runtime = {**runtime, "env_vars": {**changed, **runtime.get("env_vars", {})}}
+        # Of a cluster of their own, workers would have this process's environment and folder.
+        runtime = {
+            "py_executable": f"env -C {shlex.quote(os.getcwd())} {runtime.pop('py_executable')}",
+            "env_vars": {**changed, **runtime.pop("env_vars", {})},
+            **runtime,
+        }
         return started(**settings | {"address": kept.cluster.address, "runtime_env": runtime})
 
     with pytest.MonkeyPatch.context() as patch:
