@@ -26,7 +26,7 @@ def warm_python() -> str:
         fork = f"export {CLIENT}=$$; exec {server.python} {shlex.quote(__file__)}"
         executable.write_text(
             '#!/bin/sh\ncase "$1 $2" in\n'
-            f'"-m lmm_r1."* | "-m helpers."* | *.py\ *) {fork} "$@" ;;\n'
+            f'"-m lmm_r1."* | "-m helpers."* | *.py" "*) {fork} "$@" ;;\n'
             f'*) exec {shlex.quote(sys.executable)} "$@" ;;\nesac\n'
         )
         executable.chmod(0o755)
