@@ -25,7 +25,7 @@ class RecordedRollouts:
 
     def write(self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False) -> list[Generation]:
         """Write and return some whole groups, of `count` samples together; write their greedy responses."""
-        samples = recorded_samples(groups, count=self.count)
+        samples = list(recorded_samples(groups, count=self.count))
         shown = [self._write_sample(sample, step=step, group=group, held_out=held_out) for group, sample in samples]
         greedy = {group: sample.greedy for group, sample in samples if sample.greedy is not None}
         for group, sample in greedy.items():

@@ -229,7 +229,7 @@ def test_the_curriculum_chains_any_stages(tmp_path):
     [
         (
             ("fre_txt",),
-            "run_curriculum.sh: no stage fre_txt; known are direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
+            "run_curriculum.sh: no stage fre_txt; known are algorithm direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
         ),
         (("mgt_geo", "train_mgt_geo.sh"), "run_curriculum.sh: the stage train_mgt_geo.sh is given twice"),
     ],

@@ -418,7 +418,7 @@ def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
     ("flag", "value", "given"),
     [
         ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
-        ("train.enable_ema", True, "--train.enable_ema"),
+        ("use_ms", True, "--use_ms"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(flag, value, given):

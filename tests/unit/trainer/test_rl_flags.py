@@ -482,6 +482,7 @@ def test_an_evaluation_samples_as_its_flags_say():
     trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
     trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
     trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
+    trainer.records = SimpleNamespace(write=lambda step, groups, held_out: None)
     trainer.console = SimpleNamespace(print=lambda line: None)
     trainer._evaluate(1)
     (sampling,) = asked
