@@ -1,6 +1,7 @@
 """What the demo's stages gain on held-out rows, for several seeds; JSON on the last line.
 
 python benchmarks/demo.py --seeds 1 2 3 [--output benchmarks/results/demo.json] [--flags FLAGS OF BOTH RL STAGES...]
+python benchmarks/demo.py --seeds 1 2 --arch qwen3_vl gemma3 --output benchmarks/results/demo_architectures.json
 """
 
 from __future__ import annotations
@@ -22,28 +23,52 @@ DEMO = Path(__file__).resolve().parents[1] / "examples/scripts/demo.sh"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each is a whole demo of some minutes")
+    parser.add_argument(
+        "--arch", nargs="+", help="kits to run it with, in one result by name; else the demo's own alone"
+    )
+    parser.add_argument("--runs", type=Path, help="folder to keep the runs in, by kit and seed; else they are deleted")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of both RL stages, last")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [run(seed, Path(folder) / str(seed), flags=arguments.flags) for seed in arguments.seeds]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, asked = arguments.runs or Path(temporary), {"seeds": arguments.seeds, "flags": arguments.flags}
+        if arguments.arch:
+            measured = {
+                "architectures": {arch: of_seeds(folder / arch, arch=arch, **asked) for arch in arguments.arch}
+            }
+        else:
+            measured = of_seeds(folder, arch=None, **asked)
     result = {
         "benchmark": "demo",
         "machine": machine_name(),
+        "threads": threads(),
         "flags": arguments.flags,
-        "runs": runs,
-        "least_text_gain_of_fre": min(entry["text_gain_of_fre"] for entry in runs),
-        "least_image_gain_of_mgt": min(entry["image_gain_of_mgt"] for entry in runs),
-        "most_seconds": max(entry["seconds"] for entry in runs),
+        **measured,
     }
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result))
 
 
-def run(seed: int, folder: Path, *, flags: list[str]) -> dict:
+def threads() -> int:
+    """Return how many a process of PyTorch takes."""
+    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+
+
+def of_seeds(folder: Path, *, arch: str | None, seeds: list[int], flags: list[str]) -> dict:
+    """Return the runs of some seeds and the least that the stages gained."""
+    runs = [run(seed, folder / str(seed), arch=arch, flags=flags) for seed in seeds]
+    return {
+        "runs": runs,
+        "least_text_gain_of_fre": min(entry["text_gain_of_fre"] for entry in runs),
+        "least_image_gain_of_mgt": min(entry["image_gain_of_mgt"] for entry in runs),
+        "most_seconds": max(entry["seconds"] for entry in runs),
+    }
+
+
+def run(seed: int, folder: Path, *, arch: str | None, flags: list[str]) -> dict:
     """Run the demo and return its summary with the gains over the cold start, in points."""
-    environment = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable}
+    environment = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable} | ({"ARCH": arch} if arch else {})
     began = time.perf_counter()
     subprocess.run(["bash", str(DEMO), str(folder), *flags], check=True, env=environment, stdout=sys.stderr)
     seconds = round(time.perf_counter() - began, 1)

@@ -1,6 +1,6 @@
 """Runs that are killed at random moments and repeated as they were, against runs that were not; JSON on the last line.
 
-python benchmarks/killed_runs.py [--sft 34] [--ppo 16] [--seed 1] [--output benchmarks/results/killed_runs.json]
+python benchmarks/killed_runs.py [--sft 34] [--ppo 16] [--asynchronous 20] [--seed 1] [--output benchmarks/results/killed_runs.json]
 
 Every kill is SIGKILL to all processes of the command: at start, in a step, a save or an eviction. A run that ends has to
 have the steps of one that was not killed, each once, with the same data in the same order.
@@ -51,13 +51,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sft", type=int, default=34, help="kills of supervised fine-tuning")
     parser.add_argument("--ppo", type=int, default=16, help="kills of RL with a critic")
+    parser.add_argument(
+        "--asynchronous", type=int, default=20, help="kills of RL with rollouts made ahead, and images"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"machine": machine_name(), "seed": arguments.seed}
     with tempfile.TemporaryDirectory() as folder:
         scenarios = make_scenarios(Path(folder))
-        for name, kills in (("sft", arguments.sft), ("ppo", arguments.ppo)):
+        asked = {"sft": arguments.sft, "ppo": arguments.ppo, "asynchronous": arguments.asynchronous}
+        for name, kills in asked.items():
+            if not kills:
+                continue
             chance = random.Random(f"{arguments.seed} {name}")
             result[name] = measure(scenarios[name], Path(folder) / f"{name}_runs", kills=kills, chance=chance)
     if arguments.output:
@@ -75,11 +81,19 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
     subprocess.run([*task, "--rows", "24", "--output", str(prompts)], **quiet)
     (folder / "reward.py").write_text(REWARD)
     sft = f"--model.model_name_or_path {tiny} --data.dataset {rows} --train.batch_size 4 --train.micro_batch_size 4"
-    ppo = (
+    rl = (
         f"--actor.model_name_or_path {tiny} --data.prompt_dataset {prompts} --reward.remote_url {folder}/reward.py "
-        "--train.colocate_all --algo.advantage.estimator gae --algo.kl.init_coef 0 --actor.num_gpus_per_node 1 "
-        "--critic.num_gpus_per_node 1 --rollout.batch_size 2 --rollout.n_samples_per_prompt 2 --train.batch_size 4 "
+        "--algo.kl.init_coef 0 --actor.num_gpus_per_node 1 --rollout.batch_size 2 --rollout.n_samples_per_prompt 2 "
+        "--train.batch_size 4 "
+    )
+    ppo = (
+        f"{rl} --train.colocate_all --algo.advantage.estimator gae --critic.num_gpus_per_node 1 "
         "--rollout.max_new_tokens 8 --data.max_len 160 --logger.rollouts_per_step 2"
+    )
+    # So long that updates come in the midst of responses.
+    asynchronous = (
+        f"{rl} --train.async_enable --train.async_queue_size 2 --train.partial_rollout_enable "
+        "--rollout.max_new_tokens 64 --data.max_len 256 --logger.rollouts_per_step 4"
     )
     return {
         "sft": Scenario(
@@ -92,6 +106,13 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
         "ppo": Scenario(
             name="ppo",
             argv=python("lmm_r1.cli.train_ppo_ray", *ppo.split(), *SAVES),
+            steps=12,
+            start_s=20,
+            seen=lambda run: [line["messages"] for line in records(run / "rollouts.jsonl")],
+        ),
+        "asynchronous": Scenario(
+            name="asynchronous",
+            argv=python("lmm_r1.cli.train_ppo_ray", *asynchronous.split(), *SAVES),
             steps=12,
             start_s=20,
             seen=lambda run: [line["messages"] for line in records(run / "rollouts.jsonl")],

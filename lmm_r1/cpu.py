@@ -14,8 +14,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmm_r1 import loading, quiet
 from lmm_r1.errors import UserError
@@ -58,6 +59,8 @@ MAPPED_FROM = 2**17
 _M_MMAP_THRESHOLD = -3
 # Packages that vLLM requires, by the compiled libraries of which one must load.
 _UNUSED = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_core*.so"}
+# That this process may work on, before it keeps to some of them.
+_cores: list[int] | None = None
 # Libraries of operators: what they declare lives as long as these objects.
 _declarations: list[object] = []
 # What `choose_waiting` has measured.
@@ -218,6 +221,26 @@ def prepare_worker() -> None:
     }
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
+
+
+def take_cores(side: Literal["engines", "models"]) -> None:
+    """Let this process keep to its side's half of the cores, where engines and models work at the same time.
+
+    Each would else have as many threads as there are cores, and these would wait for one another. Threads that are started
+    later are bound alike. The larger half is the models'; one core is shared. May be called again.
+    """
+    if own_cuda():
+        return
+    import torch
+
+    global _cores
+    cores = _cores = _cores or sorted(os.sched_getaffinity(0))
+    own = cores if len(cores) == 1 else cores[: len(cores) // 2] if side == "engines" else cores[len(cores) // 2 :]
+    for thread in os.listdir("/proc/self/task"):
+        # One may have ended since.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), own)
+    torch.set_num_threads(min(len(own), torch.get_num_threads()))
 
 
 def return_memory() -> None:

@@ -64,6 +64,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         reason="weights reach the engines without CUDA, and all of the engines' caches are reset",
     ),
     Replacement(
+        upstream="openrlhf.trainer.ray.ppo_actor:PolicyLoss",
+        ours="lmm_r1.trainer.workers:no_loss",
+        reason="upstream knows two losses, and refuses the settings of others",
+    ),
+    Replacement(
         upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
         ours="lmm_r1.trainer.critic_workers:KitCriticPPOTrainer",
         reason="upstream hands a critic no media",

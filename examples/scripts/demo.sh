@@ -23,9 +23,7 @@ rows image_prompts --modality image --split train --rows 1000
 
 export PYTHON ROOT SEED NUM_GPUS='' MODEL=$ROOT/tiny SFT_DATA EVAL_TEXT EVAL_IMAGE
 export FRE_DATA=$ROOT/data/text_prompts MGT_DATA=$ROOT/data/image_prompts
-export SFT_CONFIG=$SCRIPTS/configs/demo/cold_start.yaml
-export FRE_CONFIG=$SCRIPTS/configs/demo/fre.yaml
-export MGT_CONFIG=$SCRIPTS/configs/demo/mgt.yaml
-export EVAL_CONFIG=$SCRIPTS/configs/demo/evaluate.yaml
+FRE_CONFIG=$(demo_config fre) MGT_CONFIG=$(demo_config mgt) EVAL_CONFIG=$(demo_config evaluate)
+export SFT_CONFIG FRE_CONFIG MGT_CONFIG EVAL_CONFIG
 "$SCRIPTS/run_curriculum.sh" "${@:2}"
 echo "demo: open $ROOT/report.html in a browser"

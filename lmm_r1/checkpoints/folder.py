@@ -18,6 +18,8 @@ from pathlib import Path
 MARKER = "complete.json"
 LATEST = "latest"
 SAVING = ".saving-"
+REFERENCE_FOLDER = "_reference"
+"""Beside the checkpoints of an RL run's models: the weights of its reference, where that follows the policy."""
 # OpenRLHF writes it once a save has ended.
 METRIC = "metric.json"
 _TAG = re.compile(r"(best_)?global_step(\d+)")

@@ -1,14 +1,17 @@
-"""`lmm-r1 kits`: the architectures that can be trained, and what each supports."""
+"""`lmm-r1 kits`: the architectures that can be trained, what each supports, and whether a checkpoint's engine agrees."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.differences import NOT_YET
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.facts import KitFacts, read_facts
 from lmm_r1.lmm_kits.registry import KITS
 
@@ -22,6 +25,15 @@ COLUMNS = ("kit", "images", "video", "SFT", "RL", "LoRA", "packing", "critic", "
 class KitsConfig:
     markdown: bool = False
     """Print the table as docs/kits.md has it."""
+    parity: str | None = None
+    """A checkpoint whose log-probs in the engine are compared with those of its training, in two steps of a run on this
+    machine: as it is loaded and after an update, on text and on images."""
+    max_len: int = 1024
+    """With parity, the tokens of a prompt and its response together: as many as the run's data.max_len."""
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """With parity, the precision of the weights, as ds.param_dtype."""
+    settings: str | None = None
+    """With parity, a YAML file with the settings of the run, as train_ppo_ray takes it with --config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,13 @@ CONFIG = KitsConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table of kits."""
     config = parse(KitsConfig, argv, prog=PROG, description="List the kits and what each of them supports.")
+    if config.parity is not None:
+        certify_checkpoint(config)
+        return
+    with user_errors(PROG):
+        for name in ("max_len", "dtype", "settings"):
+            if (value := getattr(config, name)) != getattr(KitsConfig, name):
+                raise UserError(f"--{name} {value} is for --parity; give that, too, or leave it out")
     rows, notes = kit_rows(vllm_version=engine_version()), kit_notes()
     if config.markdown:
         print(markdown(rows, notes))
@@ -58,6 +77,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(common)
     for note in notes:
         console.print(note)
+
+
+def certify_checkpoint(config: KitsConfig) -> None:
+    """Print the gaps of a checkpoint; ends the process with 1 where engine and training are apart."""
+    assert config.parity is not None, "asked for"
+    from lmm_r1.cli.parity import COLUMNS as GAP_COLUMNS
+    from lmm_r1.cli.parity import certify
+
+    with user_errors(PROG):
+        told, gaps = certify(config.parity, max_len=config.max_len, dtype=config.dtype, settings=config.settings)
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in GAP_COLUMNS:
+        table.add_column(column)
+    for gap in gaps:
+        table.add_row(*gap.cells)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(told)
+    console.print(table)
+    if any(gap.verdict == "apart" for gap in gaps):
+        sys.exit(1)
 
 
 def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:

@@ -32,6 +32,10 @@ class TaskSettings:
     """digits: most digits in a row; None is the task's 3."""
     max_image_digits: int | None = None
     """digits: most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
+    board_width: int | None = None
+    """digits: pixels of an image's width, the digits lie at its left; None is as wide as they need, 84."""
+    board_height: int | None = None
+    """digits: pixels of an image's height, the digits lie at its top; None is as high as they need, 84."""
     cells: int | None = None
     """digits_table: cells on each side of the table; None is the task's 3."""
     height: int | None = None

@@ -9,7 +9,10 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
+from lmm_r1.config.algorithm_checks import check_algorithm
+from lmm_r1.config.async_checks import check_async
 from lmm_r1.config.differences import INSTEAD, NOT_YET
+from lmm_r1.config.filter_checks import check_filters
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
@@ -25,33 +28,39 @@ from lmm_r1.config.ppo import (
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
+from lmm_r1.config.weight_checks import check_average, check_fp16_optimizer, check_reference
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 _SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
-GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
 
 
 def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
+    check_async(config)
     check_accumulation(config)
     check_adapters(config.ds)
     _check_value_models(config)
     _check_groups(config)
+    check_algorithm(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
     check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")
     check_batches(config)
     _check_kl(config)
+    check_reference(config)
+    check_average(config)
     _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
-    check_optimizer(config.actor, prefix="actor.")
-    check_optimizer(config.critic, prefix="critic.")
+    for prefix, model in (("actor.", config.actor), ("critic.", config.critic)):
+        check_optimizer(model, prefix=prefix)
+        check_fp16_optimizer(model, config.ds, prefix=prefix)
     check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=config.ds.enable_sleep)
     check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=config.ds.enable_sleep)
     _check_offload(config)
@@ -348,16 +357,7 @@ def _check_groups(config: PPOConfig) -> None:
             f"--algo.advantage.estimator {estimator} compares the responses to one prompt: "
             f"--rollout.n_samples_per_prompt {samples} must be at least 2"
         )
-    if not config.algo.dynamic_filtering_enable:
-        return
-    low, high = config.algo.dynamic_filtering_range
-    if low >= high:
-        raise UserError(f"--algo.dynamic_filtering_range {low} {high}: the first must be below the second")
-    if samples < 2:
-        raise UserError(
-            f"--algo.dynamic_filtering_enable looks at a group's mean reward: "
-            f"--rollout.n_samples_per_prompt {samples} must be at least 2"
-        )
+    check_filters(config)
 
 
 def check_counts(config: PPOConfig) -> None:
@@ -550,6 +550,8 @@ def _check_reward_source(config: PPOConfig) -> None:
     for flag, given in (
         (f"--eval.dataset {config.eval.dataset}", config.eval.dataset),
         ("--algo.dynamic_filtering_enable", config.algo.dynamic_filtering_enable),
+        (f"--data.curriculum {config.data.curriculum}", config.data.curriculum != "off"),
+        (f"--algo.experience_filter {config.algo.experience_filter}", config.algo.experience_filter),
     ):
         if given:
             raise UserError(f"{flag} needs --reward.remote_url: a reward model scores only what is trained on")

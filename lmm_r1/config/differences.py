@@ -120,11 +120,6 @@ NOT_YET: dict[str, Container[object]] = {
     "ds.ring_attn_head_stride": AllBut(1),
     "ds.ring_attn_size": range(2, sys.maxsize),
     "model.compute_fp32_loss_enable": (True,),
-    "train.async_enable": (True,),
-    "train.async_queue_size": AllBut(1),
-    "train.ema_beta": AllBut(0.992),
-    "train.enable_ema": (True,),
-    "train.partial_rollout_enable": (True,),
     "use_ms": (True,),
     "vllm.sync_backend": AllBut("nccl"),
 }
@@ -135,8 +130,6 @@ INSTEAD = {
     "ds.ring_attn_head_stride": "take --ds.ulysses_size to split long sequences",
     "ds.ring_attn_size": "take --ds.ulysses_size",
     "model.compute_fp32_loss_enable": "leave it out: rewards and their loss are always in single precision",
-    "train.async_queue_size": "leave it out: a rollout never waits for the trainer",
-    "train.ema_beta": "leave it out: no moving average is kept",
     "vllm.sync_backend": "leave it out, or take --vllm.sync_with_ray",
 }
 """What does the work of a flag that is not available, where something does."""

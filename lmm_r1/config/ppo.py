@@ -22,9 +22,14 @@ MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
 
 EstimatorName: TypeAlias = Literal[
-    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"
+    "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
 ]
 """Each is that of a function in `trainer.advantages`."""
+PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
+"""Each is that of a function in `trainer.policy_losses`."""
+LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+FILTER_NAME = "experience_filter"
+"""The function of `algo.experience_filter` where none is named."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold beside OpenRLHF's keys."""
 
@@ -84,10 +89,19 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     """PPO's clip range below and above 1; None takes eps_clip for both."""
     dual_clip: float | None = None
     """Bound on the loss where the advantage is negative (dual-clip PPO)."""
-    policy_loss_type: Literal["ppo", "gspo"] = "ppo"
-    """Probability ratio per token (ppo) or per sequence (gspo)."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
-    """Mean over all tokens, or over sequences of each one's token mean."""
+    policy_loss_type: PolicyLossName = "ppo"
+    """Clipped probability ratios per token (ppo) or per sequence (gspo; gspo_token with advantages per token); log-probs
+    weighted by clipped ratios (cispo); or ratios through a smooth gate (sapo)."""
+    sapo_temperature_pos: float = 1.0
+    """How fast sapo's gate closes as the ratio leaves 1 where the advantage is positive."""
+    sapo_temperature_neg: float = 1.05
+    """The same where it is not."""
+    loss_agg_mode: LossAggregation = "token-mean"
+    """Mean over all tokens; over sequences of each one's token mean; or over sequences of each one's sum divided by
+    loss_agg_length (Dr. GRPO). The ratios of gspo are per sequence, so that token-mean is seq-mean-token-mean there."""
+    loss_agg_length: int | None = None
+    """Tokens that seq-mean-token-sum-norm divides every sequence's sum by; None is rollout.max_new_tokens, and data.max_len
+    where that is left open or episodes are played."""
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     entropy_coef: float | None = None
@@ -120,6 +134,8 @@ class RefConfig(PlacedModel):
     """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool = False
     """Keep the reference model in CPU memory while it is not needed."""
+    refresh_steps: int = 0
+    """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -175,13 +191,20 @@ ESTIMATORS_ELSEWHERE = {
     "reinforce++_baseline": "reinforce_baseline",
     "reinforce_plus_plus_baseline": "reinforce_baseline",
     "drgrpo": "dr_grpo",
+    "dapo": "group_norm",
+    "passk": "grpo_passk",
+    "pass_k": "grpo_passk",
+    "pass@k": "grpo_passk",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"
-    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic."""
+    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic, remax compares with a greedy response, and
+    grpo_passk counts the best of pass_k."""
+    pass_k: int = 4
+    """Responses of which the best counts, with grpo_passk."""
     gamma: float = 1.0
     """Discount per token."""
     lambd: float = 1.0
@@ -189,9 +212,11 @@ class AdvantageConfig:
     no_std_norm: bool = False
     """Subtract the mean only and do not divide by the standard deviation."""
     is_correction_level: Literal["off", "token", "seq"] = "off"
-    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, per token or per sequence."""
+    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, by the ratio of each token, or by the geometric
+    mean of the ratios of its sequence."""
     is_correction_mode: Literal["mask", "clip"] = "mask"
-    """What happens outside the thresholds: no gradient, or the ratio held at the bound."""
+    """What happens outside the thresholds: no gradient, with tokens inside weighted by their own ratios; or all are weighted
+    by the ratio of the level, held at the bound."""
     is_correction_gating: Literal["ratio", "binary_kl", "tv"] = "ratio"
     """What the thresholds bound: the probability ratio or a divergence."""
     is_correction_threshold: tuple[float, ...] = (0.5, 5.0)
@@ -224,6 +249,16 @@ class AlgoConfig:
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Mean rewards strictly between these two are kept."""
+    dynamic_filtering_part: str | None = None
+    """The part of the reward whose mean must be in that range, accuracy for example; None is the score."""
+    dynamic_filtering_min_std: float | None = None
+    """Groups whose rewards have a lower standard deviation than this are dropped, too; None has no such bound."""
+    dynamic_filtering_max_batches: int = 0
+    """Most prompts that a step may take to be full, in multiples of rollout.batch_size, beyond which the run stops; 0 has no
+    bound but a whole episode in which no group is left."""
+    experience_filter: str | None = None
+    """FILE.py or FILE.py:FUNCTION of your own that is given the samples of a group and says which are learnt from; a group
+    of which it keeps none is replaced."""
     mismatch_limit: float | None = None
     """Largest mean distance per token between engine's and trainer's log-probs in the first step, beyond which the run
     stops; None is 0.01 in fp32 and 0.1 in half precision."""
@@ -272,15 +307,16 @@ class PPOTrainConfig(TrainConfig):
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
-    """Save a moving average of the weights."""
+    """Keep a moving average of the policy's weights, and save it as a model in the folder ema of output_dir."""
     ema_beta: float = 0.992
-    """Decay of the moving average."""
+    """Share of the moving average that an update leaves."""
     async_enable: bool = False
-    """Generate and train at the same time."""
+    """Generate the next rollouts while the policy is updated, on GPUs or cores of their own; the samples' weights are then older
+    than the policy's."""
     async_queue_size: int = 1
-    """Rollouts that may wait for the trainer."""
+    """Rollouts that may be made ahead, and by how many updates the weights may be older that samples came of."""
     partial_rollout_enable: bool = False
-    """Let responses run on across weight updates."""
+    """Let responses run on across weight updates, with the new weights from there on; else an update waits for their end."""
     agent: str | None = None
     """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own; None is single turns."""
     agent_func_path: str | None = None
@@ -410,6 +446,9 @@ class PPODataConfig(DataConfig):
     """Rows used at most."""
     max_images_per_prompt: int = 0
     """Most images that one prompt may hold; 0 counts them in the data."""
+    curriculum: Literal["off", "easy_first", "uncertain"] = "off"
+    """Order of the prompts by how many of their responses were right in the episodes before: off shuffles them, easy_first
+    begins with those solved most often, uncertain takes those that are solved now and then more often, others less."""
     overlong_prompts: Literal["error", "skip"] = "skip"
     """What happens to a prompt that leaves no room for a response; none is ever cut."""
 

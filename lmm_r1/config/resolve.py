@@ -6,6 +6,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
+from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.gpu_counts import settled_counts
@@ -44,6 +45,8 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     settings = _value_models(config)
     if config.actor.eps_clip_low_high is None:
         settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
+    if config.actor.loss_agg_mode == CONSTANT and config.actor.loss_agg_length is None:
+        settings["actor.loss_agg_length"] = _longest_response(config)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
     if not (config.reward.remote_url or config.reward.model_name_or_path or config.train.plays):
         settings["reward.remote_url"] = DEFAULT_VERIFIER
@@ -57,7 +60,14 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["vllm.enable_sleep"] = False
     if config.train.agent is not None and config.agent.prefix_caching:
         settings["vllm.enable_prefix_caching"] = True
-    settings |= _param_dtype(config) | _gamma(config) | _input_template(config) | _trackers(config) | _output(config)
+    settings |= (
+        _correction(config)
+        | _param_dtype(config)
+        | _gamma(config)
+        | _input_template(config)
+        | _trackers(config)
+        | _output(config)
+    )
     resolved = dotted.replace(config, settings)
     check_counts(resolved)
     resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved))
@@ -149,6 +159,12 @@ def _value_models(config: PPOConfig) -> dict[str, object]:
     return settings
 
 
+def _longest_response(config: PPOConfig) -> int:
+    """Return the most tokens that a sample may generate; of an episode, those of all turns."""
+    turn = config.rollout.max_new_tokens
+    return config.data.max_len if turn is None or config.train.plays else turn
+
+
 def _low_high(config: PPOConfig) -> tuple[float, float]:
     match config.algo.advantage.is_correction_threshold:
         case (high,):
@@ -158,6 +174,15 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
         case values:
             given = " ".join(map(str, values))
             raise UserError(f"--algo.advantage.is_correction_threshold takes HIGH or LOW HIGH, not {given!r}")
+
+
+def _correction(config: PPOConfig) -> dict[str, object]:
+    """Return the correction for samples of older weights, which a run that is made asynchronously has."""
+    flag = "algo.advantage.is_correction_level"
+    if not config.train.async_enable or dotted.get(config, flag) != "off":
+        return {}
+    logger.warning("--%s is token: with --train.async_enable samples come of older weights than the policy's", flag)
+    return {flag: "token"}
 
 
 def _gamma(config: PPOConfig) -> dict[str, object]:

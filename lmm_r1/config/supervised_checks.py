@@ -21,6 +21,7 @@ from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig
 from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.weight_checks import check_fp16_optimizer
 from lmm_r1.errors import UserError
 
 
@@ -116,6 +117,7 @@ def _check_supervised(config: SupervisedConfig) -> None:
     check_eight_bit(config, config.ds, prefix="")
     check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     check_optimizer(config, prefix="")
+    check_fp16_optimizer(config, config.ds, prefix="")
     check_evaluation(config)
     check_aux_loss(config.model, prefix="model.")
 

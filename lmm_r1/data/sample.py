@@ -51,6 +51,14 @@ class MediaRef:
     """How much of the store they take."""
 
 
+class WeightSpan(NamedTuple):
+    """Consecutive tokens that came of the same weights."""
+
+    version: int
+    """How many updates these had had."""
+    tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """Consecutive tokens of a sample that come from one side."""
@@ -69,8 +77,14 @@ class Segment:
     The engine's log-probs are then those of a distribution that holds the allowed tokens alone, which the trainer does
     not compute: a ratio of the two is none of two policies, and the choice between allowed tokens was not the policy's.
     """
+    weights: tuple[WeightSpan, ...] = ()
+    """Which weights its tokens came of, where updates may come in between; empty where nobody has noted it."""
 
     def __post_init__(self) -> None:
+        if self.weights:
+            assert sum(span.tokens for span in self.weights) == len(
+                self.token_ids
+            ), "every sampled token has a version"
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
@@ -203,13 +217,15 @@ class Sample:
     finish_reason: str
     """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
     weight_version: int
-    """How many weight updates the engine had had when it generated the sample."""
+    """How many weight updates the engine had had when it began to generate the sample."""
     reward: Score | None = None
     """What it is worth, with the named parts that are logged; None until a reward model says it."""
     played: Played | None = None
     """Of several turns with an environment; its `response` is then the last turn's."""
     masked: bool = False
     """Whether nothing is learnt from it, and its group is compared without it."""
+    greedy: Sample | None = None
+    """The greedy response to its prompt, which its reward is compared with and nothing is learnt from; None without one."""
 
     def __post_init__(self) -> None:
         kinds = [segment.kind for segment in self.segments]
@@ -221,6 +237,16 @@ class Sample:
     @property
     def generated(self) -> tuple[Segment, ...]:
         return tuple(segment for segment in self.segments if segment.kind == "generated")
+
+    @property
+    def weights(self) -> tuple[WeightSpan, ...]:
+        """Which weights its generated tokens came of, as far as that is noted."""
+        spans: list[WeightSpan] = []
+        for span in chain.from_iterable(segment.weights for segment in self.generated):
+            if spans and spans[-1].version == span.version:
+                span = WeightSpan(span.version, spans.pop().tokens + span.tokens)
+            spans.append(span)
+        return tuple(spans)
 
     @property
     def token_ids(self) -> list[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.curriculum import MeasuredCurriculum
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 
@@ -116,23 +117,32 @@ def _check(probabilities: Sequence[float], *, num_datasets: int) -> None:
 
 
 class PromptStream:
-    """Rows in a new order for each episode; the order depends on the seed and the episode alone."""
+    """Rows in a new order for each episode; it depends on the seed and the episode, and on what a curriculum has measured."""
 
-    def __init__(self, rows: Sequence[Row], *, seed: int, episodes: int) -> None:
+    def __init__(
+        self, rows: Sequence[Row], *, seed: int, episodes: int, curriculum: MeasuredCurriculum | None = None
+    ) -> None:
         self.rows = rows
         self.seed = seed
         self.episodes = episodes
+        self.curriculum = curriculum
         self.episode = 0
         self.position = 0
+        self._taken: list[int] = []
         self._order = self._order_of(0)
 
     def take(self, count: int) -> list[Row]:
         """Return the next `count` rows of the current episode, fewer at its end, and none behind the last one."""
         if self.episode >= self.episodes:
             return []
-        taken = [self.rows[index] for index in self._order[self.position : self.position + count]]
-        self.position += len(taken)
-        return taken
+        self._taken = list(self._order[self.position : self.position + count])
+        self.position += len(self._taken)
+        return [self.rows[index] for index in self._taken]
+
+    def measured(self, solved: Sequence[float | None]) -> None:
+        """Note how often each of the rows that were taken last was solved, 0 to 1; None where nobody answered it."""
+        if self.curriculum is not None:
+            self.curriculum.note(self._taken, solved)
 
     def has(self, count: int) -> bool:
         """Say whether `count` more rows can be taken; moves on to the next episode where this one has too few."""
@@ -142,6 +152,11 @@ class PromptStream:
             self.next_episode()
         return False
 
+    @property
+    def solved(self) -> float | None:
+        """How often prompts were solved when they came last, over those that were answered; None without a curriculum."""
+        return None if self.curriculum is None else self.curriculum.mean
+
     def next_episode(self) -> bool:
         """Move on to the next episode, whatever is left of this one; say whether there is one."""
         self.episode, self.position = self.episode + 1, 0
@@ -150,17 +165,29 @@ class PromptStream:
         self._order = self._order_of(self.episode)
         return self.episode < self.episodes
 
-    def state_dict(self) -> dict[str, int]:
-        return {"episode": self.episode, "position": self.position}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` goes on from; nothing that happens later changes it."""
+        state = {"episode": self.episode, "position": self.position}
+        if self.curriculum is None:
+            return state
+        # The order was made of what was measured before this episode, which is measured anew while it goes on.
+        return {**state, "order": list(self._order), "solved": self.curriculum.solved.tolist()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same rows."""
         self.episode, self.position = state["episode"], state["position"]
-        self._order = self._order_of(self.episode)
+        # A version without curricula has saved nothing of the prompts.
+        if self.curriculum is None or "solved" not in state:
+            self._order = self._order_of(self.episode)
+        else:
+            self.curriculum.load(state["solved"])
+            self._order = list(state["order"])
 
     def _order_of(self, episode: int) -> list[int]:
+        draw = random.Random(f"{self.seed}-{episode}")
         order = list(range(len(self.rows)))
-        random.Random(f"{self.seed}-{episode}").shuffle(order)
-        return order
+        draw.shuffle(order)
+        return order if self.curriculum is None else self.curriculum.ordered(order, draw)
 
 
 def check_prompt(row: Row) -> None:

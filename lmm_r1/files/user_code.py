@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -34,3 +36,17 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
             f"{what} {path}: the file cannot be imported ({type(error).__name__}: {error}); correct it"
         ) from error
     return module
+
+
+def raised_at(error: BaseException, *, modules: Collection[str]) -> tuple[str, int] | None:
+    """Return the file and the line of the user's that an error came from, None where it passed none.
+
+    Args:
+        modules: the names of the modules that hold the user's code.
+    """
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in modules
+    ]
+    return frames[-1] if frames else None

@@ -54,6 +54,10 @@ class SamplingSettings:
     top_k: int = -1
     """How many of the likeliest tokens are sampled from; -1 takes all."""
 
+    def greedy(self) -> SamplingSettings:
+        """Return how the one response is generated that takes the likeliest token each time."""
+        return replace(self, n_samples=1, temperature=0.0, top_p=1.0, top_k=-1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
@@ -109,8 +113,16 @@ class TokenEngine(Protocol):
     ) -> list[Any]:
         """Call a method of every vLLM worker and return their results."""
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget the keys and values of earlier prompts."""
+    async def pause_generation(
+        self, *, mode: Literal["keep"], wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Let every request wait where it is."""
+
+    async def resume_generation(self) -> None:
+        """Let the requests go on that wait."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget the keys and values of earlier prompts; those of running requests too, which are computed again."""
 
     async def reset_encoder_cache(self) -> None:
         """Forget the features of images and videos."""

@@ -22,6 +22,7 @@ from lmm_r1.generation import media_store, picture_store
 from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.engine_weights import EngineWeights, tokens_under_way
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import ExecutorRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
@@ -69,11 +70,18 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward: RewardConfig | None,
         reward_function: Callable[..., Any] | None = None,
         agent: AgentSpec | None = None,
+        beside_models: bool = False,
         **engine_arguments: Any,
     ) -> None:
+        """Args: beside_models: it generates while models are trained."""
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         loading.done()
+        if beside_models:
+            cpu.take_cores("engines")
+        # Which updates of the run its weights have had.
+        self.weights = EngineWeights()
+        self.paused = False
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=ENCODERS))
@@ -87,10 +95,9 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "scorer": None if reward is None else make_scorer(reward, given=reward_function),
             "in_thread": in_thread,
             "store": media_store.put,
+            "weights": self.weights,
         }
         self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room)
-        # How many updates its weights have had in this run.
-        self.weight_version = 0
 
     def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -107,7 +114,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
 
     async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
-        samples = await self.groups.run(self.llm, row, settings, weight_version=self.weight_version)
+        samples = await self.groups.run(self.llm, row, settings, weight_version=self.weights.version)
         if settings.pictures:
             samples = await self.groups.in_thread(picture_store.put_pictures, samples)
         return SampledGroup(samples=samples)
@@ -124,17 +131,35 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         """Load new weights that the trainer holds on the same GPUs."""
         await self.llm.collective_rpc("open_bucket", args=(slots, handles))
 
+    async def pause_generation(self) -> None:
+        """Let every request wait where it is while the weights are replaced, until `resume_generation`."""
+        self.paused = True
+        await self.llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume_generation(self) -> None:
+        """Let the requests go on: what they have read and written so far is computed again, with the new weights."""
+        self.paused = False
+        await self.llm.resume_generation()
+
     async def reset_caches(self) -> None:
         """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
 
         Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
         """
-        if await self.llm.reset_prefix_cache() is False:
+        if await self.llm.reset_prefix_cache(reset_running_requests=self.paused) is False:
             # vLLM warns of it in its log and goes on, with keys and values of the old weights.
             raise RuntimeError("the engine still had requests when its weights were replaced")
         await self.llm.reset_encoder_cache()
-        await self.llm.reset_mm_cache()
-        self.weight_version += 1
+        if self.paused:
+            # Processed images, of which no weight is a part, stay: a request on its way to the engine may count on one.
+            self.weights.replaced(tokens_under_way(self.llm))
+        else:
+            await self.llm.reset_mm_cache()
+            self.weights.replaced({})
+
+    def set_weight_version(self, version: int) -> None:
+        """Say how many updates the weights have had with which the run goes on."""
+        self.weights.version = version
 
 
 RolloutActor = ray.remote(KitRolloutActor)

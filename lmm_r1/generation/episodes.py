@@ -342,7 +342,7 @@ class EpisodeRollout(GroupRollout):
         if play.asked is not None:
             parameters = as_asked(play.asked, needed=parameters)
         play.sampled_by = parameters
-        request = Request(self.codec.engine_prompt(prompt), parameters)
+        request = Request(self.codec.engine_prompt(prompt), parameters, weights=self.weights)
         try:
             async for _ in request.sent_to(engine):
                 pass

@@ -17,6 +17,7 @@ from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
+from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
@@ -55,6 +56,20 @@ class GroupSettings:
     """When in the run they are scored, which reward functions ask for; None outside of one."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What is added to the reward of each sample; nothing in an evaluation."""
+    greedy: bool = False
+    """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
+
+    def of_greedy(self) -> GroupSettings:
+        """Return how the greedy response to a prompt is generated, which is scored and not trained on."""
+        return replace(
+            self,
+            sampling=self.sampling.greedy(),
+            branches=1,
+            logprobs=False,
+            media=False,
+            pictures=False,
+            greedy=False,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +108,11 @@ class GroupRollout:
         scorer: Scorer | None,
         in_thread: Callable[..., Awaitable[Any]],
         store: Callable[[Media], MediaRef],
+        weights: EngineWeights | None = None,
     ) -> None:
         self.codec = codec
+        # Of the engine, where updates may come while it generates.
+        self.weights = weights
         self.tokenizer = codec.tokenizer
         self.scorer = scorer
         # Runs a function elsewhere than in the event loop, which images would hold up.
@@ -137,6 +155,24 @@ class GroupRollout:
             begun=self.codec.begun_with(shown, prompt.engine_token_ids),
             weight_version=weight_version,
         )
+        if not settings.greedy:
+            return await self._scored_samples(engine, opening, settings)
+        # All stand in the engine's batch at the same time.
+        parts = [
+            asyncio.ensure_future(self._scored_samples(engine, opening, own))
+            for own in (settings, settings.of_greedy())
+        ]
+        try:
+            samples, (greedy,) = await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+            # Where one failed, what the other holds is let go of before the error is told.
+            await asyncio.wait(parts)
+        return [replace(sample, greedy=greedy) for sample in samples]
+
+    async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
+        """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""
         tasks: list[asyncio.Task[Sample]] = []
         samples = []
         at_once = self.scorer if isinstance(self.scorer, GroupSource) else None
@@ -168,7 +204,7 @@ class GroupRollout:
         """Yield the group's samples, without rewards, as they end; raises UserError where one does not come whole."""
         room = settings.max_len - len(opening.prompt.token_ids)
         parameters = self._parameters(settings, max_tokens=settings.sampling.max_new_tokens or room)
-        request = Request(self.codec.engine_prompt(opening.prompt), parameters)
+        request = Request(self.codec.engine_prompt(opening.prompt), parameters, weights=self.weights)
         async with aclosing(request.sent_to(engine)) as responses:
             async for response in responses:
                 if response.finish_reason in WHOLE:
@@ -272,7 +308,9 @@ class GroupRollout:
 def generated_segment(response: Response, settings: GroupSettings) -> Segment:
     """Return a whole response as a segment."""
     log_probs = tuple(response.log_probs) if settings.logprobs else None
-    return Segment(kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs)
+    return Segment(
+        kind="generated", token_ids=tuple(response.token_ids), log_probs=log_probs, weights=response.weights
+    )
 
 
 def _placed(error: Exception, row: Row) -> str:

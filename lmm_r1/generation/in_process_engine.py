@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -32,6 +32,10 @@ class InProcessEngine:
         self._stepping: asyncio.Task[None] | None = None
         # Calls that the thread has not finished.
         self._calls = 0
+        # Whether steps may be made; whether none is being made, and what came of the last one is with those who wait.
+        self._going, self._between = asyncio.Event(), asyncio.Event()
+        self._going.set()
+        self._between.set()
 
     @property
     def output_processor(self) -> Any:
@@ -74,8 +78,23 @@ class InProcessEngine:
         """Call a method of every vLLM worker and return their results."""
         return await self.call(self.engine.collective_rpc, method, timeout, args, kwargs)
 
-    async def reset_prefix_cache(self) -> bool:
-        return await self.call(self.engine.reset_prefix_cache)
+    async def pause_generation(
+        self, *, mode: Literal["keep"], wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Let every request wait where it is, until `resume_generation`; what they have been given so far has come."""
+        assert mode == "keep", mode
+        assert not clear_cache, "it is emptied behind this"
+        self._going.clear()
+        # Steps without news go on until there is a call.
+        await self.call(lambda: None)
+        await self._between.wait()
+
+    async def resume_generation(self) -> None:
+        """Let the requests go on."""
+        self._going.set()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return await self.call(self.engine.reset_prefix_cache, reset_running_requests)
 
     async def reset_encoder_cache(self) -> None:
         await self.call(self.engine.reset_encoder_cache)
@@ -96,9 +115,14 @@ class InProcessEngine:
     async def _step_while_busy(self) -> None:
         try:
             while await self.call(self.engine.has_unfinished_requests):
-                for output in await self.call(self._step_until_news):
-                    if output.request_id in self._waiting:
-                        self._waiting[output.request_id].put_nowait(output)
+                await self._going.wait()
+                self._between.clear()
+                try:
+                    for output in await self.call(self._step_until_news):
+                        if output.request_id in self._waiting:
+                            self._waiting[output.request_id].put_nowait(output)
+                finally:
+                    self._between.set()
                 # Without a thread of its own: whoever got an output acts on it before the next step.
                 await asyncio.sleep(0)
         except Exception as error:  # the requests raise it where they are awaited

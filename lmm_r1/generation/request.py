@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from lmm_r1.data.sample import WHOLE
+from lmm_r1.data.sample import WHOLE, WeightSpan
 from lmm_r1.generation.engine import TokenEngine
+from lmm_r1.generation.engine_weights import EngineWeights
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -29,6 +31,15 @@ class Response:
     """How it has ended, in vLLM's words."""
     stop_text: str | None = None
     """The text that has ended it, where one did: the last token is then no end token."""
+    begins: list[tuple[int, int]] = field(default_factory=list)
+    """From which token on it came of which weight version; empty where nobody notes that."""
+
+    @property
+    def weights(self) -> tuple[WeightSpan, ...]:
+        """Which weight versions its tokens came of, as far as that is noted."""
+        bounds = pairwise([*self.begins, (len(self.token_ids), 0)])
+        spans = (WeightSpan(version, end - start) for (start, version), (end, _) in bounds)
+        return tuple(span for span in spans if span.tokens > 0)
 
     def add(self, part: CompletionOutput) -> None:
         self.token_ids.extend(part.token_ids)
@@ -42,9 +53,13 @@ class Response:
 class Request:
     """One prompt and its responses."""
 
-    def __init__(self, prompt: TokensPrompt, parameters: SamplingParams) -> None:
+    def __init__(
+        self, prompt: TokensPrompt, parameters: SamplingParams, *, weights: EngineWeights | None = None
+    ) -> None:
+        """Args: weights: of the engine that it will be sent to; None where nobody updates them."""
         self.prompt = prompt
         self.parameters = parameters
+        self._weights = weights
         self.responses = [Response() for _ in range(parameters.n)]
         self.read_token_ids: list[int] | None = None
         """The prompt as the engine has read it, its placeholders expanded; None until it has said so."""
@@ -54,13 +69,33 @@ class Request:
 
         How often that is, is the parameters' `output_kind` and `stream_interval`.
         """
-        async with aclosing(engine.generate(self.prompt, self.parameters, uuid.uuid4().hex)) as outputs:
-            async for output in outputs:
-                self.read_token_ids = output.prompt_token_ids
-                for part in output.outputs:
-                    response = self.responses[part.index]
-                    response.add(part)
-                    yield response
+        request_id = uuid.uuid4().hex
+        with self._noting_weights(request_id):
+            async with aclosing(engine.generate(self.prompt, self.parameters, request_id)) as outputs:
+                async for output in outputs:
+                    self.read_token_ids = output.prompt_token_ids
+                    for part in output.outputs:
+                        response = self.responses[part.index]
+                        response.add(part)
+                        yield response
+
+    def _noting_weights(self, request_id: str) -> AbstractContextManager[None]:
+        if self._weights is None:
+            return nullcontext()
+        for response in self.responses:
+            response.begins = [(0, self._weights.version)]
+        return self._weights.generating(request_id, self)
+
+    def note_update(self, counts: Mapping[int, int], *, version: int) -> None:
+        """Note that what the engine generates from now on comes of new weights.
+
+        Args:
+            counts: how many tokens the unfinished responses have; none where the engine has not begun.
+        """
+        for place, response in enumerate(self.responses):
+            # One that is not among the others has ended.
+            if response.finish_reason is None and (place in counts or not counts):
+                response.begins.append((counts.get(place, 0), version))
 
     @property
     def broken(self) -> Counter[str | None]:

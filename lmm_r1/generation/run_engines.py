@@ -110,6 +110,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "max_logprobs": 1,
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,
+        "beside_models": config.train.async_enable,
         "reward": config.reward if config.reward.remote_url else None,
         "agent": (
             AgentSpec(name=train.agent, func_path=train.agent_func_path, settings=config.agent)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.ppo import ThoughtConfig
-from lmm_r1.data.sample import Segment
+from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.request import Response
 
 
@@ -132,6 +132,7 @@ class TurnPieces:
     def _keep(self, response: Response, *, count: int | None = None) -> None:
         """Add the first `count` tokens of a piece, or all; with the piece before where nothing stands between them."""
         ids, log_probs = tuple(response.token_ids[:count]), tuple(response.log_probs[:count])
+        weights = first_tokens(response.weights, len(ids))
         if not ids:
             return
         before = self.segments[-1] if self.segments and self.segments[-1].kind == "generated" else None
@@ -139,12 +140,14 @@ class TurnPieces:
         if before is not None:
             self.segments.pop()
             ids, log_probs = (*before.token_ids, *ids), (*(before.log_probs or ()), *log_probs)
+            weights = (*before.weights, *weights)
         self.segments.append(
             Segment(
                 kind="generated",
                 token_ids=ids,
                 log_probs=log_probs if known else None,
                 constrained=self.settings.regex is not None,
+                weights=weights,
             )
         )
 
@@ -154,6 +157,17 @@ class TurnPieces:
     def _end(self, response: Response) -> None:
         self.finish_reason = response.finish_reason
         self.ended_by_text = response.stop_text is not None
+
+
+def first_tokens(spans: Sequence[WeightSpan], count: int) -> tuple[WeightSpan, ...]:
+    """Return the spans of the first `count` tokens: ((1, 4), (2, 3)) and 5 → ((1, 4), (2, 1))."""
+    kept: list[WeightSpan] = []
+    for span in spans:
+        tokens = min(span.tokens, count)
+        count -= tokens
+        if tokens:
+            kept.append(WeightSpan(span.version, tokens))
+    return tuple(kept)
 
 
 def tokens_before(text: str, token_ids: Sequence[int], *, text_of: Callable[[Sequence[int]], str]) -> int:

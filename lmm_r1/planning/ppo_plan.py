@@ -146,7 +146,11 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         states = trained_states(size, zero)
         sleeps = on_gpu and config.ds.enable_sleep and not config.ds.adam_offload
         host = states.host + (states.asleep_in_host if sleeps else 0)
-        return replace(base, states=states, sleeps=sleeps, host=host)
+        averages = role == "policy" and config.train.enable_ema
+        average = MASTER_BYTES * -(-size.trained // zero.ranks) if averages else 0
+        # In the host's memory, which is the models' own where there is no GPU.
+        context = base.context + (0 if on_gpu else average)
+        return replace(base, states=states, sleeps=sleeps, host=host + (average if on_gpu else 0), context=context)
     sharded = zero.stage == 3
     offloaded = sharded and on_gpu and (config.ref.offload if role == "reference" else config.reward.offload)
     shard = -(-size.weight_bytes // zero.ranks) if sharded else size.weight_bytes

@@ -10,6 +10,8 @@ from lmm_r1.files.json_files import append_json_lines, count_field, last_line, n
 
 METRICS_FILE = "metrics.jsonl"
 STEP, SECONDS = "step", "seconds"
+SPAN_PREFIX = "span/"
+"""Of metrics that say when a part of a step began or ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 from lmm_r1.data import messages as data_messages
 from lmm_r1.data.sample import EpisodeEnd, Sample
@@ -24,6 +24,15 @@ END_WORDS: dict[str, str] = {
 }
 """How an episode has ended, by the name in its record."""
 assert set(END_WORDS) == set(get_args(EpisodeEnd))
+DropReason = Literal["range", "std", "function"]
+"""The mean score is out of range, the rewards hardly differ, or the user's function keeps no sample."""
+DROP_WORDS: dict[str, str] = {
+    "range": "mean out of range",
+    "std": "rewards hardly differ",
+    "function": "by the user's function",
+}
+"""Why a group was dropped, by the name in its record."""
+assert set(DROP_WORDS) == set(get_args(DropReason))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,8 @@ class SampledResponse:
     truncated: bool
     weight_version: int | None = None
     """How many weight updates the engine had had; None in records of earlier versions."""
+    weights: tuple[tuple[int, int], ...] = ()
+    """Which weight versions its tokens came of, and how many of each; empty where nobody has noted it."""
     held_out: bool = False
     """Whether it answers a row of the evaluation, and nothing was learnt from it."""
     said: tuple[Turn, ...] = ()
@@ -51,12 +62,24 @@ class SampledResponse:
     """How an episode has ended: `EpisodeEnd`."""
     masked: bool = False
     """Whether nothing is learnt from an episode, and its group is compared without it."""
+    greedy: bool = False
+    """Whether it is the greedy response that its group is compared with, and nothing was learnt from it."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
     """What the environment has counted in an episode; `scores` has it, too."""
+    dropped: str | None = None
+    """Why its group was dropped, and nothing learnt from it: `DropReason`."""
 
     @classmethod
     def of(
-        cls, sample: Sample, *, step: int, group: int, held_out: bool = False, said: tuple[Turn, ...] = ()
+        cls,
+        sample: Sample,
+        *,
+        step: int,
+        group: int,
+        held_out: bool = False,
+        greedy: bool = False,
+        said: tuple[Turn, ...] = (),
+        dropped: str | None = None,
     ) -> SampledResponse:
         """Return what is kept of a sample that has its reward.
 
@@ -74,11 +97,14 @@ class SampledResponse:
             response_tokens=sample.generated_tokens,
             truncated=sample.truncated,
             weight_version=sample.weight_version,
+            weights=tuple((span.version, span.tokens) for span in sample.weights),
             held_out=held_out,
             said=said,
             end=None if played is None else played.end,
             masked=sample.masked,
+            greedy=greedy,
             counts={} if played is None else played.counts,
+            dropped=dropped,
         )
 
 
@@ -171,12 +197,24 @@ def _rollout(record: dict[str, object], *, place: str) -> Rollout:
         weight_version=(
             None if record.get("weight_version") is None else count_field(record, "weight_version", place=place)
         ),
+        weights=_spans(record.get("weights", []), place=place),
         held_out=record.get("held_out") is True,
         said=read_turns(record.get("said", []), place=place),
         end=None if record.get("end") is None else text_field(record, "end", place=place),
         masked=record.get("masked") is True,
+        greedy=record.get("greedy") is True,
         counts=_numbers(record, "counts", place=place),
+        dropped=None if record.get("dropped") is None else text_field(record, "dropped", place=place),
     )
+
+
+def _spans(found: object, *, place: str) -> tuple[tuple[int, int], ...]:
+    spans: list[tuple[int, int]] = []
+    for pair in found if isinstance(found, list) else [found]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)):
+            raise UserError(f"{place}: weights must be pairs of a version and a number of tokens, found {found!r}")
+        spans.append((pair[0], pair[1]))
+    return tuple(spans)
 
 
 def _numbers(record: dict[str, object], key: str, *, place: str) -> dict[str, float | None]:

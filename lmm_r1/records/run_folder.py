@@ -29,7 +29,7 @@ from lmm_r1.files.json_files import (
     write_json_object,
 )
 from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
-from lmm_r1.records.metrics import METRICS_FILE, STEP, append_metrics, last_seconds
+from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
 from lmm_r1.records.session import SESSION_FILE, kept_session
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
@@ -134,6 +134,19 @@ class RunFolder:
         now = time.time()
         self._first = self._first or (step, now)
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
+
+    def spans(self, spans: Mapping[str, tuple[float, float]], *, now: float) -> dict[str, float]:
+        """Return from when to when parts of a step were made, as metrics: in seconds since the stage started.
+
+        Args:
+            spans: beginning and end of each by its name, by a clock that shows `now`.
+        """
+        seconds = time.time() - self.started
+        return {
+            f"{SPAN_PREFIX}{name}_{end}": round(seconds + at - now, 3)
+            for name, (began, ended) in spans.items()
+            for end, at in (("began", began), ("ended", ended))
+        }
 
     def time_left(self, step: int, *, total: int) -> str:
         """Return how long the steps behind `step` will take by those that were made: `  0:02:05 left`.

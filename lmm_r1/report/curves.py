@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmm_r1.config.part_weights import WEIGHT_PREFIX
-from lmm_r1.records.metrics import MetricLog
+from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
+from lmm_r1.records.rollouts import DROP_WORDS
 
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
 TIMING_PREFIX = "timing/"
+ASYNC_PREFIX = "async/"
 HELD_OUT = re.compile(r"eval_(?P<source>.+)_pass(?P<k>\d+)")
 """Of an evaluation during training, by data source."""
 OTHER_SHARES = re.compile(
@@ -80,6 +82,13 @@ PANELS = (
     PanelSpec(
         title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
     ),
+    PanelSpec(
+        title="Groups dropped",
+        unit="per step",
+        metrics=("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS)),
+        from_zero=True,
+        hidden_at_zero=True,
+    ),
     PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
     PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
     PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
@@ -89,7 +98,28 @@ PANELS = (
     PanelSpec(
         title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
     ),
+    PanelSpec(
+        title="Updates skipped",
+        unit="per step, overflow of fp16",
+        metrics=("skipped_updates", "critic_skipped_updates"),
+        from_zero=True,
+        smoothed=False,
+        hidden_at_zero=True,
+    ),
     PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
+    PanelSpec(
+        title="Age of weights",
+        unit="updates, of a step's samples",
+        metrics=(f"{ASYNC_PREFIX}staleness_mean", f"{ASYNC_PREFIX}staleness_max"),
+        from_zero=True,
+        smoothed=False,
+    ),
+    PanelSpec(
+        title="Samples of older weights",
+        unit="share of responses",
+        metrics=(f"{ASYNC_PREFIX}stale_samples", f"{ASYNC_PREFIX}partial_samples"),
+        is_share=True,
+    ),
     PanelSpec(title="Throughput", unit="tokens per second", metrics=("tokens_per_second",), from_zero=True),
 )
 
@@ -152,7 +182,8 @@ def is_worth_showing(panel: Panel) -> bool:
 def other_panels(metrics: MetricLog) -> list[Panel]:
     """Return a panel for each metric that `panels` leaves out."""
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
-    rest = [name for name in metrics.names if name not in known]
+    # Moments are drawn on a line of their own.
+    rest = [name for name in metrics.names if name not in known and not name.startswith(SPAN_PREFIX)]
     return [
         _panel(PanelSpec(title=name, unit="", metrics=(name,), is_share=is_share(name)), metrics=metrics)
         for name in rest
@@ -209,7 +240,7 @@ def _short(metric: str) -> str:
     if metric.startswith(WEIGHT_PREFIX):
         # It stands in --reward.part_weights by this name.
         return metric.removeprefix(WEIGHT_PREFIX)
-    return metric.removeprefix(TIMING_PREFIX).replace("_", " ")
+    return metric.removeprefix(TIMING_PREFIX).removeprefix(ASYNC_PREFIX).replace("_", " ")
 
 
 def drawn_line(

@@ -19,6 +19,7 @@ from lmm_r1.report.rollout_sample import (
 )
 from lmm_r1.report.settings import without_secrets
 from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_before, stage_rows, total_seconds
+from lmm_r1.report.time_line import TimeLine, time_line
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
@@ -32,6 +33,7 @@ class StageView:
     anchor: str
     charts: tuple[LineChart, ...]
     other_charts: tuple[LineChart, ...]
+    time_line: TimeLine | None
     is_smoothed: bool
     steps_per_point: int
     """More than 1 where a long stage is drawn in means of neighbouring steps."""
@@ -94,6 +96,7 @@ def _stage_view(stage: Stage, *, number: int) -> StageView:
         anchor=f"stage-{number}",
         charts=tuple(line_chart(panel) for panel in panels(stage.metrics)),
         other_charts=tuple(line_chart(panel) for panel in other_panels(stage.metrics)),
+        time_line=time_line(stage.metrics),
         is_smoothed=smoothing_window(len(stage.metrics.rows)) > 1,
         steps_per_point=math.ceil(len(stage.metrics.rows) / MAX_POINTS),
         settings=without_secrets(stage.settings) if stage.settings is not None else None,

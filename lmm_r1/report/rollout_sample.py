@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lmm_r1.records.conversations import Message
-from lmm_r1.records.rollouts import Rollout, SampledResponse
+from lmm_r1.records.rollouts import DROP_WORDS, Rollout, SampledResponse
 from lmm_r1.records.run import Stage
 from lmm_r1.report.inline_images import InlineImages, image_key
 from lmm_r1.report.page_text import script_json
@@ -170,6 +170,8 @@ def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
     kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse) if field.name != "said"}
     # Addresses of pages that were shared have it by this name.
     kept["tokens"] = kept.pop("response_tokens")
+    if rollout.dropped is not None:
+        kept["dropped"] = DROP_WORDS.get(rollout.dropped, rollout.dropped)
     return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
 
 

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 from lmm_r1.config.reward_source import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import load_user_file
+from lmm_r1.files.user_code import load_user_file, raised_at
 from lmm_r1.scoring.function_protocols import (
     BATCH,
     LISTS,
@@ -111,14 +110,10 @@ def failure_told(error: BaseException) -> str:
     """Return what a function has raised, and the line of the user's file that it came from."""
     kind = type(error).__name__
     said = f"the reward function raised {kind}: {error}" if str(error) else f"the reward function raised {kind}"
-    frames = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in _USERS_MODULES
-    ]
-    if not frames:
+    place = raised_at(error, modules=_USERS_MODULES)
+    if place is None:
         return f"--reward.remote_url: {said}"
-    path, line = frames[-1]
+    path, line = place
     return f"--reward.remote_url {path}, line {line}: {said}"
 
 

@@ -139,6 +139,11 @@ class DigitsTask:
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
+    board_width: int | None = None
+    """Pixels of an image's width, whose left the page takes; None is the page's. With the size that a model's image
+    processor scales to, the cells stay as large as they are drawn."""
+    board_height: int | None = None
+    """Pixels of an image's height, whose top the page takes; None is the page's."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_digits <= self.max_digits <= self.page.cells:
@@ -151,7 +156,21 @@ class DigitsTask:
                 f"at most {self.max_image_digits} digits in an image: it must be at least one and no more than the "
                 f"{self.max_digits} that a row may have"
             )
+        if min(self.board_px) < self.page.side_px:
+            raise ValueError(
+                f"a board of {self.board_px[0]} x {self.board_px[1]} px is smaller than the page, "
+                f"{self.page.side_px} px square"
+            )
         check_image_share(self.image_share)
+
+    @property
+    def board_px(self) -> tuple[int, int]:
+        """Width and height of an image."""
+        side = self.page.side_px
+        return (
+            side if self.board_width is None else self.board_width,
+            side if self.board_height is None else self.board_height,
+        )
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from a random stream of its own; `mixed` spreads image rows by `image_share`."""
@@ -186,7 +205,9 @@ class DigitsTask:
         self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random
     ) -> list[dict[str, Any]]:
         page = self.page.draw(self.page.place(digits, split=split, rng=rng))
-        return [{"type": "image", "image": page}, {"type": "text", "text": _IMAGE_PROMPTS[question]}]
+        board = Image.new("L", self.board_px, BOARD)
+        board.paste(page)
+        return [{"type": "image", "image": board}, {"type": "text", "text": _IMAGE_PROMPTS[question]}]
 
 
 _TEXT_PROMPTS = {"sum": "What is the sum of {}?", "sort": "Sort {}."}

@@ -7,7 +7,7 @@ import gc
 import logging
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ class CheckpointStrategy(DeepspeedStrategy):
         self.session = uuid.uuid4().hex
         self.resume_tag: str | None = None
         """The checkpoint that all models of a run load; None lets `load_ckpt` find one in its own folder."""
+        self.loaded_tag: str | None = None
+        """The checkpoint that `load_ckpt` has loaded last."""
         self._settles = True
+        self.write_beside: Callable[[Path], Path] | None = None
+        """Writes a file of this rank's own, which no other rank has the name of, into a checkpoint that is being saved."""
 
     def save_ckpt(
         self,
@@ -65,7 +69,10 @@ class CheckpointStrategy(DeepspeedStrategy):
             writing.begin(folder, tag)
         dist.barrier()
         model.save_checkpoint(save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False)
-        written = {file.name: writing.flush(file) for file in _own_shards(model, folder, tag)}
+        own = _own_shards(model, folder, tag)
+        if self.write_beside is not None:
+            own.append(self.write_beside(folder / saving_name(tag)))
+        written = {file.name: writing.flush(file) for file in own}
         shards: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(shards, written)
         if self.is_rank_0():
@@ -121,6 +128,7 @@ class CheckpointStrategy(DeepspeedStrategy):
                     f"--ckpt.path {load_dir}: {tag} cannot be loaded on {socket.gethostname()}: {lack}; "
                     "all machines of a run must share this folder"
                 )
+        self.loaded_tag = tag
         return super().load_ckpt(
             model,
             load_dir,

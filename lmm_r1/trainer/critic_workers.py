@@ -13,6 +13,7 @@ from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.workers import install_seams, media_per_row, settle
 
@@ -106,8 +107,12 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
             super().save_checkpoint(tag, metric_value, metric_key)
 
     def updates_made(self) -> int:
-        """Return how many optimizer steps the critic's weights have had."""
-        return self.critic.global_steps
+        """Return how many optimizer steps the critic's weights have had; those that fp16 leaves out are none."""
+        return self.critic.global_steps - self.critic.skipped_steps
+
+    def loss_scaling(self) -> LossScaling | None:
+        """Return what became of the critic's updates with fp16."""
+        return loss_scaling(self.critic)
 
     def settle_checkpoint(self, tag: str) -> None:
         """Let the saved critic be the newest, and delete what goes beyond the limits."""

@@ -25,11 +25,12 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
-from lmm_r1.data.sample import media_before
+from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
 from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 from lmm_r1.trainer.mismatch import Mismatch
+from lmm_r1.trainer.samples import experience_of
 from lmm_r1.trainer.workers import PassMedia
 
 # What a rollout takes at least: what samples of a group begin with once.
@@ -73,6 +74,8 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.is_on_policy = is_on_policy(config)
         # Where the prompt of each sample of the rollout at hand stands, for errors.
         self.locations: Sequence[str] = ()
+        # The greedy response to each of its prompts, where the estimator compares with one.
+        self.greedy: Sequence[Sample] = ()
         self.mismatch = Mismatch(config)
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -237,7 +240,17 @@ class KitExperienceMaker(RemoteExperienceMaker):
             gamma=settings.gamma,
             lambd=settings.lambd,
             divide=not settings.no_std_norm,
+            greedy=self._greedy_rewards(),
+            pass_k=settings.pass_k,
         )
+
+    def _greedy_rewards(self) -> torch.Tensor | None:
+        """Return the reward of the greedy response to each prompt, (G, 1), with the penalties that samples get."""
+        if not self.greedy:
+            return None
+        experiences = [experience_of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
+        apply_length_penalties(experiences, self.args)
+        return torch.stack([experience.rewards for experience in experiences]).double()
 
     def _check_finite(self, experience: Experience, values: torch.Tensor, *, what: str) -> None:
         """Raise UserError where one of the values (B,) of a pass's samples is not finite."""

@@ -154,6 +154,8 @@ class Mismatch:
         self.limit = mismatch_limit(config)
         self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         self.unchecked = unchecked
+        # Samples of older weights than the policy's are apart from it, and no fault.
+        self._drifts = config.train.async_enable
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes then measure them once more.
         self.measured = False
@@ -182,7 +184,7 @@ class Mismatch:
         if not gaps:
             return {}
         beyond = {kind: gap for kind, gap in gaps.items() if kind not in self.unchecked and gap.mean > self.limit}
-        if beyond and not self._warned:
+        if beyond and not self._warned and not self._drifts:
             self._warned = True
             text = _text(beyond)
             logger.warning("engine and trainer have come apart: %s; --algo.mismatch_limit is %g", text, self.limit)

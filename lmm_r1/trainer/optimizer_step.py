@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,21 @@ def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter
     gradient.data = total.view_as(weight)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """With fp16, losses are scaled up so that small gradients are not lost, and an update whose gradients overflow is left
+    out, with a lower scale for the next one (arXiv:1710.03740)."""
+
+    skipped: int
+    """Updates that were not made, since the run began."""
+    scale: float
+
+    def metrics(self, before: LossScaling | None, *, prefix: str = "") -> dict[str, float]:
+        """Return what is logged of the updates since `before`, or of all."""
+        skipped = self.skipped - (0 if before is None else before.skipped)
+        return {f"{prefix}skipped_updates": float(skipped), f"{prefix}loss_scale": self.scale}
+
+
 def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, name: str) -> None:
     """Raise UserError on every rank, before any weight is changed, where the step at hand has no finite gradients.
 
@@ -147,6 +163,13 @@ def _gradient_norms(engine: DeepSpeedEngine) -> list[torch.Tensor]:
         optimizer.get_grad_norm_direct(optimizer.averaged_gradients[group], part)
         for group, part in enumerate(optimizer.params_in_partition)
     ]
+
+
+def loss_scaling(engine: DeepSpeedEngine) -> LossScaling | None:
+    """Return what became of an engine's updates so far with fp16, None with another precision."""
+    if not engine.fp16_enabled():
+        return None
+    return LossScaling(skipped=engine.skipped_steps, scale=float(engine.optimizer.loss_scale))
 
 
 def _can_scale(engine: DeepSpeedEngine) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,28 +13,30 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from rich.console import Console
 
 from lmm_r1 import cpu
-from lmm_r1.checkpoints.folder import step_of
+from lmm_r1.checkpoints.folder import step_of, whole_checkpoints
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.generation.picture_store import fetch_pictures
-from lmm_r1.records.rollouts import SampledResponse, shown_messages
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Generation, Trackers
-from lmm_r1.records.trackers.tracker import make_generation
+from lmm_r1.records.trackers import Trackers
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
+from lmm_r1.trainer.group_filter import GroupFilter, counts
 from lmm_r1.trainer.mismatch import Mismatch, Modality
+from lmm_r1.trainer.optimizer_step import LossScaling
+from lmm_r1.trainer.recorded_rollouts import RecordedRollouts
+from lmm_r1.trainer.reference_refresh import drop_references, reference_file
+from lmm_r1.trainer.rollout_source import MadeRollout, RolloutsAhead, RolloutsInTurn, RolloutSource, ages
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
@@ -90,15 +92,26 @@ class KitPPOTrainer(BasePPOTrainer):
         self.prompts = prompts
         self.eval_rows = eval_rows
         self.folder = folder
+        self.records = RecordedRollouts(folder=folder, count=config.logger.rollouts_per_step)
         self.trackers = trackers or Trackers()
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.generator = KitSamplesGenerator(
-            self.args, engines, group_settings(config), part_weights=part_weights(config.reward)
+            self.args,
+            engines,
+            group_settings(config),
+            part_weights=part_weights(config.reward),
+            group_filter=GroupFilter.of(config),
         )
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
+        # Of the prompts behind the last step that was made.
+        self.position: Mapping[str, Any] = prompts.state_dict()
+        self.source = self._rollout_source()
+        # After which step the policy was what the reference is; 0 is the model of the start.
+        self.reference_step = 0
+        self._scaling: dict[str, LossScaling] = {}
         # While a step is made, how many updates the models' weights had before it.
         self.updates_before: list[int] | None = None
 
@@ -112,49 +125,99 @@ class KitPPOTrainer(BasePPOTrainer):
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy's weights are what is left of them in 4 bits.
             self.broadcast_to_vllm()
+        self.position = self.prompts.state_dict()
+        ray.get([engine.set_weight_version.remote(self.step) for engine in self.vllm_engines])
         self.stops.progress = self.progress
         self.folder.resume(self.step)
+        # Those of the sessions before are in their steps' metrics.
+        self._loss_scaling()
         self._make_up_evaluation()
         self._evaluate_first()
-        batch = self.config.rollout.batch_size
         states = self._states()
-        while self.prompts.has(batch):
+        self.source.start(self.step + 1)
+        while True:
             began = time.perf_counter()
             try:
                 self.stops.check()
-                self.generator.moment = Moment(step=self.step + 1, held_out=False)
-                rollout = self.generator.rollout(self.prompts, count=batch)
-                if len(rollout.groups) < batch:
-                    self._tell_of_the_end(rollout)
+                made = self.source.take(self.step + 1)
+                if made is None:
+                    break
+                if not made.is_whole:
+                    self._tell_of_the_end(made.rollout)
                     break
                 with self.stops.held():
-                    states = self._learn(rollout, began=began, generated=time.perf_counter())
+                    states = self._learn(made, began=began)
                 # Its media go with it, before those of the next step come.
-                del rollout
+                del made
                 if self.eval_rows and self.step % self.args.eval.steps == 0:
                     self.save_best_checkpoint(self._evaluate(self.step), self.step, dict(states))
             except (Exception, KeyboardInterrupt):
+                self.source.close()
                 self._save_before_stop(states)
                 raise
         return self.step
 
-    def _learn(self, rollout: Rollout, *, began: float, generated: float) -> dict[str, Any]:
+    def _rollout_source(self) -> RolloutSource:
+        train = self.config.train
+        if not train.async_enable:
+            return RolloutsInTurn(self._make)
+        return RolloutsAhead(self._make, ahead=train.async_queue_size, across_updates=train.partial_rollout_enable)
+
+    def _make(self, step: int) -> MadeRollout | None:
+        """Return the rollout of a step; None where too few prompts are left for one."""
+        batch = self.config.rollout.batch_size
+        if not self.prompts.has(batch):
+            return None
+        began = time.perf_counter()
+        rollout = self.generator.rollout(self.prompts, count=batch, moment=Moment(step=step, held_out=False))
+        return MadeRollout(
+            rollout=rollout,
+            is_whole=len(rollout.groups) == batch,
+            position=self.prompts.state_dict(),
+            began=began,
+            ended=time.perf_counter(),
+        )
+
+    def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
         """Make a step of a rollout, record it, save it where that is due, and return what is saved beside it.
 
         Args:
-            began, generated: when the rollout was begun, and when it was there.
+            began: when the step was, which waits for its rollout.
         """
+        rollout, taken = made.rollout, time.perf_counter()
         self.experience_maker.locations = rollout.locations
+        self.experience_maker.greedy = rollout.greedy
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None
-        status["timing/generation"] = generated - began
-        status["timing/step_total"] = time.perf_counter() - began
+        self.position = made.position
+        self._refresh_reference()
+        now = time.perf_counter()
+        status["timing/generation"] = made.ended - made.began
+        status["timing/step_total"] = now - began
+        if isinstance(self.source, RolloutsAhead):
+            samples = [sample for group in rollout.groups for sample in group]
+            status |= ages(samples, updates=self.step - 1)
+            status["timing/trainer_waits"] = self.source.take_waited()
+            status["timing/engines_wait"] = made.waited_s
+            spans = {"generation": (made.began, made.ended), "update": (taken, now)}
+            status |= self.folder.spans(spans, now=now)
         self._record(self.step, status, rollout)
         states = self._states()
         if self.schedule.is_due(self.step):
             self._save(states)
         return states
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the policy's weights to the engines, whose responses have ended by then, or are held up for it."""
+        with self.source.replacing():
+            if not self.config.train.partial_rollout_enable:
+                super().broadcast_to_vllm()
+                return
+            batch_vllm_engine_call(self.vllm_engines, "pause_generation")
+            super().broadcast_to_vllm()
+            # Not where it fails: what would go on then, would with weights of which some are new.
+            batch_vllm_engine_call(self.vllm_engines, "resume_generation")
 
     def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
         """Make one step from its samples, as OpenRLHF does, with batches that keep groups whole; return its metrics."""
@@ -171,6 +234,7 @@ class KitPPOTrainer(BasePPOTrainer):
         self._computed_tokens()
         with told_by_workers(before=f"step {global_step + 1}: "):
             status = self.ppo_train(global_step)
+        status |= self._loss_scaling()
         trained = time.perf_counter()
         tokens = {
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
@@ -192,6 +256,27 @@ class KitPPOTrainer(BasePPOTrainer):
     def _trains_policy(self, step: int) -> bool:
         """Say whether the policy is trained in a step, counted from 0: the critic may learn alone before."""
         return step > self.args.critic.freezing_steps
+
+    def _refresh_reference(self) -> None:
+        """Give the reference the policy's weights where `--ref.refresh_steps` says so."""
+        every = self.config.ref.refresh_steps
+        if not every or self.step % every:
+            return
+        folder, before = checkpoint_folder(self.config), self.reference_step
+        file = str(reference_file(folder, self.step))
+        ray.get(self.actor_model_group.async_run_method(method_name="write_reference", file=file))
+        self._load_reference(self.step)
+        saved = [] if self.config.ckpt.disable_ds else whole_checkpoints(folder / "_actor").values()
+        # The step before is saved yet where this one fails from here on.
+        drop_references(folder, steps=[checkpoint.step for checkpoint in saved], kept=(before, self.step))
+
+    def _load_reference(self, step: int) -> None:
+        """Let the reference be the policy as it was after a step, whose weights are in a file."""
+        assert self.reference_model_group is not None, "refused by config.checks"
+        file = str(reference_file(checkpoint_folder(self.config), step))
+        with told_by_workers():
+            ray.get(self.reference_model_group.async_run_method(method_name="load_reference", file=file))
+        self.reference_step = step
 
     def _hand_out(self, steps: Sequence[list[Experience]], *, step: int) -> None:
         """Give every worker that is to be trained its passes, one optimizer step after the other.
@@ -216,6 +301,19 @@ class KitPPOTrainer(BasePPOTrainer):
         # Workers that share rows know all log-probs of each.
         mismatch.add(() if mismatch.measured else parts[:: self.actor_model_group.duplicate_actors])
         return mismatch.take_metrics()
+
+    def _loss_scaling(self) -> dict[str, float]:
+        """Return the metrics of loss scaling since this was called last, of policy and critic; none without fp16."""
+        if self.config.ds.param_dtype != "fp16":
+            return {}
+        metrics: dict[str, float] = {}
+        for prefix, group in (("", self.actor_model_group), ("critic_", self.critic_model_group)):
+            if group is not None:
+                # The same on all ranks, which leave out the same updates.
+                now = ray.get(group.async_run_method(method_name="loss_scaling"))[0]
+                metrics |= now.metrics(self._scaling.get(prefix), prefix=prefix)
+                self._scaling[prefix] = now
+        return metrics
 
     def _computed_tokens(self) -> int:
         """Return how many tokens the policy's workers have computed since they were asked last."""
@@ -287,6 +385,8 @@ class KitPPOTrainer(BasePPOTrainer):
         if self.args.algo.kl.target and "kl_coef" in states:
             self.kl_ctl.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
+        if self.config.ref.refresh_steps and (refreshed := states.get("reference_step")):
+            self._load_reference(refreshed)
         self.broadcast_to_vllm()
         self.console.print(f"{self.folder.name} resumed at step {self.step}/{self.total_steps}")
         return True
@@ -306,7 +406,7 @@ class KitPPOTrainer(BasePPOTrainer):
 
     def _tell_of_the_end(self, rollout: Rollout) -> None:
         """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
-        why = self.generator.why_dropped(filtered=rollout.filtered, overlong=rollout.overlong)
+        why = self.generator.why_dropped(rollout.dropped, overlong=rollout.overlong)
         batch = self.config.rollout.batch_size
         said = (
             f"the prompts are used up with {len(rollout.groups)} of the {batch} groups of step {self.step + 1}: {why}"
@@ -318,9 +418,10 @@ class KitPPOTrainer(BasePPOTrainer):
     def _states(self) -> dict[str, Any]:
         return {
             "global_step": self.step,
-            "data_loader_state_dict": self.prompts.state_dict(),
+            "data_loader_state_dict": dict(self.position),
             # Of an adaptive KL penalty, which goes on with the weight that it has reached.
             "kl_coef": self.kl_ctl.value,
+            "reference_step": self.reference_step,
         }
 
     def _save(self, states: dict[str, Any]) -> None:
@@ -376,11 +477,17 @@ class KitPPOTrainer(BasePPOTrainer):
             "truncated_rate": fmean(sample.truncated for sample in samples),
             "overlong_prompts": rollout.overlong,
             "filtered_groups": rollout.filtered,
+            **{f"filtered_groups/{reason}": count for reason, count in counts(rollout.dropped).items()},
             "media_bytes": rollout.media_bytes,
             **{part.metric: part.weight for part in rollout.part_weights},
+            **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
+            **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),
         }
+        if rollout.greedy:
+            metrics["greedy_reward"] = fmean(sample.scored.reward for sample in rollout.greedy)
         self.folder.metrics(step, metrics)
-        shown_rollouts = self._record_rollouts(step, groups)
+        shown_rollouts = self.records.write(step, groups)
+        self.records.write_dropped(step, rollout)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, metrics)
             if shown_rollouts:
@@ -395,27 +502,18 @@ class KitPPOTrainer(BasePPOTrainer):
             + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
+            + (f"  ({status['skipped_updates']:.0f} updates skipped)" if status.get("skipped_updates") else "")
         )
-
-    def _record_rollouts(
-        self, step: int, groups: Sequence[Sequence[Sample]], *, held_out: bool = False
-    ) -> list[Generation]:
-        """Write and return some whole groups, of `--logger.rollouts_per_step` samples together."""
-        shown = []
-        for group, sample in recorded_samples(groups, count=self.config.logger.rollouts_per_step):
-            sample = fetch_pictures(sample)
-            place = sample.row.location
-            said = () if sample.played is None else self.folder.turns(sample.played.said, location=place)
-            response = SampledResponse.of(sample, step=step, group=group, held_out=held_out, said=said)
-            written = self.folder.rollout(response, messages=shown_messages(sample), location=place)
-            shown.append(make_generation(response, messages=written, folder=self.folder.path))
-        return shown
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return and log pass@1 and pass@k per data source of `--eval.dataset`, and record some of the responses."""
         count = self.config.eval.n_samples_per_prompt
-        self.generator.moment = Moment(step=step, held_out=True)
-        found = self.generator.evaluate(self.eval_rows, temperature=self.config.eval.temperature, n_samples=count)
+        found = self.generator.evaluate(
+            self.eval_rows,
+            temperature=self.config.eval.temperature,
+            n_samples=count,
+            moment=Moment(step=step, held_out=True),
+        )
         # Of a prompt that is too long there is none.
         groups = [group for group in found if group]
         by_source: dict[str, list[list[float]]] = defaultdict(list)
@@ -427,7 +525,7 @@ class KitPPOTrainer(BasePPOTrainer):
             logs[f"eval_{source}_pass{count}"] = fmean(max(group) for group in scores)
         self.trackers.log_eval(step, logs)
         self.folder.metrics(step, logs)
-        self._record_rollouts(step, groups, held_out=True)
+        self.records.write(step, groups, held_out=True)
         self.console.print("  ".join(f"{name} {value:.3f}" for name, value in logs.items()))
         return logs
 
@@ -435,22 +533,6 @@ class KitPPOTrainer(BasePPOTrainer):
 def shares_device_with_critic(config: PPOConfig) -> bool:
     """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
     return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
-
-
-def recorded_samples(groups: Sequence[Sequence[Sample]], *, count: int) -> Iterator[tuple[int, Sample]]:
-    """Yield the samples of as many whole groups as `count` has room for, but one at least, with their groups' places.
-
-    Groups whose episodes have pictures come first, and in a group the episode that was begun first. A count of 0 yields
-    nothing.
-    """
-    ordered = sorted(groups, key=lambda group: not any(sample.played and sample.played.pictures for sample in group))
-    room = count
-    for place, group in enumerate(ordered if count else []):
-        if place and len(group) > room:
-            return
-        room -= len(group)
-        for sample in sorted(group, key=lambda sample: sample.played.number if sample.played else 0):
-            yield place, sample
 
 
 def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:
@@ -477,6 +559,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         media=True,
         branches=config.agent.branches,
         pictures=config.train.plays and config.logger.rollouts_per_step > 0,
+        greedy=config.algo.advantage.estimator == "remax",
     )
 
 

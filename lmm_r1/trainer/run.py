@@ -28,6 +28,7 @@ from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.rows import row_reading
+from lmm_r1.data.curriculum import MeasuredCurriculum
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import (
@@ -61,13 +62,14 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.scoring.sources import RowChecker, make_scorer
 from lmm_r1.trainer.critic_workers import CriticWorker, RewardWorker
+from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, optimizer_steps, saved_step
 from lmm_r1.trainer.publication import publish
 from lmm_r1.trainer.restarts import Restarts
 from lmm_r1.trainer.run_files import shared_paths
 from lmm_r1.trainer.run_start import Fingerprint, check_start, has_checkpoints, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
-from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.trainer.strategy import check_fp16, make_strategy
 from lmm_r1.trainer.workers import PolicyWorker, ReferenceWorker
 from remote_rm.client import RewardUnavailable
 
@@ -123,6 +125,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     if config.train.plays:
         _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
+    # What is wrong with the user's filter is told before anything is started.
+    GroupFilter.of(config)
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
     # The critic may start from the reward model, which is then the one that was given.
@@ -140,6 +144,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
     # What follows is about the workers, wherever they are.
     nodes.follow_cluster()
+    check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
@@ -198,7 +203,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         reference_group=workers.reference,
         engines=workers.engines,
         tokenizer=stage.policy.tokenizer,
-        prompts=PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes),
+        prompts=prompt_stream(config, rows),
         eval_rows=stage.eval_rows,
         folder=folder,
         stops=stops,
@@ -285,6 +290,13 @@ def _prompts(config: PPOConfig) -> KeptRows[Row]:
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
     return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
+
+
+def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
+    """Return the rows in the order in which a run takes them."""
+    kind = config.data.curriculum
+    curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
+    return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
 
 
 def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:

@@ -28,7 +28,8 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
         paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
-    if not config.ckpt.disable_ds:
+    # The weights of a reference that follows the policy are there as well.
+    if not config.ckpt.disable_ds or config.ref.refresh_steps:
         paths.append(SharedPath(flag="--ckpt.path", path=str(checkpoint_folder(config)), written=True))
     return paths
 

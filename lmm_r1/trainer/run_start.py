@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.digest import model_digest
-from lmm_r1.checkpoints.folder import SAVING
+from lmm_r1.checkpoints.folder import REFERENCE_FOLDER, SAVING
 from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.dpo import ReferredConfig
@@ -90,7 +90,8 @@ def _held(folder: Path) -> list[Path]:
 def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
     """Return what `--ckpt.overwrite` deletes: what killed saves and evictions left, too, as it can be taken up again."""
     halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
-    return [*RunFolder.files(output), *_held(checkpoints), *halves]
+    references = checkpoints.glob(REFERENCE_FOLDER)
+    return [*RunFolder.files(output), *_held(checkpoints), *halves, *references]
 
 
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.trainer.group_filter import KEEPS_ALL, DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
@@ -39,15 +42,25 @@ class Rollout:
     """The same samples as the engines returned them, for the records."""
     overlong: int
     """Prompts left out because they leave no room for a response."""
-    filtered: int
-    """Groups dropped by dynamic filtering."""
+    dropped: tuple[DroppedGroup, ...] = ()
+    """Groups that filters left out."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What parts of the rewards counted."""
+
+    @property
+    def filtered(self) -> int:
+        """How many groups filters left out."""
+        return len(self.dropped)
 
     @property
     def locations(self) -> list[str]:
         """Where the prompt of each experience stands."""
         return [sample.row.location for group in self.groups for sample in group]
+
+    @property
+    def greedy(self) -> list[Sample]:
+        """The greedy response to each group's prompt; empty where none is generated."""
+        return [group[0].greedy for group in self.groups if group[0].greedy is not None]
 
     @property
     def media_bytes(self) -> int:
@@ -71,89 +84,111 @@ class KitSamplesGenerator:
         settings: GroupSettings,
         *,
         part_weights: Sequence[PartWeight] = (),
+        group_filter: GroupFilter = KEEPS_ALL,
     ) -> None:
         self.args = args
         self.vllm_engines = list(engines)
         self.settings = settings
         self.part_weights = part_weights
-        # When in the run what is generated next is scored; of groups that replace dropped ones it is the same.
-        self.moment: Moment | None = None
+        self.group_filter = group_filter
 
-    def rollout(self, prompts: PromptStream, *, count: int) -> Rollout:
+    def rollout(self, prompts: PromptStream, *, count: int, moment: Moment | None = None) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
 
         Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
-        never lost. Raises UserError where as many prompts as an episode has gave no group one after the other.
+        never lost. Raises UserError where as many prompts as an episode has gave no group one after the other, and
+        where `--algo.dynamic_filtering_max_batches` times `count` prompts have not filled the step.
+
+        Args:
+            moment: when in the run they are scored; of groups that replace dropped ones it is the same.
         """
-        settings = self._settings_of_step()
-        low, high = self.args.algo.dynamic_filtering_range
+        settings = self._settings_at(moment)
         wake(self.args, self.vllm_engines)
         groups: list[list[Sample]] = []
-        overlong = filtered = in_vain = 0
+        dropped: list[DroppedGroup] = []
+        overlong = in_vain = asked = 0
         while len(groups) < count:
-            rows = prompts.take(count - len(groups))
+            rows = prompts.take(min(count - len(groups), self._room(asked, count=count)))
             if not rows:
                 if prompts.next_episode():
                     continue
                 break
-            for group in self.generate(rows, settings):
+            asked += len(rows)
+            found = self.generate(rows, settings)
+            prompts.measured([solve_rate(group) for group in found])
+            for group in found:
                 in_vain += 1
                 if not group:
                     overlong += 1
-                elif self.args.algo.dynamic_filtering_enable and not low < _mean_score(group) < high:
-                    filtered += 1
+                    continue
+                judged = self.group_filter.judged(group, step=None if moment is None else moment.step)
+                if isinstance(judged, str):
+                    dropped.append(dropped_group(group, judged, recorded=self._has_place(dropped)))
                 else:
-                    groups.append(group)
+                    groups.append(judged)
                     in_vain = 0
+            why = self.why_dropped(dropped, overlong=overlong)
             if in_vain >= len(prompts.rows):
-                why = self.why_dropped(filtered=filtered, overlong=overlong)
                 raise UserError(
                     f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
+                )
+            if len(groups) < count and not self._room(asked, count=count):
+                raise UserError(
+                    f"{asked} prompts, --algo.dynamic_filtering_max_batches {self.group_filter.max_batches} times "
+                    f"--rollout.batch_size, gave {len(groups)} of the {count} groups of a step: {why}"
                 )
         sleep(self.args, self.vllm_engines)
         groups = with_all_logs(groups)
         _check_parts(groups)
         _check_loss_tokens(groups)
-        experiences = [experience_of(sample, max_len=self.settings.max_len) for group in groups for sample in group]
+        masks = self.group_filter.masks
+        experiences = [
+            experience_of(sample, max_len=self.settings.max_len, masks=masks) for group in groups for sample in group
+        ]
         return Rollout(
             experiences=experiences,
             groups=groups,
             overlong=overlong,
-            filtered=filtered,
+            dropped=tuple(dropped),
             part_weights=settings.part_weights,
         )
 
-    def _settings_of_step(self) -> GroupSettings:
-        if self.moment is None:
+    def _settings_at(self, moment: Moment | None) -> GroupSettings:
+        if moment is None:
             assert not self.part_weights, "a weight is one of a step"
             return self.settings
-        weights = tuple(weight.at(self.moment.step) for weight in self.part_weights)
-        return replace(self.settings, moment=self.moment, part_weights=weights)
+        weights = tuple(weight.at(moment.step) for weight in self.part_weights)
+        return replace(self.settings, moment=moment, part_weights=weights)
 
-    def why_dropped(self, *, filtered: int, overlong: int) -> str:
-        """Return why a step's groups were dropped, and what can be done about it."""
-        low, high = self.args.algo.dynamic_filtering_range
-        reasons, advice = [], []
-        if filtered:
-            reasons.append(
-                f"{filtered} groups had a mean score that was not strictly between {low:g} and {high:g}, as "
-                "--algo.dynamic_filtering_range asks"
-            )
-            advice.append(
-                "take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
-                "--algo.dynamic_filtering_enable out"
-            )
+    def _room(self, asked: int, *, count: int) -> int:
+        """Return how many prompts a step of `count` groups may still take, of which it has asked some."""
+        return self.group_filter.max_batches * count - asked if self.group_filter.max_batches else sys.maxsize
+
+    def _has_place(self, dropped: Sequence[DroppedGroup]) -> bool:
+        """Say whether the samples of one more dropped group are recorded: those of the first ones, as of kept groups."""
+        kept = sum(len(group.samples) for group in dropped)
+        limit, size = self.args.logger.rollouts_per_step, self.settings.sampling.n_samples
+        return limit > 0 and (kept == 0 or kept + size <= limit)
+
+    def why_dropped(self, dropped: Sequence[DroppedGroup], *, overlong: int) -> str:
+        """Return why a step's groups were dropped, what their rewards look like, and what can be done about it."""
+        told = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
         if overlong:
-            reasons.append(f"{overlong} prompts left no room for a response")
-            advice.append(f"raise --data.max_len {self.settings.max_len}")
-        return "; ".join([", and ".join(reasons), *advice])
+            told.append(
+                (f"{overlong} prompts left no room for a response", f"raise --data.max_len {self.settings.max_len}")
+            )
+        reasons = ", and ".join(reason for reason, _ in told)
+        rewards = [f"of the dropped groups' rewards, {rewards_told(dropped)}"] if dropped else []
+        return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in told)])
 
-    def evaluate(self, rows: Sequence[Row], *, temperature: float, n_samples: int) -> list[list[Sample]]:
+    def evaluate(
+        self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None
+    ) -> list[list[Sample]]:
         """Return the groups of held-out rows, sampled as asked for."""
         wake(self.args, self.vllm_engines)
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
         settings = replace(
-            self.settings, sampling=sampling, logprobs=False, media=False, moment=self.moment, branches=1
+            self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1, greedy=False
         )
         groups = self.generate(rows, settings)
         sleep(self.args, self.vllm_engines)
@@ -198,10 +233,13 @@ class KitSamplesGenerator:
         return replace(settings, pictures=place < _SPARE * recorded)
 
 
-def experience_of(sample: Sample, *, max_len: int) -> Experience:
+def experience_of(sample: Sample, *, max_len: int, masks: bool = False) -> Experience:
     """Return a sample as OpenRLHF trains on it: a batch of one, whose masks and log-probs are about the token after each.
 
     Its `info` holds what OpenRLHF logs the means of.
+
+    Args:
+        masks: whether single responses may be masked, too, and not episodes alone.
     """
     token_ids, log_probs = sample.token_ids, sample.log_probs
     assert len(token_ids) <= max_len, f"{sample.row.location}: no engine gives {len(token_ids)} of {max_len} tokens"
@@ -210,7 +248,7 @@ def experience_of(sample: Sample, *, max_len: int) -> Experience:
     if reward is not None:
         values = {"reward": reward.reward, "score": reward.score, **reward.parts}
         info |= {name: torch.tensor([value]) for name, value in values.items()}
-    if sample.played is not None:
+    if masks or sample.played is not None:
         info["masked"] = torch.tensor([sample.masked])
     return Experience(
         sequences=torch.tensor([token_ids]),
@@ -235,6 +273,12 @@ def _rewarded(sample: Sample, experience: Experience) -> Sample:
         return sample
     value = experience.info["reward"].item()
     return replace(sample, reward=Score(reward=value, score=value, parts={}))
+
+
+def solve_rate(group: Sequence[Sample]) -> float | None:
+    """Return the mean score of a group, None where there is none: of an overlong prompt, or before a reward model gives it."""
+    scores = [sample.reward.score for sample in group if sample.reward is not None]
+    return fmean(scores) if scores else None
 
 
 @contextmanager
@@ -303,7 +347,3 @@ def _check_loss_tokens(groups: Sequence[Sequence[Sample]]) -> None:
             "turns was to match a regular expression, and the loss leaves such turns out; let the environment give "
             "TurnOptions.regex to some turns alone"
         )
-
-
-def _mean_score(group: list[Sample]) -> float:
-    return sum(sample.scored.score for sample in group) / len(group)

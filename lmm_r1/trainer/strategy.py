@@ -16,6 +16,7 @@ import deepspeed.comm.comm as deepspeed_comm
 import deepspeed.utils.groups as deepspeed_groups
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.git_version_info import installed_ops
 from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException, assert_no_cuda_mismatch
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -52,6 +53,7 @@ class KitStrategy(CheckpointStrategy):
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
         loading.done()
         cpu.prepare_training()
+        check_fp16(self.args.ds.param_dtype)
         super().setup_distributed(timeout)
 
     def setup_ring_attn(self, ds_device_mesh: DeviceMesh) -> None:
@@ -142,6 +144,15 @@ class KitStrategy(CheckpointStrategy):
             save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
             tokenizer.save_pretrained(output_dir)
         dist.barrier()
+
+
+def check_fp16(param_dtype: str | None) -> None:
+    """Raise UserError where weights in fp16 cannot be trained on this machine."""
+    if param_dtype == "fp16" and not cpu.has_cuda() and not get_accelerator().is_fp16_supported():
+        raise UserError(
+            "--ds.param_dtype fp16: this machine has no GPU, and its processor no fp16 instructions, without which DeepSpeed "
+            "does not train in fp16; leave it out"
+        )
 
 
 @contextmanager

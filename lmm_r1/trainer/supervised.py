@@ -21,6 +21,7 @@ from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.trainer.held_out import BestMetric, HeldOut
+from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.stopping import Progress, SaveSchedule
 from lmm_r1.trainer.supervised_models import model_path
@@ -112,6 +113,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.step = self.saved_step = 0
         # Of the last update, by the names of `Terms.sums`.
         self.means: dict[str, float] = {}
+        self._scaled: LossScaling | None = None
 
     @classmethod
     @abstractmethod
@@ -205,6 +207,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         """
         self.actor.train()
         self.step = self.saved_step = start
+        self._scaled = self._loss_scaling()
         self.stops.progress = partial(self._progress, steps)
         workers = self.config.data.dataloader_num_workers
         if workers:
@@ -373,6 +376,10 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
             self._save(step, best=True)
 
+    def _loss_scaling(self) -> LossScaling | None:
+        """Return what became of the updates so far with fp16, None with another precision."""
+        return loss_scaling(self.engine) if self.config.ds.param_dtype == "fp16" else None
+
     def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
         if self.strategy.is_rank_0():
             self.trackers.log_eval(step, metrics)
@@ -392,6 +399,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             "seconds_per_step": seconds,
             "overlong_rows": self.skipped,
         }
+        if (scaling := self._loss_scaling()) is not None:
+            values |= scaling.metrics(self._scaled)
+            self._scaled = scaling
         self.folder.metrics(step, values)
         if step % self.config.logger.logging_steps == 0 or step == steps:
             self.trackers.log(step, values)

@@ -23,6 +23,10 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, least_mass, merged, modalities
+from lmm_r1.trainer.moving_average import EMA_FOLDER, MovingAverage
+from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
+from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
+from lmm_r1.trainer.reference_refresh import load_reference, write_reference
 from lmm_r1.trainer.strategy import KitStrategy
 from lmm_r1.trainer.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 
@@ -57,7 +61,9 @@ def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) 
 
 
 def install_seams(args: SimpleNamespace) -> None:
-    """Put the names of `openrlhf_seams` in place in a model worker's process."""
+    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on."""
+    if args.train.async_enable:
+        cpu.take_cores("models")
     openrlhf_seams.install(
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
@@ -77,9 +83,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, self.actor_loss_fn)
+        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(LossSettings.of(self.args)))
         # Of the passes since someone took them, where the policy's log-probs are those of the passes.
         self.gaps: Gaps = {}
+        self.average: MovingAverage | None = None
         self._experience: Experience | None = None
 
     def training_step(
@@ -93,6 +100,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         self._experience = experience
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._experience = None
+        if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
+            # With fp16, one that overflows is left out.
+            if self.actor.model.was_step_applied():
+                self.average.update()
         if not status["num_action_tokens"]:
             # OpenRLHF divides by the number of tokens: of a pass in which all samples are masked there are none.
             status["num_action_tokens"] = NEXT_TO_NO_TOKENS
@@ -112,7 +123,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         *rest: Any,
         **settings: Any,
     ) -> Any:
-        """Return OpenRLHF's policy loss; note how far the engine is from a policy whose log-probs are not known before."""
+        """Return the policy loss; note how far the engine is from a policy whose log-probs are not known before."""
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
@@ -155,10 +166,14 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
 
 
+def no_loss(**settings: Any) -> None:
+    """Stand where upstream makes its loss of the flags: `KitActorPPOTrainer` makes its own of more of them."""
+
+
 def loss_before_update(
     loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
 ) -> Any:
-    """Return OpenRLHF's policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
+    """Return the policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
     return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
 
 
@@ -169,10 +184,45 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
     ) -> None:
         install_seams(strategy.args)
+        train = strategy.args.train
+        averages, train.enable_ema = train.enable_ema, False
+        # Upstream's would be a second model, in the precision of the passes, and take the place of the policy in every save.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
+        if averages:
+            self._begin_average(beta=train.ema_beta)
         check_packing(self.actor, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
         if strategy.args.actor.aux_loss_coef:
             self.actor.balance_experts()
+
+    def _begin_average(self, *, beta: float) -> None:
+        """Begin a moving average with the weights as they are loaded, or go on with that of their checkpoint."""
+        average = MovingAverage(self.actor.model, beta=beta)
+        if self.checkpoint_states:
+            average.load(Path(self.strategy.args.ckpt.path) / "_actor" / str(self.strategy.loaded_tag))
+        self.strategy.write_beside = average.save
+        self.trainer.average = average
+
+    def save_model(self) -> None:
+        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, where there is one."""
+        super().save_model()
+        self._save_average(Path(self.strategy.args.ckpt.output_dir))
+
+    def _save_average(self, folder: Path) -> None:
+        """Write the averaged weights as a model beside the policy's."""
+        average = self.trainer.average
+        if average is None:
+            return
+        sleeps = self.strategy.args.ds.enable_sleep
+        if sleeps:
+            self.reload_states()
+        with average.in_weights():
+            self.strategy.save_model(self.actor, self.tokenizer, str(folder / EMA_FOLDER))
+        if sleeps:
+            self.offload_states()
+
+    def write_reference(self, file: str) -> None:
+        """Write the policy's weights for the reference, which takes them from there."""
+        write_reference(self.actor, Path(file))
 
     def save_checkpoint(
         self,
@@ -184,6 +234,8 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         """Save the policy; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
         with self.strategy.unsettled():
             super().save_checkpoint(tag, client_states, metric_value, metric_key)
+        if self.save_hf_ckpt:
+            self._save_average(Path(self.strategy.args.ckpt.path) / f"{tag}_hf")
 
     def settle_checkpoint(self, tag: str) -> None:
         """Let the saved policy be the newest, and delete what goes beyond the limits."""
@@ -194,8 +246,12 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         return self.actor.packing_samples and self.actor.share_prefix
 
     def updates_made(self) -> int:
-        """Return how many optimizer steps the policy's weights have had."""
-        return self.actor.model.global_steps
+        """Return how many optimizer steps the policy's weights have had; those that fp16 leaves out are none."""
+        return self.actor.model.global_steps - self.actor.model.skipped_steps
+
+    def loss_scaling(self) -> LossScaling | None:
+        """Return what became of the policy's updates with fp16."""
+        return loss_scaling(self.actor.model)
 
     def take_computed_tokens(self) -> int:
         """Return how many tokens the policy has computed since this was called last, padding and repeats included."""
@@ -222,6 +278,10 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
         install_seams(strategy.args)
         super().init_model_from_pretrained(strategy, pretrain)
         check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
+
+    def load_reference(self, file: str) -> None:
+        """Take the weights of a file that the policy wrote."""
+        load_reference(self.model, Path(file))
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)

@@ -20,6 +20,7 @@ from lmm_r1.planning.estimates import estimate
 from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
 
 pytestmark = pytest.mark.contract
@@ -76,6 +77,20 @@ def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, wi
     # 768 tokens are the longest prompt; four responses of up to 256 fit beside it.
     assert second == "passes of the update: 16,192 tokens; a group of 4 x 256 tokens fits into one"
     assert config == rl_run(train__max_tokens_per_gpu=16192)
+
+
+@pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])
+def test_a_moving_average_is_a_copy_of_the_trained_weights_in_single_precision_in_the_hosts_memory(rl_run, gpu_bytes):
+    machine = Machine(gpu_bytes=gpu_bytes, host_bytes=64 * GIB)
+    plain, averaged = (plan_ppo(rl_run(train__enable_ema=on), machine, image=None) for on in (False, True))
+    policy = plain.devices[0].models[0]
+    more = 4 * policy.estimate.size.trained
+    if gpu_bytes is None:
+        # There it is the memory of the models themselves.
+        assert averaged.devices[0].models[0].idle == policy.idle + more
+    else:
+        assert averaged.host_peak == plain.host_peak + more
+        assert averaged.devices[0].models[0].idle == policy.idle
 
 
 def test_an_episode_may_take_all_that_its_prompt_leaves(rl_run, with_memory):

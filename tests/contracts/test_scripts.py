@@ -15,11 +15,13 @@ from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
+from lmm_r1.cli.make_task import main as make_task
 from lmm_r1.cli.prepare_data import PrepareDataConfig
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, checkpoint_folder, resolve
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.data.recipes import recipe_names
+from lmm_r1.lmm_kits.registry import KITS
 
 pytestmark = pytest.mark.contract
 
@@ -30,7 +32,10 @@ DRY_RUNNABLE = [path for path in LAUNCHED if path.name not in ("demo.sh", "train
 EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
 SAMPLING_CONFIGS = sorted(SCRIPTS.rglob("sampling.yaml"))
 MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
-TRAINING_CONFIGS = sorted(set(SCRIPTS.rglob("*.yaml")) - {*EVALUATION_CONFIGS, *SAMPLING_CONFIGS, *MEMORY_CONFIGS})
+ROW_CONFIGS = sorted(SCRIPTS.rglob("rows.yaml"))
+TRAINING_CONFIGS = sorted(
+    set(SCRIPTS.rglob("*.yaml")) - {*EVALUATION_CONFIGS, *SAMPLING_CONFIGS, *MEMORY_CONFIGS, *ROW_CONFIGS}
+)
 # By the name of the file; any other is of RL.
 SUPERVISED_CONFIGS = {
     "cold_start": SFTConfig,
@@ -119,6 +124,7 @@ def test_the_geometry_stages_have_the_published_settings_and_their_critic(script
 
 
 RECIPES = {
+    "train_algorithm.sh": "deepscaler_40k",
     "train_fre_text.sh": "deepscaler_40k",
     "train_fre_multi.sh": "mathv60k",
     "train_mgt_geo.sh": "vermulti_geo",
@@ -223,7 +229,7 @@ def test_the_curriculum_chains_any_stages(tmp_path):
     [
         (
             ("fre_txt",),
-            "run_curriculum.sh: no stage fre_txt; known are direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
+            "run_curriculum.sh: no stage fre_txt; known are algorithm direct_rl_geo fre_multi fre_text message_decoding mgt_geo",
         ),
         (("mgt_geo", "train_mgt_geo.sh"), "run_curriculum.sh: the stage train_mgt_geo.sh is given twice"),
     ],
@@ -332,10 +338,31 @@ def test_a_shipped_sampling_yaml_parses_and_samples_with_room_for_a_prompt(path)
     assert config.max_new_tokens < config.max_model_len
 
 
+@pytest.mark.parametrize("path", ROW_CONFIGS, ids=relative)
+def test_shipped_settings_of_rows_are_of_the_task_that_they_are_for(path, tmp_path):
+    make_task(["digits", "--config", str(path), "--modality", "image", "--rows", "1", "--output", str(tmp_path / "r")])
+    assert (tmp_path / "r" / "rows.jsonl").is_file()
+
+
 def test_the_demo_hands_the_curriculum_files_that_are_shipped():
-    text = (SCRIPTS / "demo.sh").read_text(encoding="utf-8")
-    named = re.findall(r"_CONFIG=\$SCRIPTS/(\S+)", text)
-    assert {STAGES / name for name in named} == set(DEMO.iterdir())
+    text = "".join(path.read_text(encoding="utf-8") for path in (SCRIPTS / "demo.sh", STAGES / "digits.sh"))
+    named = {f"{name}.yaml" for name in re.findall(r"\$\(demo_config (\w+)\)", text)}
+    assert named == {path.name for path in DEMO.glob("*.yaml")}
+    folders = [path for path in DEMO.iterdir() if path.is_dir()]
+    assert {folder.name for folder in folders} < set(KITS)
+    assert {path.name for folder in folders for path in folder.iterdir()} < named
+
+
+def test_the_demo_takes_an_architectures_own_file_where_there_is_one(tmp_path):
+    for name in ("one/rows.yaml", "rows.yaml", "fre.yaml"):
+        file = tmp_path / "configs/demo" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    asked = f"source {STAGES / 'digits.sh'}; demo_config rows; demo_config fre; ARCH=two; demo_config rows"
+    environment = {**os.environ, "SCRIPTS": str(tmp_path), "ARCH": "one"}
+    said = subprocess.run(["bash", "-c", asked], env=environment, capture_output=True, text=True, check=True).stdout
+    expected = ("one/rows.yaml", "fre.yaml", "rows.yaml")
+    assert said.splitlines() == [str(tmp_path / "configs/demo" / name) for name in expected]
 
 
 def test_the_demo_makes_rows_with_flags_that_parse():

@@ -1,4 +1,7 @@
-"""One optimizer step over many passes, most of whose gradients vanish where they are added up in half precision."""
+"""One optimizer step over many passes, most of whose gradients vanish where they are added up in half precision.
+
+And one of each policy loss, whose passes know what the whole step holds on all ranks.
+"""
 
 import importlib
 import json
@@ -8,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -68,6 +72,11 @@ class Computed:
 def computed_by(folder: Path) -> list[Computed]:
     """Return what the processes computed for each case."""
     return [Computed(**values) for values in json.loads((folder / "computed.json").read_text())]
+
+
+def policy_gradients_of(folder: Path) -> dict[str, list[float]]:
+    """Return what the processes computed of policy losses: the loss and its gradients."""
+    return json.loads((folder / "policy.json").read_text())
 
 
 class Weights(torch.nn.Module):
@@ -138,6 +147,61 @@ def _steps(case: AccumulationCase) -> Computed:
     return Computed(optimizer=type(engine.optimizer).__name__, gradients=steps)
 
 
+# Loss tokens of a step's samples, of which one has none, and how many samples each pass of each rank has.
+LENGTHS = (6, 3, 0, 1, 4, 5, 2, 6)
+PASSES_OF = {1: ((1, 3, 2, 2),), 2: ((1, 3), (2, 2))}
+
+
+def policy_gradients() -> dict[str, list[float]]:
+    """Return the loss and the gradients of one step by each policy loss and aggregation, averaged over ranks."""
+    from typing import get_args
+
+    from helpers.policy_passes import random_pass
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from lmm_r1.config.ppo import LossAggregation, PolicyLossName
+    from lmm_r1.trainer.mismatch_correction import Correction
+    from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
+    from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    given, passes = random_pass(*LENGTHS), PASSES_OF[ranks]
+    buffer = GroupReplayBuffer(1, dynamic_batch=True)
+    first = sum(map(sum, passes[:rank]))
+    places = [
+        range(first + sum(passes[rank][:number]), first + sum(passes[rank][: number + 1]))
+        for number in range(len(passes[rank]))
+    ]
+    own = [place for part in places for place in part]
+    buffer.items = [SimpleNamespace(action_mask=given["action_mask"][place]) for place in own]
+    buffer.dynamic_indices = [[own.index(place) for place in part] for part in places]
+    mesh = init_device_mesh("cpu", (ranks, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
+    args = SimpleNamespace(train=SimpleNamespace(batch_size=len(LENGTHS)))
+    buffer.setup_dynamic_batch(SimpleNamespace(args=args, ds_device_mesh=mesh))
+    found = {}
+    for loss in get_args(PolicyLossName):
+        for aggregation in get_args(LossAggregation):
+            correction = Correction(level="seq", mode="clip", bounds=(0.9, 1.1))
+            settings = LossSettings(loss=loss, aggregation=aggregation, length=7, correction=correction)
+            total = torch.zeros((), dtype=torch.double)
+            for number, part in enumerate(places):
+                taken = {name: value[list(part)] for name, value in given.items()}
+                total = (
+                    total
+                    + PolicyLoss(settings)(
+                        **taken,
+                        dp_size=ranks,
+                        batch_num_tokens=buffer.dynamic_batch_num_tokens[number],
+                        global_batch_size=buffer.dynamic_global_batch_size[number],
+                    )[0]
+                )
+            (gradient,) = torch.autograd.grad(total, given["log_probs"])
+            both = torch.cat([total.detach()[None], gradient.flatten()]) / ranks
+            dist.all_reduce(both)
+            found[f"{loss} {aggregation}"] = both.tolist()
+    return found
+
+
 def main(folder: Path) -> None:
     from lmm_r1 import cpu
 
@@ -151,6 +215,9 @@ def main(folder: Path) -> None:
     computed = [asdict(_steps(case)) for case in cases]
     if dist.get_rank() == 0:
         (folder / "computed.json").write_text(json.dumps(computed))
+    gradients = policy_gradients()
+    if dist.get_rank() == 0:
+        (folder / "policy.json").write_text(json.dumps(gradients))
     dist.destroy_process_group()
 
 

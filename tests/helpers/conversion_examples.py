@@ -168,7 +168,8 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "eval.temperature": 1.0,
             "reward.remote_url": "./examples/reward_function/dapo.py:compute_score",
             "reward.function_kwargs": '{"max_response_length": 20480, "overlong_buffer_length": 4096}',
-            "reward.score_key": "accuracy_normalized",
+            "algo.dynamic_filtering_part": "accuracy_normalized",
+            "algo.dynamic_filtering_max_batches": 30,  # 10 batches of 1536 prompts are 30 of 512
             "algo.kl.init_coef": 0.0,
             "algo.kl.use_loss": None,
             "algo.kl.estimator": None,
@@ -179,13 +180,13 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "data.mini_rollout_batch_size",
             "worker.actor.optim.lr_warmup_steps",
             "worker.rollout.max_num_batched_tokens",
-            "trainer.max_try_make_batch",
         },
     ),
     "qwen2_5_vl_7b_geo3k_dapo": (
         f"{GEO3K} worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True algorithm.online_filtering=True",
         GEO3K_FLAGS
         | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
+        | {"algo.dynamic_filtering_max_batches": 20}
         | {"algo.kl.use_loss": None, "algo.kl.estimator": None},
         set(),
     ),
@@ -193,20 +194,23 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         f"{GEO3K} worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq worker.actor.clip_ratio_low=3e-4 "
         "worker.actor.clip_ratio_high=4e-4 algorithm.disable_kl=True",
         GEO3K_FLAGS
-        | {"actor.policy_loss_type": "gspo", "actor.loss_agg_mode": "seq-mean-token-mean"}
+        | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
         | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_cispo": (
         f"{GEO3K} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
-        GEO3K_FLAGS | {"actor.eps_clip_low_high": [0.0, 4.0]},
-        {"worker.actor.loss_type"},
+        GEO3K_FLAGS
+        | {"actor.policy_loss_type": "cispo", "actor.eps_clip_low_high": [0.0, 4.0], "actor.dual_clip": None},
+        set(),
     ),
     "qwen2_5_vl_7b_geo3k_sapo": (
         f"{GEO3K} worker.actor.loss_type=sapo worker.actor.tau_positive=1.0 worker.actor.tau_negative=1.05",
-        GEO3K_FLAGS,
-        {"worker.actor.loss_type", "worker.actor.tau_positive", "worker.actor.tau_negative"},
+        GEO3K_FLAGS
+        | {"actor.policy_loss_type": "sapo", "actor.sapo_temperature_pos": 1.0, "actor.sapo_temperature_neg": 1.05}
+        | {"actor.eps_clip_low_high": None, "actor.dual_clip": None},
+        set(),
     ),
     "qwen2_5_vl_7b_geo3k_reinforce": (
         f"{GEO3K} algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_loss=false algorithm.kl_penalty=kl "

@@ -34,6 +34,8 @@ PLANTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 # As with --ds.adam_offload, without DeepSpeed's own optimizer, which it would have to compile.
 OFFLOADED = "bf16, optimizer in CPU memory"
+# In the place of what is planted: what follows the weights of good steps, as `helpers.moving_weights` has it.
+FOLLOWED = "followed"
 # By the number of ranks: stage, dtype and what is planted.
 CASES: dict[int, list[tuple[int, str, str]]] = {
     1: [
@@ -44,6 +46,7 @@ CASES: dict[int, list[tuple[int, str, str]]] = {
     2: [
         *[(stage, "bf16", planted) for stage in (1, 2, 3) for planted in PLANTED],
         *[(stage, "fp32", planted) for stage in (1, 2, 3) for planted in ("nothing", "nan gradient")],
+        *[(stage, dtype, FOLLOWED) for stage in (1, 2, 3) for dtype in ("bf16", "fp32")],
         *[
             (stage, "fp16", planted)
             for stage in (1, 2, 3)
@@ -54,31 +57,48 @@ CASES: dict[int, list[tuple[int, str, str]]] = {
 Outcome = dict[str, Any]
 
 
-def outcome_of(stage: int, dtype: str, planted: str) -> Outcome:
-    """Make a good step, then two passes of a step of which the last rank's first is planted with something."""
+def outcome_of(stage: int, dtype: str, planted: str, *, folder: Path) -> Outcome:
+    """Make a good step, then two passes of a step of which the last rank's first is planted with something.
+
+    Args:
+        folder: that all ranks write to.
+    """
     import deepspeed
 
-    strategy, engine = _prepared(stage, dtype)
-    _backward(strategy, engine, "nothing")
+    if planted == FOLLOWED:
+        from helpers.moving_weights import averaged
+
+        return averaged(stage, dtype, folder / f"{stage}-{dtype}")
+
+    from lmm_r1.trainer.optimizer_step import loss_scaling
+
+    strategy, engine = prepared(stage, dtype)
+    backward_pass(strategy, engine, "nothing")
     strategy.optimizer_step(None, engine, None, name="actor")
-    before = _weights(engine)
+    before = weights_of(engine)
     last = dist.get_rank() == dist.get_world_size() - 1
     error = None
     engine.set_gradient_accumulation_boundary(False)
-    _backward(strategy, engine, planted if last else "nothing")
+    backward_pass(strategy, engine, planted if last else "nothing")
     engine.set_gradient_accumulation_boundary(True)
-    _backward(strategy, engine, "nothing")
+    backward_pass(strategy, engine, "nothing")
     try:
         strategy.optimizer_step(None, engine, None, name="actor")
     except ValueError as raised:
         error = str(raised)
-    after = _weights(engine)
+    after = weights_of(engine)
     deepspeed.comm.barrier()
-    scale = engine.optimizer.loss_scaler.cur_scale if dtype == "fp16" and stage else None
-    return {"error": error, "same": torch.equal(before, after), "scale": scale}
+    scaling = loss_scaling(engine)
+    told = {} if scaling is None else scaling.metrics(None)
+    return {"error": error, "same": torch.equal(before, after), **told}
 
 
-def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
+def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, Any]:
+    """Return a strategy and an engine of a small model.
+
+    Args:
+        persistent: whether ZeRO-3 keeps weights whole on every rank, as it does with small ones.
+    """
     import deepspeed
 
     from lmm_r1 import dotted
@@ -98,7 +118,7 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}
     config = strategy.get_ds_train_config(optimizer, max_norm=1.0)
-    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 32 if persistent else 0
     if dtype == OFFLOADED:
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
         config["zero_force_ds_cpu_optimizer"] = False
@@ -111,13 +131,13 @@ def _prepared(stage: int, dtype: str) -> tuple[Any, Any]:
     return strategy, engine
 
 
-def _backward(strategy: Any, engine: Any, planted: str) -> None:
+def backward_pass(strategy: Any, engine: Any, planted: str) -> None:
     given = torch.arange(8.0).sin().to(next(engine.module.parameters()).dtype)
     output = engine(given[None])
     strategy.backward(PLANTED[planted](output.float().square().sum(), engine.module[1].bias.float()), engine, None)
 
 
-def _weights(engine: Any) -> torch.Tensor:
+def weights_of(engine: Any) -> torch.Tensor:
     """All weights and, in mixed precision, the optimizer's own of them."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
@@ -135,7 +155,7 @@ def main(folder: Path) -> None:
     cpu.prepare_process()
     # DeepSpeed asks for instructions that make half precision quick.
     importlib.import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported = lambda: True
-    outcomes = [outcome_of(*case) for case in json.loads((folder / "cases.json").read_text())]
+    outcomes = [outcome_of(*case, folder=folder) for case in json.loads((folder / "cases.json").read_text())]
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
 

@@ -1,10 +1,13 @@
-"""A loss or a gradient that is no number, on one rank: no rank makes the step, all say so, and no weight is changed."""
+"""A loss or a gradient that is no number, on one rank: no rank makes the step, all say so, and no weight is changed.
+
+What follows the weights of good steps is seen in the same processes: a moving average, and a reference.
+"""
 
 import json
 from collections.abc import Callable
 
 import pytest
-from helpers.finite_ranks import CASES, Outcome
+from helpers.finite_ranks import CASES, FOLLOWED, Outcome
 from helpers.launched_ranks import launch
 
 pytestmark = pytest.mark.integration
@@ -49,7 +52,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stage", "dtype", "planted"), [pytest.param(*name, id=_id(name)) for name in NAMES if "fp16" not in name]
+    ("ranks", "stage", "dtype", "planted"),
+    [pytest.param(*name, id=_id(name)) for name in NAMES if not {"fp16", FOLLOWED} & set(name)],
 )
 def test_a_step_that_is_not_finite_is_not_made(ranks, stage, dtype, planted, outcomes):
     for rank in outcomes(ranks, stage, dtype, planted):
@@ -71,4 +75,17 @@ def test_with_fp16_an_overflow_of_gradients_lowers_the_loss_scale(ranks, stage, 
         else:
             assert rank["error"] is None
             assert rank["same"] == (planted != "nothing")
-            assert rank["scale"] == (16 if planted == "nothing" else 8)
+            assert rank["loss_scale"] == (16 if planted == "nothing" else 8)
+            # It is no update that was made, and the metrics say so.
+            assert rank["skipped_updates"] == (planted != "nothing")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "dtype", "planted"), [pytest.param(*name, id=_id(name)) for name in NAMES if FOLLOWED in name]
+)
+def test_an_average_and_a_reference_are_those_of_whole_weights_and_the_model_goes_on(
+    ranks, stage, dtype, planted, outcomes
+):
+    for rank in outcomes(ranks, stage, dtype, planted):
+        assert {name for name, right in rank.items() if not right} == set()
+        assert rank.keys() == {"moved", "averaged", "saved", "put back", "referred", "goes on"}

@@ -4,7 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.accumulated_gradients import AccumulationCase, Computed, computed_by, run_accumulation, sum_of
+from helpers.accumulated_gradients import (
+    LENGTHS,
+    AccumulationCase,
+    Computed,
+    computed_by,
+    policy_gradients_of,
+    run_accumulation,
+    sum_of,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -23,17 +31,22 @@ OURS = AccumulationCase(stage=1, param_dtype="bf16")
 
 
 @pytest.fixture(scope="module")
-def computed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int, AccumulationCase], Computed]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("accumulation")
+
+
+@pytest.fixture(scope="module")
+def computed(request: pytest.FixtureRequest, folder: Path) -> Callable[[int, AccumulationCase], Computed]:
     """A function from a number of ranks and a case to what its steps computed; all that are asked for are made at once."""
-    folder: Path = tmp_path_factory.mktemp("accumulation")
     names = {item.name for item in request.session.items if item.path == request.path}
     cases = {
         ranks: [case for case in CASES if any(name.endswith(f"[{case}-{ranks}]") for name in names)] for ranks in RANKS
     }
     if test_deepspeed_alone_takes_fp32_as_zero_3_does_only.__name__ in names:
         cases[1] += [case for case in (*BARE, OURS) if case not in cases[1]]
+    if test_policy_losses_are_those_of_the_whole_step_on_two_ranks.__name__ in names:
+        for made in cases.values():
+            made += [] if made else [OURS]
     asked = {ranks: made for ranks, made in cases.items() if made}
     started = [run_accumulation(made, folder / str(ranks), ranks=ranks) for ranks, made in asked.items()]
     for processes in started:
@@ -68,3 +81,13 @@ def test_deepspeed_alone_takes_fp32_as_zero_3_does_only(computed):
     sums = [computed(1, case).gradients[0][0] for case in BARE]
     assert sums == pytest.approx([1.015625 / 16, 1 / 16, 1.015625 / 16], rel=1e-5)
     assert computed(1, OURS).optimizer == "DeepSpeedZeroOptimizer"
+
+
+def test_policy_losses_are_those_of_the_whole_step_on_two_ranks(computed, folder):
+    alone, shared = (policy_gradients_of(folder / str(ranks)) for ranks in RANKS)
+    assert len(alone) == 15
+    for name, values in alone.items():
+        assert any(values[1:]), name
+        # All but the gradients of the tokens that the loss is not about.
+        assert sum(value != 0 for value in values[1:]) <= sum(LENGTHS)
+        assert shared[name] == pytest.approx(values, rel=1e-9, abs=1e-12), name

@@ -134,8 +134,8 @@ def of_many_lengths(groups: list[list[Sample]]) -> list[list[Sample]]:
 def _cut(sample: Sample) -> Sample:
     prompt, response = sample.segments
     length = 1 + zlib.crc32(sample.response.encode()) % NEW_TOKENS
-    cut = replace(response, token_ids=response.token_ids[:length], log_probs=response.log_probs[:length])
-    return replace(sample, segments=(prompt, cut))
+    kept = {"token_ids": response.token_ids[:length], "log_probs": response.log_probs[:length], "weights": ()}
+    return replace(sample, segments=(prompt, replace(response, **kept)))
 
 
 def without_ray(groups: list[list[Sample]]) -> bytes:

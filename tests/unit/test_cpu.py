@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -51,6 +52,36 @@ def test_memory_is_given_back_where_there_is_no_gpu(monkeypatch):
     # Another C library than glibc.
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     cpu.return_memory()
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "models"),
+    [({0, 1}, [0], [1]), ({2, 4, 6}, [2], [4, 6]), ({0, 1, 2, 3}, [0, 1], [2, 3]), ({5}, [5], [5])],
+)
+def test_engines_and_models_that_work_at_the_same_time_have_cores_of_their_own(monkeypatch, cores, engines, models):
+    bound: dict[int, list[int]] = {}
+    monkeypatch.setenv(cpu.BACKEND, "cpu")
+    monkeypatch.setattr(cpu, "_cores", None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(bound.get(process, cores)))
+    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for side, own in (("engines", engines), ("models", models)):
+        cpu.take_cores(side)
+        # Of every thread that there is.
+        assert bound.pop(os.getpid()) == own
+        assert all(bound.pop(thread.native_id) == own for thread in threading.enumerate()[1:])
+        # What the process sees from then on, as one that is called again does.
+        bound.clear()
+        bound[0] = own
+    assert threads == [len(engines), len(models)]
+    # Whoever has asked for fewer threads keeps to them, and GPUs have cores enough.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    cpu.take_cores("models")
+    monkeypatch.setenv(cpu.BACKEND, "cuda")
+    cpu.take_cores("models")
+    assert threads[2:] == [1]
 
 
 @pytest.mark.usefixtures("without_cuda")

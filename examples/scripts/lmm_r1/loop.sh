@@ -21,7 +21,7 @@ start() {
     : "${EVAL_CONFIG:=$SCRIPTS/configs/demo/evaluate.yaml}"
     digits
     rows prompts --split train "${PROMPTS[@]}"
-    MODEL=$ROOT/tiny DATA=$SFT_DATA CONFIG=$SCRIPTS/configs/demo/cold_start.yaml OUTPUT=$ROOT/cold_start \
+    MODEL=$ROOT/tiny DATA=$SFT_DATA CONFIG=$SFT_CONFIG OUTPUT=$ROOT/cold_start \
       supervised_stage train_sft cold_start --train.seed "$SEED"
     MODEL=$ROOT/cold_start DATA=$ROOT/data/prompts
   elif [[ -z $DATA || -z $EVAL_TEXT$EVAL_IMAGE ]]; then

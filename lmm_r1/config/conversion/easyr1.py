@@ -3,6 +3,7 @@
 Its defaults are those of its dataclasses. `trust_remote_code` is the exception: it is on there and off here.
 """
 
+from lmm_r1.config.conversion.easyr1_algorithm import MAX_TRIES
 from lmm_r1.config.conversion.easyr1_rules import RULES
 from lmm_r1.config.conversion.table import Setting, Table
 
@@ -100,7 +101,7 @@ ACTOR = (
     _to("worker.actor.max_grad_norm", "actor.max_norm", default=1.0),
     _ruled("worker.actor.clip_ratio_low", 0.2),
     _ruled("worker.actor.clip_ratio_high", 0.3),
-    _to("worker.actor.clip_ratio_dual", "actor.dual_clip", default=3.0),
+    _ruled("worker.actor.clip_ratio_dual", 3.0),
     _ruled("worker.actor.loss_type", "default"),
     _ruled("worker.actor.loss_avg_mode", "token"),
     _to("worker.actor.ppo_epochs", "train.max_epochs", default=1),
@@ -229,7 +230,7 @@ TRAINER = (
     _ruled("trainer.logger", ("console", "wandb")),
     _ruled("trainer.nnodes", 1),
     _ruled("trainer.n_gpus_per_node", 8),
-    _without("trainer.max_try_make_batch", "groups are drawn until the batch is full or the prompts are used up", 20),
+    _ruled("trainer.max_try_make_batch", MAX_TRIES),
     _ruled("trainer.critic_warmup", 0),
     _ruled("trainer.val_freq", -1),
     _ruled("trainer.val_before_train", True),

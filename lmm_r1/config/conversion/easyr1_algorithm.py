@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from lmm_r1.config.conversion.table import Flag, Given, Note, Rule
@@ -9,15 +10,41 @@ from lmm_r1.errors import UserError
 
 Results = Iterator[Flag | Note]
 
-ESTIMATORS = {"grpo": "group_norm", "rloo": "rloo", "reinforce_plus_plus": "reinforce", "gae": "gae"}
+ESTIMATORS = {
+    "grpo": "group_norm",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "reinforce",
+    "gae": "gae",
+    "remax": "remax",
+    # verl's.
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+    "rloo_vectorized": "rloo",
+}
 NEAREST_ESTIMATORS = {
-    "remax": ("reinforce_baseline", "its baseline is the reward of a greedy response, here the group's mean"),
-    "grpo_passk": ("group_norm", "only the best response of a group has an advantage there"),
+    "grpo_passk": (
+        "grpo_passk",
+        "only the best response of a group has an advantage there, and here each has one by the best of the sets of "
+        "--algo.advantage.pass_k responses that it is in",
+    ),
     "gdpo": ("group_norm", "each part of the reward is normalized for itself there"),
 }
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-LOSS_TYPES = {"default": "ppo", "gspo": "gspo", "gspo_token": "gspo"}
+LOSS_TYPES = {
+    "default": "ppo",
+    "gspo": "gspo",
+    "gspo_token": "gspo_token",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    # verl's.
+    "vanilla": "ppo",
+}
+TEMPERATURES = {
+    "worker.actor.tau_positive": "actor.sapo_temperature_pos",
+    "worker.actor.tau_negative": "actor.sapo_temperature_neg",
+}
 LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
+MAX_TRIES = 20
+"""Batches that a step may take where `trainer.max_try_make_batch` is not given."""
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 
 
@@ -64,7 +91,9 @@ def _estimator(given: Given) -> Results:
     nearest, difference = NEAREST_ESTIMATORS[name]
     yield Flag("algo.advantage.estimator", nearest)
     yield Note(
-        "without counterpart", "algorithm.adv_estimator", f"{name} is not here; {nearest} is the nearest: {difference}"
+        "without counterpart",
+        "algorithm.adv_estimator",
+        f"{name} is not here as it is there; {nearest} is the nearest: {difference}",
     )
 
 
@@ -104,24 +133,25 @@ def _filter(given: Given) -> Results:
     low, high = given.number("algorithm.filter_low"), given.number("algorithm.filter_high")
     yield Flag("algo.dynamic_filtering_range", [low, high])
     key = given.text("algorithm.filter_key")
-    if key == "overall":
-        return
     if enabled:
-        yield Flag("reward.score_key", key)
-        yield Note(
-            "another meaning",
-            "algorithm.filter_key",
-            "--reward.score_key also names what evaluation and pass@k are computed on",
-        )
-    else:
+        if key != "overall":
+            yield Flag("algo.dynamic_filtering_part", key)
+        yield Flag("algo.dynamic_filtering_max_batches", _most_batches(given))
+        return
+    if key != "overall":
         yield Note("without counterpart", "algorithm.filter_key", "nothing is filtered without online_filtering")
+    if given.whole("trainer.max_try_make_batch") != MAX_TRIES:
+        yield Note("without counterpart", "trainer.max_try_make_batch", "nothing is filtered without online_filtering")
+
+
+def _most_batches(given: Given) -> int:
+    """Return how many rollout batches have as many prompts as may be tried there, in batches that may be larger."""
+    step, batches = given.whole("data.rollout_batch_size"), given.whole("trainer.max_try_make_batch")
+    size = step if given["data.mini_rollout_batch_size"] is None else given.whole("data.mini_rollout_batch_size")
+    return math.ceil(max(0, batches) * size / step)
 
 
 def _loss(given: Given) -> Results:
-    yield Flag(
-        "actor.eps_clip_low_high",
-        [given.number("worker.actor.clip_ratio_low"), given.number("worker.actor.clip_ratio_high")],
-    )
     kind = given.text("worker.actor.loss_type") or ""
     yield Flag("actor.policy_loss_type", LOSS_TYPES.get(kind, "ppo"))
     if kind not in LOSS_TYPES:
@@ -131,15 +161,36 @@ def _loss(given: Given) -> Results:
             f"{kind} is not here, and ppo is written in its place: look at --actor.eps_clip_low_high, which was meant "
             f"for {kind}",
         )
-    elif kind == "gspo_token":
-        yield Note("another meaning", "worker.actor.loss_type", "gspo has the same gradient with these advantages")
-    for tau in ("worker.actor.tau_positive", "worker.actor.tau_negative"):
-        if given.has(tau):
-            yield Note("without counterpart", tau, "belongs to the loss sapo, which is not here")
+    yield from _gate(given) if kind == "sapo" else _clip(given, kind=kind)
     mean = given.text("worker.actor.loss_avg_mode") or ""
     if mean not in LOSS_MEANS:
         raise UserError(f"worker.actor.loss_avg_mode {mean!r} must be one of {', '.join(LOSS_MEANS)}")
     yield Flag("actor.loss_agg_mode", LOSS_MEANS[mean])
+
+
+def _clip(given: Given, *, kind: str) -> Results:
+    """The bounds of ratios, and of losses where there is one."""
+    yield Flag(
+        "actor.eps_clip_low_high",
+        [given.number("worker.actor.clip_ratio_low"), given.number("worker.actor.clip_ratio_high")],
+    )
+    if kind == "cispo":
+        if given.has("worker.actor.clip_ratio_dual"):
+            yield Note("without counterpart", "worker.actor.clip_ratio_dual", "of no use in the loss cispo")
+    else:
+        yield Flag("actor.dual_clip", given.number("worker.actor.clip_ratio_dual"))
+    for tau in TEMPERATURES:
+        if given.has(tau):
+            yield Note("without counterpart", tau, "belongs to the loss sapo")
+
+
+def _gate(given: Given) -> Results:
+    """The temperatures of SAPO, which clips nothing."""
+    for tau, flag in TEMPERATURES.items():
+        yield Flag(flag, given.number(tau))
+    for side in ("low", "high", "dual"):
+        if given.has(f"worker.actor.clip_ratio_{side}"):
+            yield Note("without counterpart", f"worker.actor.clip_ratio_{side}", "the loss sapo clips nothing")
 
 
 def _schedule(given: Given) -> Results:

@@ -120,7 +120,11 @@ PPO = (
     _without(
         "store_extra_buffers", "with --algo.dynamic_filtering_enable groups are drawn until the batch is full", None
     ),
-    _without("custom_experience_filter", "--algo.dynamic_filtering_enable drops groups by their mean score", None),
+    _without(
+        "custom_experience_filter",
+        "--algo.experience_filter takes a function of one group's samples, and no experience maker: write it anew",
+        None,
+    ),
     _ruled("prompt_max_len", "a part of --data.max_len here, which is prompt and response together", 1024),
     _ruled("generate_max_len", "--rollout.max_new_tokens here, and a part of --data.max_len", 1024),
     _ruled("max_len", "--data.max_len here, which is prompt and response together"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS
 from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
@@ -24,6 +25,9 @@ NAMES = {
     f"{_ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
     f"{_ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
     f"{_ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
+    f"{_ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
+    f"{_ACTOR}.tau_pos": "worker.actor.tau_positive",
+    f"{_ACTOR}.tau_neg": "worker.actor.tau_negative",
     f"{_ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
     f"{_ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
     f"{_ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
@@ -130,6 +134,8 @@ _RULED = (
     "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty_in_reward",
     f"{_ACTOR}.loss_agg_mode",
+    f"{_ACTOR}.loss_scale_factor",
+    "algorithm.norm_adv_by_std_in_grpo",
     "algorithm.kl_ctrl.kl_coef",
     f"{_ACTOR}.entropy_coeff",
     f"{_ACTOR}.clip_ratio",
@@ -182,6 +188,39 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
     yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
 
 
+def _aggregation(given: Given) -> Iterator[Flag | Note]:
+    mean, length = given.text(f"{_ACTOR}.loss_agg_mode"), given[f"{_ACTOR}.loss_scale_factor"]
+    if mean == "seq-mean-token-sum":
+        yield Flag("actor.loss_agg_mode", CONSTANT)
+        yield Flag("actor.loss_agg_length", 1)
+    elif mean in (*LOSS_MEANS.values(), CONSTANT):
+        yield Flag("actor.loss_agg_mode", mean)
+    elif mean is not None:
+        yield Note(
+            "without counterpart",
+            f"{_ACTOR}.loss_agg_mode",
+            f"{mean} is not here, and token-mean is written in its place; there is "
+            f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
+        )
+    if length is None:
+        return
+    if mean == CONSTANT:
+        yield Flag("actor.loss_agg_length", given.whole(f"{_ACTOR}.loss_scale_factor"))
+    else:
+        yield Note("without counterpart", f"{_ACTOR}.loss_scale_factor", f"belongs to loss_agg_mode {CONSTANT}")
+
+
+def _deviations(given: Given) -> Iterator[Flag | Note]:
+    """Whether GRPO's advantages are divided by the deviation of their group: Dr. GRPO's are not."""
+    name = "algorithm.norm_adv_by_std_in_grpo"
+    if not given.has(name):
+        return
+    if given.text("algorithm.adv_estimator") != "grpo":
+        yield Note("without counterpart", name, "belongs to the estimator grpo")
+    elif not given.switch(name):
+        yield Flag("algo.advantage.estimator", "dr_grpo")
+
+
 def _policy(given: Given) -> Iterator[Flag | Note]:
     if given["trainer.rejection_sample"]:
         yield Flag("algo.dynamic_filtering_enable", True)
@@ -191,21 +230,15 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
             "trainer.rejection_sample",
             "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
         )
-    mean = given.text(f"{_ACTOR}.loss_agg_mode")
-    if mean in LOSS_MEANS.values():
-        yield Flag("actor.loss_agg_mode", mean)
-    elif mean is not None:
-        yield Note(
-            "without counterpart",
-            f"{_ACTOR}.loss_agg_mode",
-            f"{mean} is not here, and token-mean is written in its place; there is {', '.join(LOSS_MEANS.values())}",
-        )
+    yield from _aggregation(given)
+    yield from _deviations(given)
     if given[f"{_ACTOR}.entropy_coeff"]:
         yield Flag("actor.entropy_coef", given.number(f"{_ACTOR}.entropy_coeff"))
     if given[f"{_ACTOR}.clip_ratio"] is not None:
         both = given.number(f"{_ACTOR}.clip_ratio")
         sides = [f"worker.actor.clip_ratio_{side}" for side in ("low", "high")]
-        yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
+        if given.text("worker.actor.loss_type") != "sapo":
+            yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
     path = given.text("custom_reward_function.path")
     if path is not None:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")

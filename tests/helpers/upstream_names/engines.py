@@ -32,6 +32,20 @@ SEAMS: tuple[Seam, ...] = (
         signature="self",
     ),
     Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.pause_generation",
+        how="subclassed",
+        ours="lmm_r1.generation.engine_actor:KitRolloutActor.pause_generation",
+        reason="an engine in the actor's own process is held up too, and no request on its way loses its processed images",
+        signature="self",
+    ),
+    Seam(
+        upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.resume_generation",
+        how="subclassed",
+        ours="lmm_r1.generation.engine_actor:KitRolloutActor.resume_generation",
+        reason="as above",
+        signature="self",
+    ),
+    Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:batch_vllm_engine_call",
         how="used",
         ours="lmm_r1.trainer.samples:wake",

@@ -29,9 +29,9 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ppo_trainer:BasePPOTrainer.broadcast_to_vllm",
-        how="used",
-        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.train_step",
-        reason="weight sync, with sleeping engines",
+        how="subclassed",
+        ours="lmm_r1.trainer.ppo_trainer:KitPPOTrainer.broadcast_to_vllm",
+        reason="weight sync, with sleeping engines; those that generate at that time end before, or are held up",
         signature="self",
     ),
     Seam(

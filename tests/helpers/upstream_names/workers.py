@@ -74,6 +74,20 @@ SEAMS: tuple[Seam, ...] = (
             "buffer_cpu_offload eps_clip tokenizer dataloader_pin_memory vllm_engines kwargs"
         ),
     ),
+    replaced(
+        "openrlhf.trainer.ray.ppo_actor:PolicyLoss",
+        signature=(
+            "self clip_eps_low clip_eps_high dual_clip token_level_loss policy_loss_type is_correction_level "
+            "is_correction_mode is_correction_gating is_correction_threshold"
+        ),
+    ),
+    Seam(
+        upstream="openrlhf.models.loss:aggregate_loss",
+        how="used",
+        ours="lmm_r1.trainer.policy_losses:aggregated",
+        reason="means over tokens and over sequences of an optimizer step that is cut into passes",
+        signature="loss loss_mask token_level_loss dp_size batch_num_tokens global_batch_size",
+    ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
         how="subclassed",

@@ -39,7 +39,7 @@ def script(tmp_path_factory) -> Path:
         (["train_s"], ["train_sft"]),
         (["train_sft", "--adam.l"], ["--adam.lr"]),
         (["train_sft", "--optim", ""], ["adam", "muon", "adamw_8bit", "paged_adamw_8bit"]),
-        (["train_ppo_ray", "--algo.advantage.estimator", "=", "re"], ["reinforce", "reinforce_baseline"]),
+        (["train_ppo_ray", "--algo.advantage.estimator", "=", "re"], ["reinforce", "reinforce_baseline", "remax"]),
         (["train_ppo_ray", "--reward.remote"], ["--reward.remote_url"]),
         (["train_sft", "--help-"], ["--help-all"]),
         (["train_sft", "--ckpt.no_l"], ["--ckpt.no_load_enable"]),

@@ -177,7 +177,7 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
             if isinstance(getattr(get_task(name), setting.name), int | float | str):
                 assert setting.name in flags | {"spelled_share", "cell_px", "dot_px"}, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
-    assert flags - set(owners) == {"max_image_digits"}
+    assert flags - set(owners) == {"max_image_digits", "board_width", "board_height"}
 
 
 SEARCH = ["visual_search", "--modality", "image", "--view_px", "56", "--distractors", "3"]

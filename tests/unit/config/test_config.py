@@ -328,6 +328,27 @@ def test_resolving_twice_changes_nothing():
             "--algo.dynamic_filtering_range 1.0 1.0: the first must be below the second",
         ),
         (
+            {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": (float("nan"), 1.0)},
+            "the first must be below the second",
+        ),
+        (
+            {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_min_std": 0.0},
+            "--algo.dynamic_filtering_min_std 0 must be above 0",
+        ),
+        *(
+            ({f"algo__{name}": value}, f"--algo.{name} {value} has no part without --algo.dynamic_filtering_enable")
+            for name, value in (
+                ("dynamic_filtering_part", "accuracy"),
+                ("dynamic_filtering_min_std", 0.1),
+                ("dynamic_filtering_max_batches", 3),
+            )
+        ),
+        ({"algo__dynamic_filtering_max_batches": -1}, "must be at least 1, or 0 for no bound"),
+        (
+            {"reward__remote_url": None, "reward__model_name_or_path": "rm", "algo__experience_filter": "mine.py"},
+            "--algo.experience_filter mine.py needs --reward.remote_url",
+        ),
+        (
             {
                 "algo__dynamic_filtering_enable": True,
                 "algo__advantage__estimator": "reinforce",
@@ -397,14 +418,21 @@ def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
     ("flag", "value", "given"),
     [
         ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
-        ("train.async_enable", True, "--train.async_enable"),
-        ("train.partial_rollout_enable", True, "--train.partial_rollout_enable"),
+        ("use_ms", True, "--use_ms"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(flag, value, given):
     assert flag in NOT_YET
     with pytest.raises(UserError, match=f"^{given} is not available in this version"):
         resolve(dotted.replace(ppo(), {flag: value}))
+
+
+def test_samples_of_older_weights_are_corrected_for_unless_the_user_says_how(caplog):
+    level = "algo.advantage.is_correction_level"
+    assert dotted.get(resolve(ppo()), level) == "off"
+    assert dotted.get(resolve(ppo(train__async_enable=True)), level) == "token"
+    assert "--algo.advantage.is_correction_level is token: with --train.async_enable" in caplog.text
+    assert dotted.get(resolve(dotted.replace(ppo(train__async_enable=True), {level: "seq"})), level) == "seq"
 
 
 def test_supervised_settings_are_checked_too():

@@ -185,9 +185,29 @@ def test_defaults_of_verl_are_its_own(tmp_path):
     assert "actor_rollout_ref.actor.optim.lr_warmup_steps" not in notes
     flags, _ = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-mean", algorithm="adv_estimator: grpo")
     assert flags["actor.loss_agg_mode"] == "seq-mean-token-mean"
-    flags, notes = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-sum", algorithm="adv_estimator: grpo")
+    flags, _ = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-sum-norm", algorithm="adv_estimator: grpo")
+    assert (flags["actor.loss_agg_mode"], "actor.loss_agg_length" in flags) == ("seq-mean-token-sum-norm", False)
+    scaled = "loss_agg_mode: seq-mean-token-sum-norm, loss_scale_factor: 512"
+    flags, _ = verl(tmp_path, actor=scaled, algorithm="adv_estimator: grpo")
+    assert flags["actor.loss_agg_length"] == 512
+    # Not divided at all.
+    flags, _ = verl(tmp_path, actor="loss_agg_mode: seq-mean-token-sum", algorithm="adv_estimator: grpo")
+    assert (flags["actor.loss_agg_mode"], flags["actor.loss_agg_length"]) == ("seq-mean-token-sum-norm", 1)
+    flags, notes = verl(tmp_path, actor="loss_agg_mode: other", algorithm="adv_estimator: grpo")
     assert flags["actor.loss_agg_mode"] == "token-mean"
-    assert "seq-mean-token-sum" in notes["actor_rollout_ref.actor.loss_agg_mode"]
+    assert "other" in notes["actor_rollout_ref.actor.loss_agg_mode"]
+
+
+def test_losses_of_verl_have_our_names(tmp_path):
+    flags, _ = verl(tmp_path, actor="policy_loss: {loss_mode: cispo}", algorithm="adv_estimator: grpo")
+    assert flags["actor.policy_loss_type"] == "cispo"
+    sapo = "policy_loss: {loss_mode: sapo}, tau_pos: 2.0"
+    flags, _ = verl(tmp_path, actor=sapo, algorithm="adv_estimator: grpo")
+    assert (flags["actor.policy_loss_type"], flags["actor.sapo_temperature_pos"]) == ("sapo", 2.0)
+    assert "actor.eps_clip_low_high" not in flags
+    # Dr. GRPO's.
+    flags, _ = verl(tmp_path, actor="ppo_epochs: 1", algorithm="adv_estimator: grpo, norm_adv_by_std_in_grpo: false")
+    assert flags["algo.advantage.estimator"] == "dr_grpo"
 
 
 def test_settings_of_a_critic_are_listed_where_there_is_none():
@@ -211,13 +231,33 @@ def test_an_adaptive_weight_of_the_kl_is_for_a_penalty_in_the_reward():
     }
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("remax", "reinforce_baseline"), ("grpo_passk", "group_norm"), ("gdpo", "group_norm")]
-)
+@pytest.mark.parametrize(("theirs", "ours"), [("grpo_passk", "grpo_passk"), ("gdpo", "group_norm")])
 def test_an_estimator_that_is_not_here_becomes_the_nearest_and_is_listed(theirs, ours):
     flags, notes = easyr1(algorithm__adv_estimator=theirs)
     assert flags["algo.advantage.estimator"] == ours
     assert notes["algorithm.adv_estimator"] == "without counterpart"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("remax", "remax"), ("reinforce_plus_plus_baseline", "reinforce_baseline")]
+)
+def test_an_estimator_that_is_here_has_our_name(theirs, ours):
+    flags, notes = easyr1(algorithm__adv_estimator=theirs)
+    assert flags["algo.advantage.estimator"] == ours
+    assert "algorithm.adv_estimator" not in notes
+
+
+def test_a_loss_takes_the_settings_that_it_reads():
+    def of(loss: str) -> dict[str, object]:
+        flags, _ = easyr1(worker__actor__loss_type=loss)
+        names = ("eps_clip_low_high", "dual_clip", "sapo_temperature_pos", "sapo_temperature_neg")
+        return {name: flags[f"actor.{name}"] for name in names if f"actor.{name}" in flags}
+
+    assert of("default") == of("gspo_token") == {"eps_clip_low_high": [0.2, 0.3], "dual_clip": 3.0}
+    assert of("cispo") == {"eps_clip_low_high": [0.2, 0.3]}
+    assert of("sapo") == {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+    _, notes = easyr1(worker__actor__loss_type="sapo", worker__actor__clip_ratio_high=0.4)
+    assert notes["worker.actor.clip_ratio_high"] == "without counterpart"
 
 
 def test_without_dynamic_batching_passes_are_counted_in_samples():

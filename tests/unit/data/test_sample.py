@@ -8,7 +8,7 @@ import pytest
 from helpers.conversations import message, row
 from helpers.samples import media_ref
 
-from lmm_r1.data.sample import Sample, Segment
+from lmm_r1.data.sample import Sample, Segment, WeightSpan
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
@@ -50,6 +50,17 @@ def test_one_response_behind_its_prompt():
     assert [(item.start, item.ref) for item in one.media] == [(0, IMAGE)]
     assert (one.generated_tokens, one.truncated) == (2, False)
     assert (one.prompt, one.label) == ('[{"role":"user","content":"?"}]', "2")
+
+
+def test_the_weights_of_turns_are_those_of_their_tokens_one_behind_the_other():
+    spans = ([WeightSpan(4, 2)], [WeightSpan(4, 1)], [WeightSpan(4, 1), WeightSpan(6, 2)])
+    noted = iter(spans)
+    segments = [
+        replace(segment, weights=tuple(next(noted))) if segment.kind == "generated" else segment
+        for segment in TURNS.segments
+    ]
+    assert replace(TURNS, segments=tuple(segments)).weights == ((4, 4), (6, 2))
+    assert TURNS.weights == ()
 
 
 def test_turns_with_observations_between_them():

@@ -184,6 +184,23 @@ def test_an_episode_is_the_ids_that_were_generated_and_shown_and_nothing_is_toke
     assert {parameters.n for _, parameters in engine.requests} == {1}
 
 
+def test_a_greedy_episode_is_played_beside_the_sampled_one_and_brings_nothing_for_training():
+    engine = TalkingEngine([said("5"), said("2")], [said("6"), said("3")])
+    settings, stored, scorer = replace(SETTINGS, greedy=True), [], LastTurnScorer()
+    environment = Scripted(told("see ", IMAGE), OVER)
+    (sample,), _ = play(environment, engine=engine, settings=settings, scorer=scorer, stored=stored)
+    greedy = sample.greedy
+    assert ([one.text for one in greedy.played.said], greedy.reward.reward) == (["6", "see <image>", "3"], 0.0)
+    assert (sample.response, sample.reward.reward, greedy.greedy) == ("2", 1.0, None)
+    # In every turn, and the environment's picture is stored for the sampled episode alone.
+    temperatures = {request["prompt_token_ids"].count(ord("6")): p.temperature for request, p in engine.requests[2:]}
+    assert temperatures == {0: 1.0, 1: 0.0}
+    assert (len(stored), greedy.media, len(sample.media)) == (1, (), 1)
+    # No log-probs are asked for with it.
+    assert {p.temperature: p.logprobs for _, p in engine.requests} == {1.0: 0, 0.0: None}
+    assert environment.closed == [1, 1]
+
+
 def test_a_turn_that_a_text_has_ended_is_closed_for_the_model():
     (sample,), engine = play(Scripted(told("no"), OVER, stops=("</t>",)), [(b"</t>", "stop", "</t>"), said("2")])
     assert sample.token_ids[len(PROMPT_IDS) : -2] == [*b"</t>", END, NEWLINE, *b"uno", END, NEWLINE, ord("a")]

@@ -19,6 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
+from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
@@ -201,6 +202,43 @@ def test_a_reward_that_cannot_be_had_stops_the_group():
         run(scorer=FailingScorer())
 
 
+class GreedyEngine(StreamingEngine):
+    """Answers two samples, and one at temperature 0 otherwise, once it has been asked for both."""
+
+    async def generate(self, request: Any, parameters: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
+        self.requests.append((request, parameters))
+        while len(self.requests) < 2:
+            await asyncio.sleep(0)
+        greedy = [delta(0, [*b"2", END], finish="stop")]
+        for piece in greedy if parameters.temperature == 0 else self.pieces:
+            yield SimpleNamespace(outputs=[piece], prompt_token_ids=None)
+
+
+def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_like_it():
+    scorer, engine = RecordingScorer(), GreedyEngine(TWO_SAMPLES)
+    room = {"codec": PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=(PLACEHOLDER,))}
+    rollout = GroupRollout(**room, scorer=scorer, in_thread=asyncio.to_thread, store=no_store)
+    settings = replace(
+        SETTINGS, greedy=True, part_weights=(WeightedPart(name="accuracy", factors=("accuracy",), weight=0.5),)
+    )
+    made = rollout.run(engine, PROMPT, settings, weight_version=7)
+    samples = asyncio.run(asyncio.wait_for(made, timeout=10))
+    assert sorted(sample.response for sample in samples) == ["2", "345"]
+    (greedy,) = {id(sample.greedy): sample.greedy for sample in samples}.values()
+    assert (greedy.response, greedy.reward.reward, greedy.weight_version, greedy.greedy) == ("2", 2.5, 7, None)
+    assert greedy.segments[0] is samples[0].segments[0]
+    # Only what is trained on needs them.
+    assert (greedy.log_probs, samples[0].log_probs is None) == (None, False)
+    of_group, of_greedy = sorted((parameters for _, parameters in engine.requests), key=lambda one: -one.n)
+    assert (of_greedy.n, of_greedy.temperature, of_greedy.max_tokens) == (1, 0.0, of_group.max_tokens)
+    assert of_greedy.logit_bias == of_group.logit_bias == {PLACEHOLDER: BAN_BIAS}
+    assert len(scorer.requests) == 3
+    # Without a reward of its own, nothing of the group is given.
+    failing = GroupRollout(**room, scorer=FailingScorer(), in_thread=asyncio.to_thread, store=no_store)
+    with pytest.raises(RewardUnavailable, match="^rows.jsonl, line 1: "):
+        asyncio.run(failing.run(GreedyEngine(TWO_SAMPLES), PROMPT, settings, weight_version=7))
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [
@@ -272,7 +310,7 @@ def test_what_the_kit_refuses_is_told_with_the_rows_place():
 
 
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
-    async def done() -> None:
+    async def done(reset_running_requests: bool = False) -> None:
         """Empties nothing."""
 
     class Groups:
@@ -281,7 +319,7 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
 
     actor = object.__new__(KitRolloutActor)
     actor.llm = SimpleNamespace(**dict.fromkeys(("reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"), done))
-    actor.groups, actor.weight_version = Groups(), 0
+    actor.groups, actor.weights, actor.paused = Groups(), EngineWeights(), False
 
     async def two_updates() -> list[list[int]]:
         stamped = [(await actor.generate_group(PROMPT, SETTINGS)).samples]
@@ -294,12 +332,12 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
 
 
 def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
-    async def refused() -> bool:
+    async def refused(reset_running_requests: bool) -> bool:
         """As vLLM's does while a request holds blocks of the cache."""
         return False
 
     actor = object.__new__(KitRolloutActor)
-    actor.llm = SimpleNamespace(reset_prefix_cache=refused)
+    actor.llm, actor.paused = SimpleNamespace(reset_prefix_cache=refused), False
     with pytest.raises(RuntimeError, match="still had requests"):
         asyncio.run(actor.reset_caches())
 

@@ -140,6 +140,8 @@ def test_a_malformed_metrics_line_is_named_with_its_file_and_number(tmp_path, li
     [
         ({"response": None}, "response must be a string, found None"),
         ({"reward": "1"}, "reward must be a number, found '1'"),
+        ({"weights": [[1, 2, 3]]}, "weights must be pairs of a version and a number of tokens, found [[1, 2, 3]]"),
+        ({"weights": 3}, "weights must be pairs of a version and a number of tokens, found 3"),
         ({"scores": [1.0]}, "scores must be an object of numbers by name, found [1.0]"),
         ({"scores": {"accuracy": "yes"}}, "scores: accuracy must be a number, found 'yes'"),
         ({"messages": "hello"}, "messages must be a list of objects with role and content"),
@@ -166,7 +168,9 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     with_image = Message(role="user", parts=(ImagePart(str(tmp_path / "card.png")), TextPart("Which?")))
     record = {key: value for key, value in rollout(step=1, group=3).items() if key != "messages"}
     folder.rollout(
-        SampledResponse(**record, weight_version=2, held_out=True), messages=(with_image,), location="row 1"
+        SampledResponse(**record, weight_version=2, weights=((2, 3), (3, 2)), held_out=True),
+        messages=(with_image,),
+        location="row 1",
     )
     folder.finish(steps=1)
 
@@ -177,6 +181,7 @@ def test_what_training_writes_is_what_the_report_reads(tmp_path):
     assert stage.settings == "actor:\n  lr: 1.0e-6\n"
     assert stage.metrics.names == ["reward", "timing/generation"]
     assert (found.group, found.response_tokens, found.weight_version, found.held_out) == (3, 5, 2, True)
+    assert found.weights == ((2, 3), (3, 2))
     image, text = found.messages[0].parts
     assert (tmp_path / image.value).is_file()
     assert text.value == "Which?"
@@ -197,7 +202,7 @@ def test_rollouts_are_read_by_their_place_in_the_file(tmp_path):
     assert log.steps == (1, 1, 2)
     assert (last.step, last.reward, last.scores) == (2, 1.0, {"accuracy": 1.0, "format": 1.0})
     assert (middle.group, middle.reward) == (1, None)
-    assert (middle.weight_version, middle.held_out) == (None, False), "earlier versions did not write them"
+    assert (middle.weight_version, middle.weights, middle.held_out) == (None, (), False), "earlier versions had none"
     assert [(part.kind, part.value) for part in middle.messages[0].parts] == [
         ("image", "images/a.png"),
         ("text", "Wie groß?"),

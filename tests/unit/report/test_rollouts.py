@@ -204,3 +204,13 @@ def test_the_verdict_follows_from_the_accuracy_score(tmp_path, scores, expected)
     (found,) = read_run(tmp_path).stages[0].rollouts.read([0])
 
     assert verdict(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("dropped", "shown"), [("std", "rewards hardly differ"), ("range", "mean out of range"), (None, None)]
+)
+def test_a_group_that_was_dropped_says_why(tmp_path, dropped, shown):
+    write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
+    write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, group=4, dropped=dropped)])
+    (record,) = sample_of(tmp_path, limit=5).rollouts
+    assert record["dropped"] == shown

@@ -330,6 +330,23 @@ def test_a_drawn_page_holds_the_enlarged_scan_and_blank_board_elsewhere():
     assert (drawn == 122).all()
 
 
+def test_a_board_wider_and_higher_than_the_page_is_blank_at_its_right_and_below():
+    (plain,) = DigitsTask().generate(split="train", modality="image", rows=1, seed=3)
+    (larger,) = DigitsTask(board_width=112, board_height=90).generate(split="train", modality="image", rows=1, seed=3)
+    assert larger.solution == plain.solution
+    page, board = (np.asarray(row.messages[0]["content"][0]["image"]).copy() for row in (plain, larger))
+    assert board.shape == (90, 112)
+    assert np.array_equal(board[:84, :84], page)
+    board[:84, :84] = 122
+    assert (board == 122).all()
+
+
+@pytest.mark.parametrize("side", ["board_width", "board_height"])
+def test_a_board_smaller_than_the_page_is_refused(side):
+    with pytest.raises(ValueError, match="is smaller than the page, 84 px square"):
+        DigitsTask(**{side: 83})
+
+
 def test_a_page_whose_digits_do_not_fit_its_cells_is_refused():
     with pytest.raises(ValueError, match="digits of 22 to 30 px"):
         Page(max_digit_px=30)

@@ -1,6 +1,7 @@
 """Advantages of every estimator: hand-computed, none where rewards are equal, and OpenRLHF's on all others."""
 
 import copy
+import itertools
 import math
 import typing
 from collections.abc import Sequence
@@ -9,18 +10,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.experiences import sample
+from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.config.ppo import AdvantageConfig
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import (
     ESTIMATORS,
     Estimate,
     RewardedPass,
     RewardedRollout,
+    best_of_k_advantages,
     discounted_returns,
     generalized_advantages,
     group_deviations,
@@ -31,6 +35,8 @@ from lmm_r1.trainer.experience_maker import KitExperienceMaker, check_groups
 pytestmark = pytest.mark.unit
 
 NAMES = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
+# What OpenRLHF has not.
+OURS = ("remax", "grpo_passk")
 # Of the rewards 0.1 and 0.9 of one group, and 1/3, 1/3 and 1 of another: against their group's.
 PAIR, THREE = [0.1, 0.9], [1 / 3, 1 / 3, 1.0]
 HALF_ROOT, THIRD_ROOT = 1 / math.sqrt(2), 1 / math.sqrt(3)
@@ -46,6 +52,10 @@ BY_HAND = {
     "group_norm": ([-HALF_ROOT, HALF_ROOT], [-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT]),
     # The batch's mean: here the one group is the batch.
     "flash_reinforce": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
+    # The greedy response is worth the group's mean here.
+    "remax": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
+    # Of single responses, the deviation is that of n: 0.4; 2 sqrt(2) / 9.
+    "grpo_passk": ([-1.0, 1.0], [-HALF_ROOT, -HALF_ROOT, 2 * HALF_ROOT]),
 }
 
 
@@ -63,14 +73,15 @@ def estimate(rewards: torch.Tensor, *, estimator: str, **settings: object) -> Es
         kl=torch.zeros(count, 1, dtype=torch.double),
         values=torch.zeros(count, 1, dtype=torch.double),
     )
-    plain = {"kl_coef": 0.0, "clip_range": None, "gamma": 1.0, "lambd": 1.0, "divide": True}
+    plain = {"kl_coef": 0.0, "clip_range": None, "gamma": 1.0, "lambd": 1.0, "divide": True, "pass_k": 1}
+    plain["greedy"] = rewards.double().mean(dim=-1, keepdim=True)
     rollout = RewardedRollout(rewards=rewards.double(), passes=[whole], **{**plain, **settings})
     return ESTIMATORS[estimator](rollout)
 
 
-def shaped_rewards(rewards: torch.Tensor, *, estimator: str) -> torch.Tensor:
+def shaped_rewards(rewards: torch.Tensor, *, estimator: str, **settings: object) -> torch.Tensor:
     """Each sample's reward (G, n) as its tokens get it: against its group's or its batch's."""
-    (found,) = estimate(rewards, estimator=estimator).token_rewards
+    (found,) = estimate(rewards, estimator=estimator, **settings).token_rewards
     return found.view(rewards.shape)
 
 
@@ -100,8 +111,8 @@ def test_equal_rewards_have_no_advantage(estimator, reward):
         rewards = single(*[reward] * size)
         assert shaped_rewards(rewards, estimator=estimator).tolist() == [[0.0] * size]
         assert group_deviations(rewards).item() == 0.0
-        # Beside a group that does differ; one batch is compared with itself.
-        if estimator != "flash_reinforce":
+        # Beside a group that does differ; one batch is compared with itself, and ReMax's samples not with each other.
+        if estimator not in ("flash_reinforce", "remax"):
             other = single(*[reward] * (size - 1), reward + 1)
             equal, different = shaped_rewards(torch.cat([rewards, other]), estimator=estimator).tolist()
             assert equal == [0.0] * size
@@ -141,6 +152,90 @@ def test_what_is_whitened_is_said_by_the_estimator(estimator):
     (advantages,) = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
     expected = [-0.4, 0.4] if estimator in whitened_names else BY_HAND[estimator][0]
     assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", NAMES)
+def test_advantages_move_with_rewards_as_they_should(estimator):
+    rewards = torch.rand(3, 5, generator=torch.Generator().manual_seed(4), dtype=torch.double)
+    order = torch.tensor([3, 0, 4, 1, 2])
+
+    def advantages(rewards: torch.Tensor) -> torch.Tensor:
+        (found,) = estimate(rewards, estimator=estimator, pass_k=3).advantages
+        return found.view(rewards.shape).double()
+
+    plain = advantages(rewards)
+    # No baseline but the whitening's mean is left of a reward that all have more.
+    torch.testing.assert_close(advantages(rewards + 3), plain, atol=1e-6, rtol=0)
+    scale = 2.0 if estimator in ("rloo", "dr_grpo", "flash_reinforce", "remax") else 1.0
+    torch.testing.assert_close(advantages(2 * rewards), scale * plain, atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages(rewards[:, order]), plain[:, order], atol=1e-6, rtol=0)
+
+
+def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
+    rewards, baselines = torch.tensor([[0.0, 1.0], [1.0, 0.5]]), torch.tensor([[0.25], [1.0]])
+    assert shaped_rewards(rewards, estimator="remax", greedy=baselines).tolist() == [[-0.25, 0.75], [0.0, -0.5]]
+    # One sample of a prompt has one to be compared with, as in the paper.
+    assert shaped_rewards(single(1.0), estimator="remax", greedy=torch.tensor([[0.25]])).tolist() == [[0.75]]
+    # 0.1 + 0.7 + 0.1 in single precision is not 0.9, and no better.
+    summed = (torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)).view(1, 1)
+    assert shaped_rewards(single(0.9), estimator="remax", greedy=summed).tolist() == [[0.0]]
+
+
+def test_the_greedy_response_pays_for_its_length_as_samples_do():
+    penalties = {"rollout__max_new_tokens": 4, "reward__overlong_buffer_len": 2.0}
+    _, ours = makers(config("remax", **penalties))
+    # Of 3 and 4 tokens, half and all of the buffer of 2.
+    ours.greedy = [greedy(1.0), greedy(1.0, length=3), greedy(1.0, length=4), greedy(0.0)]
+    assert ours._rewarded_rollout(passes([0.0] * 12)).greedy.tolist() == [[1.0], [0.5], [0.0], [0.0]]
+
+
+def test_the_best_of_k_counts_as_in_the_papers_formulas():
+    # Of 8 responses 3 are right: of C(8, 4) = 70 sets of 4, C(5, 4) = 5 have none; of 35 with a wrong one, C(4, 3) = 4.
+    mean = 1 - 5 / 70
+    deviation = math.sqrt(mean * (1 - mean))
+    right, wrong = (1 - mean) / deviation, (1 - mean - 4 / 35) / deviation
+    rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+    (found,) = shaped_rewards(rewards[None], estimator="grpo_passk", pass_k=4).tolist()
+    assert found == pytest.approx([wrong, right, wrong, wrong, right, wrong, wrong, right], abs=1e-7)
+    # With so many right ones that every set has one, nothing is left to learn; nor is there with one set alone.
+    assert not best_of_k_advantages(torch.tensor([0.0, 1.0, 1.0, 1.0]).double(), k=2).any()
+    assert not best_of_k_advantages(torch.tensor([0.0, 1.0, 0.5]).double(), k=3).any()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_the_best_of_k_is_the_mean_over_all_sets(k):
+    rewards = torch.tensor([0.3, 1.0, -2.0, 0.3, 0.7]).double()
+    sets = list(itertools.combinations(range(5), k))
+    best = torch.stack([rewards[list(members)].max() for members in sets])
+    own = torch.stack([best[[place in members for members in sets]].mean() for place in range(5)])
+    expected = (own - best.mean()) / best.std(correction=0)
+    torch.testing.assert_close(best_of_k_advantages(rewards, k=k), expected, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", NAMES)
+def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
+    part = RewardedPass(
+        places=[0, 1, 2],
+        mask=torch.tensor([[1, 1], [0, 0], [1, 0]]),
+        kl=torch.zeros(3, 2),
+        values=torch.zeros(3, 2),
+    )
+    rollout = RewardedRollout(
+        rewards=torch.tensor([[1.0, 0.0, 0.0]]).double(),
+        passes=[part],
+        kl_coef=0.0,
+        clip_range=None,
+        gamma=1.0,
+        lambd=1.0,
+        divide=True,
+        greedy=torch.zeros(1, 1),
+    )
+    found = ESTIMATORS[estimator](rollout)
+    (advantages,), (returns,) = found.advantages, found.returns
+    assert advantages.isfinite().all()
+    assert returns.isfinite().all()
+    assert not returns[1].any()
+    assert advantages[0, 0] > advantages[2, 0]
 
 
 def test_a_reward_is_clipped_once_it_is_compared():
@@ -209,6 +304,9 @@ UNCOUNTED = {
     "dr_grpo": [0.5, -0.5, 0.0],
     "group_norm": [1.0, -1.0, 0.0],
     "flash_reinforce": [0.5, -0.5, 0.0],
+    # Against a greedy response of 0.5, and over the three that count: sqrt(0.5 / 3).
+    "remax": [0.5, -0.5, 0.0],
+    "grpo_passk": [0.5 / math.sqrt(0.5 / 3), -0.5 / math.sqrt(0.5 / 3), 0.0],
 }
 
 
@@ -216,7 +314,9 @@ UNCOUNTED = {
 @pytest.mark.parametrize("fourth", [9.0, -1e6, 0.5])
 def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth):
     counted = torch.tensor([[True, True, True, False]])
-    (found,) = estimate(single(1.0, 0.0, 0.5, fourth), estimator=estimator, counted=counted).token_rewards
+    greedy = torch.tensor([[0.5]])
+    rewards = single(1.0, 0.0, 0.5, fourth)
+    (found,) = estimate(rewards, estimator=estimator, counted=counted, greedy=greedy).token_rewards
     assert found.flatten()[:3].tolist() == pytest.approx(UNCOUNTED[estimator], abs=1e-6)
     assert found.flatten()[3] == 0.0
 
@@ -258,6 +358,7 @@ def config(estimator: str, **changes: object) -> PPOConfig:
         "rollout.n_samples_per_prompt": 3,
         "train.batch_size": 12,
         "algo.advantage.estimator": estimator,
+        **({"algo.advantage.pass_k": 2} if estimator == "grpo_passk" else {}),
     }
     return resolve(dotted.replace(PPOConfig(), settings | {k.replace("__", "."): v for k, v in changes.items()}))
 
@@ -265,7 +366,14 @@ def config(estimator: str, **changes: object) -> PPOConfig:
 def makers(settings: PPOConfig) -> tuple[RemoteExperienceMaker, KitExperienceMaker]:
     strategy = SimpleNamespace(args=to_openrlhf_args(settings))
     arguments = (None, None, None, None, SimpleNamespace(value=0.1), strategy, SimpleNamespace(pad_token_id=0))
-    return RemoteExperienceMaker(*arguments), KitExperienceMaker(settings, *arguments)
+    ours = KitExperienceMaker(settings, *arguments)
+    if settings.algo.advantage.estimator == "remax":
+        ours.greedy = [greedy(0.25)] * 4
+    return RemoteExperienceMaker(*arguments), ours
+
+
+def greedy(reward: float, *, length: int = 2) -> Sample:
+    return generated_sample(response=[5] * length, reward=reward)
 
 
 def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
@@ -289,7 +397,7 @@ def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
     return batches
 
 
-@pytest.mark.parametrize("estimator", NAMES)
+@pytest.mark.parametrize("estimator", sorted(set(NAMES) - set(OURS)))
 @pytest.mark.parametrize("kl", [0.0, 0.5])
 @pytest.mark.parametrize("no_std_norm", [False, True])
 @pytest.mark.parametrize("penalty", [None, 2.0])
@@ -315,7 +423,8 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
 @pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae"}))
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3])
 def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
-    theirs, ours = makers(config(estimator))
+    _, ours = makers(config(estimator))
+    ours.greedy = [greedy(reward)] * len(ours.greedy)
     for experience in ours.compute_advantages_and_returns(passes([reward] * 12)):
         assert not (experience.advantages * experience.action_mask).any()
         assert not experience.info["group_reward_std"].any()

@@ -4,40 +4,36 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
+from helpers.rl_trainers import without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
-from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
-from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
 
 BATCH = 3
-# Of the policy's workers.
-ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0}
 
 
 class PlayedGenerator(KitSamplesGenerator):
     """Gives groups whose scores are their prompt's answer, up to a number of prompts, behind which it fails."""
 
-    def __init__(self, *arguments: Any, limit: int | None = None) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, limit: int | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.limit = limit
         self.asked = self.different = 0
 
@@ -96,20 +92,10 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             replace(row(message("user", "?"), answer=answer), location=f"line {line}")
             for line, answer in enumerate(answers, start=1)
         ]
-        played = PlayedTrainer(
-            config,
-            make_strategy(to_openrlhf_args(config)),
-            actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
-            critic_group=None,
-            reward_group=None,
-            reference_group=None,
-            engines=[],
-            tokenizer=None,
-            prompts=PromptStream(rows, seed=1, episodes=episodes),
-            eval_rows=[],
-            folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
+        played = without_workers(PlayedTrainer, config, rows, folder=tmp_path)
+        played.generator = PlayedGenerator(
+            played.args, [], group_settings(config), limit=limit, group_filter=GroupFilter.of(config)
         )
-        played.generator = PlayedGenerator(played.args, [], group_settings(config), limit=limit)
         played.learnt, played.filtered, played.saved = [], [], None
         return played
 
@@ -180,14 +166,16 @@ def test_a_run_that_can_make_no_step_is_an_error(trainer):
         trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
 
 
-@pytest.mark.parametrize("limit", range(3, 23))
-def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, trainer):
-    whole = trainer(MIXED, episodes=3)
+@pytest.mark.parametrize("curriculum", ["off", "easy_first", "uncertain"])
+@pytest.mark.parametrize("limit", range(3, 23, 2))
+def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limit, curriculum, trainer):
+    given = {"episodes": 3, "data__curriculum": curriculum}
+    whole = trainer(MIXED, **given)
     steps = whole.fit()
-    stopped = trainer(MIXED, episodes=3, limit=limit)
+    stopped = trainer(MIXED, **given, limit=limit)
     with pytest.raises(UserError, match="the reward server is gone"):
         stopped.fit()
-    taken_up = trainer(MIXED, episodes=3)
+    taken_up = trainer(MIXED, **given)
     taken_up.step = stopped.saved["global_step"]
     taken_up.prompts.load_state_dict(stopped.saved["data_loader_state_dict"])
     # What was gathered for the step that was not made is generated again.

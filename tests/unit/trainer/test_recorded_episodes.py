@@ -19,7 +19,8 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.picture_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings, recorded_samples
+from lmm_r1.trainer.ppo_trainer import group_settings
+from lmm_r1.trainer.recorded_rollouts import RecordedRollouts, recorded_samples
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
 pytestmark = pytest.mark.unit
@@ -93,6 +94,23 @@ def test_one_group_at_least_is_recorded_whole(count, recorded):
     assert list(recorded_samples([], count=count)) == []
 
 
+def test_a_greedy_response_is_recorded_behind_its_group_as_what_it_is(tmp_path):
+    greedy = generated_sample(text="greedy", reward=0.5)
+    groups = [[replace(generated_sample(text=text), greedy=greedy) for text in "ab"] for _ in range(2)]
+    assert group_settings(config(algo__advantage__estimator="remax")).greedy
+    folder = RunFolder(path=tmp_path, name="rl", kind="rl")
+    folder.open("")
+    shown = RecordedRollouts(folder=folder, count=2).write(1, groups)
+    # Trackers show what was sampled.
+    assert [generation.response for generation in shown] == ["a", "b"]
+    found = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0, 1, 2])
+    assert [(one.group, one.response, one.reward, one.greedy) for one in found] == [
+        (0, "a", 0.0, False),
+        (0, "b", 0.0, False),
+        (0, "greedy", 0.5, True),
+    ]
+
+
 def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tmp_path, monkeypatch):
     stored = []
     monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or "ref")
@@ -109,11 +127,9 @@ def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tm
         end="turns",
         shown=(message("system", "Crop."), *ROW.messages),
     )
-    trainer = object.__new__(KitPPOTrainer)
-    trainer.config = config(logger__rollouts_per_step=1)
-    trainer.folder = RunFolder(path=tmp_path, name="rl", kind="rl")
-    trainer.folder.open("")
-    (generation,) = trainer._record_rollouts(3, [put_pictures([sample])])
+    folder = RunFolder(path=tmp_path, name="rl", kind="rl")
+    folder.open("")
+    (generation,) = RecordedRollouts(folder=folder, count=1).write(3, [put_pictures([sample])])
 
     (found,) = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0])
     assert [message.role for message in found.messages] == ["system", "user"]

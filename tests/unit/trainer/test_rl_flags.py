@@ -12,9 +12,11 @@ import pytest
 import ray
 import torch
 from helpers.conversations import message, picture, row
+from helpers.rl_trainers import without_workers
 from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
@@ -23,12 +25,11 @@ from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
-from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer import ppo_trainer, run
 from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
 from lmm_r1.trainer.mismatch import distances, least_mass
 from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor
+from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
 
@@ -51,6 +52,9 @@ def config(**flags: object) -> PPOConfig:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch, one_process: None) -> Any:
     """Makes a trainer of the policy whose model's log-probs are given, and that keeps the loss of a pass."""
+
+    # As the seams leave it: OpenRLHF's own loss refuses some of the settings.
+    monkeypatch.setattr(ppo_actor, "PolicyLoss", no_loss)
 
     def make(log_probs: torch.Tensor, **flags: object) -> KitActorPPOTrainer:
         args = to_openrlhf_args(config(**flags))
@@ -153,6 +157,24 @@ def test_losses_are_means_over_tokens_or_over_sequences(trainer):
     assert loss_of(trainer, [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0], **each) == pytest.approx(-(1 + 4) / 2)
 
 
+def test_sums_of_sequences_are_divided_by_the_length_of_the_flag_or_of_the_longest_response(trainer):
+    constant = {"actor__loss_agg_mode": "seq-mean-token-sum-norm"}
+    given = [[1.0, 1.0], [1.0, 0.0]], [1.0, 4.0]
+    assert loss_of(trainer, *given, **constant, actor__loss_agg_length=3) == pytest.approx(-(2 + 4) / 3 / 2)
+    assert loss_of(trainer, *given, **constant, rollout__max_new_tokens=5) == pytest.approx(-(2 + 4) / 5 / 2)
+    # All turns of an episode are as long as prompt and turns together may be.
+    episodes = {"train__agent": "crop", "data__max_len": 10}
+    assert config(**constant, rollout__max_new_tokens=5, **episodes).actor.loss_agg_length == 10
+    assert config(**constant, data__max_len=12).actor.loss_agg_length == 12
+
+
+def test_losses_take_the_settings_of_their_flags(trainer):
+    assert loss_of(trainer, [[1.5]], [1.0], actor__policy_loss_type="cispo") == pytest.approx(-1.2 * math.log(1.5))
+    sapo = {"actor__policy_loss_type": "sapo"}
+    assert loss_of(trainer, [[1.0]], [1.0], **sapo, actor__sapo_temperature_pos=2.0) == pytest.approx(-1.0)
+    assert loss_of(trainer, [[1.0]], [-1.0], **sapo, actor__sapo_temperature_neg=0.5) == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(
     ("flags", "loss"),
     [
@@ -161,6 +183,7 @@ def test_losses_are_means_over_tokens_or_over_sequences(trainer):
         ({"algo__advantage__is_correction_level": "token"}, 0.0),
         ({"algo__advantage__is_correction_level": "seq"}, 0.0),
         ({"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_mode": "clip"}, -5.0),
+        ({"algo__advantage__is_correction_level": "seq", "algo__advantage__is_correction_mode": "clip"}, -5.0),
         (
             {"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_threshold": (0.5, 20.0)},
             -10.0,
@@ -459,6 +482,7 @@ def test_an_evaluation_samples_as_its_flags_say():
     trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
     trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
     trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
+    trainer.records = SimpleNamespace(write=lambda step, groups, held_out: None)
     trainer.console = SimpleNamespace(print=lambda line: None)
     trainer._evaluate(1)
     (sampling,) = asked
@@ -491,20 +515,25 @@ def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_aske
         save_model=lambda model, tokenizer, folder: saved.append(folder),
     )
     worker.save_hf_ckpt, worker.disable_ds_ckpt, worker.ema_model, worker.tokenizer = copies, True, None, None
-    worker.actor = None
+    worker.actor, worker.trainer = None, SimpleNamespace(average=None)
     worker.save_checkpoint("global_step3")
-    assert saved == ([str(tmp_path / "checkpoints" / "global_step3_hf")] if copies else [])
+    folder = str(tmp_path / "checkpoints" / "global_step3_hf")
+    assert saved == ([folder] if copies else [])
+    # The moving average of the weights is a model beside it.
+    saved.clear()
+    worker.trainer.average = SimpleNamespace(in_weights=contextlib.nullcontext)
+    worker.save_checkpoint("global_step3")
+    assert saved == ([folder, f"{folder}/ema"] if copies else [])
 
 
 def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
     rows = [row(message("user", str(number))) for number in range(3)]
     groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
     for count, kept in ((0, 0), (1, 2), (2, 2), (5, 4), (100, 6)):
-        trainer = object.__new__(ppo_trainer.KitPPOTrainer)
-        trainer.config = config(logger__rollouts_per_step=count)
-        trainer.folder = RunFolder(path=tmp_path / str(count), name="rl", kind="rl")
+        given, folder = config(logger__rollouts_per_step=count), tmp_path / str(count)
+        trainer = without_workers(ppo_trainer.KitPPOTrainer, given, rows, folder=folder)
         trainer.folder.open("")
-        assert len(trainer._record_rollouts(1, groups)) == kept
+        assert len(trainer.records.write(1, groups)) == kept
 
 
 def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):

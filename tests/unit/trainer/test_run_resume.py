@@ -18,6 +18,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.strategy import make_strategy
 
@@ -189,6 +190,50 @@ def test_workers_that_wait_for_a_lost_one_are_not_waited_for(make_trainer, calls
     assert "step 5 could not be saved (Get timed out" in caplog.text
 
 
+def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one_it_had(make_trainer, calls, tmp_path):
+    def moved() -> list[tuple[str, str]]:
+        """Which files were written and loaded since this was asked last, without their folder."""
+        found = [(name, Path(given["file"]).name) for name, _, given in calls if "file" in given]
+        calls.clear()
+        return found
+
+    given = {"ref__refresh_steps": 2}
+    trainer = make_trainer(**given)
+    trainer.reference_model_group = PlayedGroup("reference", calls)
+    references = tmp_path / "checkpoints" / "_reference"
+    references.mkdir(parents=True)
+    for step in range(1, 6):
+        trainer.step = step
+        trainer._refresh_reference()
+        if step % 2 == 0:
+            assert moved() == [("policy", f"step{step}.pt"), ("reference", f"step{step}.pt")]
+            (references / f"step{step}.pt").touch()
+        else:
+            assert moved() == []
+        if step == 3:
+            write_checkpoint(tmp_path / "checkpoints" / "_actor", "global_step3")
+    states = at(trainer, 5)
+    assert states["reference_step"] == 4
+    for step in (6, 8):
+        (references / f"step{step}.pt").touch()
+        trainer.step = step
+        trainer._refresh_reference()
+    # The checkpoint of step 3 goes on with the reference of step 2, and one of step 7 may be saved yet.
+    assert sorted(path.name for path in references.iterdir()) == ["step2.pt", "step6.pt", "step8.pt"]
+    moved()
+    resumed = make_trainer(states, **given)
+    resumed.reference_model_group = PlayedGroup("reference", calls)
+    resumed.broadcast_to_vllm = lambda: None
+    assert resumed._resume()
+    assert moved() == [("reference", "step4.pt")]
+    assert resumed.reference_step == 4
+    # One that has had none yet is the model of the start, which is loaded anyway.
+    early = make_trainer({**states, "reference_step": 0}, **given)
+    early.broadcast_to_vllm = lambda: None
+    assert early._resume()
+    assert moved() == []
+
+
 def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
     trainer = make_trainer()
     # Twice the target, of which a fifth counts: 0.1 * (1 + 0.2 * 10 / 100).
@@ -283,7 +328,7 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
         trainer.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
         trainer._evaluate_first()
         assert len(calls) == count
-    assert calls == [{"temperature": 0.6, "n_samples": 2}]
+    assert calls == [{"temperature": 0.6, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
     (stage,) = read_run(tmp_path / "run").stages
     source = samples[0].row.datasource
     assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}

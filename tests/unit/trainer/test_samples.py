@@ -20,6 +20,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.mismatch import ROWS_WITH
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
 from lmm_r1.trainer.workers import media_per_row
@@ -37,6 +38,8 @@ SETTINGS = GroupSettings(
     media=True,
 )
 
+ARGS = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False), logger=SimpleNamespace(rollouts_per_step=3))
+
 
 class ScriptedGenerator(KitSamplesGenerator):
     """Gives each row's group by its answer: overlong prompts have none, `right` and `wrong` all the same score."""
@@ -46,11 +49,10 @@ class ScriptedGenerator(KitSamplesGenerator):
         return [[of_answer(item, score=score) for score in scores.get(item.answer, (0.0, 1.0))] for item in rows]
 
 
-def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 1):
-    algo = SimpleNamespace(dynamic_filtering_enable=filtering, dynamic_filtering_range=(0.0, 1.0))
-    args = SimpleNamespace(algo=algo, vllm=SimpleNamespace(enable_sleep=False))
+def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 1, max_batches: int = 0):
+    bounds = GroupFilter(bounds=(0.0, 1.0), max_batches=max_batches) if filtering else GroupFilter()
     prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in answers], seed=0, episodes=episodes)
-    return ScriptedGenerator(args, [], SETTINGS).rollout(prompts, count=count)
+    return ScriptedGenerator(ARGS, [], SETTINGS, group_filter=bounds).rollout(prompts, count=count)
 
 
 def test_overlong_prompts_are_replaced_and_counted():
@@ -92,11 +94,41 @@ def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
     said = (
         r"^none of the last 4 prompts, a whole episode, gave a group to learn from: 3 groups had a mean score that was not "
         r"strictly between 0 and 1, as --algo.dynamic_filtering_range asks, and 1 prompts left no room for a response; "
+        r"of the dropped groups' rewards, in 2 groups all are 0, in 1 groups all are 2; "
         r"take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
         r"--algo.dynamic_filtering_enable out; raise --data.max_len 16$"
     )
     with pytest.raises(UserError, match=said):
         rollout(["right", "wrong", "wrong", "overlong"], count=2, filtering=True, episodes=episodes)
+
+
+def test_a_step_takes_as_many_prompts_as_its_bound_and_stops_with_what_was_dropped():
+    answers = ["wrong"] * 7 + ["right", "a", "b"]
+    said = (
+        r"^6 prompts, --algo.dynamic_filtering_max_batches 3 times --rollout.batch_size, gave \d of the 2 groups of a step: "
+        r"\d groups had a mean score .*; of the dropped groups' rewards, in \d groups all are 0"
+    )
+    with pytest.raises(UserError, match=said):
+        rollout(answers, count=2, filtering=True, max_batches=3)
+    # Prompts are counted and not rounds, of which the later ones ask for what is missing alone.
+    assert len(rollout(answers, count=2, filtering=True, max_batches=5).groups) == 2
+    assert len(rollout(["a", "b"], count=2, filtering=True, max_batches=1).groups) == 2
+
+
+def test_dropped_groups_are_kept_without_their_media_as_far_as_the_records_have_room():
+    class Shown(KitSamplesGenerator):
+        def generate(self, rows, settings):
+            media = media_ref("picture")
+            return [[replace(generated_sample(of=item, media=media, reward=reward), reward=Score(reward=reward, score=reward, parts={})) for reward in (3.0, 3.0 + (item.answer == "a"))] for item in rows]  # fmt: skip
+
+    prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in "aabba"], seed=0, episodes=1)
+    made = Shown(ARGS, [], SETTINGS, group_filter=GroupFilter(bounds=(0, 9), min_std=0.5)).rollout(prompts, count=4)
+    assert [group.reason for group in made.dropped] == ["std", "std"]
+    assert [group.rewards for group in made.dropped] == [(3.0, 3.0)] * 2
+    # Of two groups of two, three samples have room for one.
+    assert [len(group.samples) for group in made.dropped] == [2, 0]
+    assert all(not sample.media for group in made.dropped for sample in group.samples)
+    assert all(sample.media for group in made.groups for sample in group)
 
 
 def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
@@ -106,21 +138,17 @@ def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
                 [generated_sample(of=item, reward=1.0, parts=dict.fromkeys(item.answer, 1.0))] * 2 for item in rows
             ]
 
-    args = SimpleNamespace(
-        algo=SimpleNamespace(dynamic_filtering_enable=False, dynamic_filtering_range=(0.0, 1.0)),
-        vllm=SimpleNamespace(enable_sleep=False),
-    )
     rows = [
         replace(row(message("user", "?"), answer=answer), location=f"rows.jsonl, line {line}")
         for line, answer in enumerate(["ab", "ba", "abc"], start=1)
     ]
-    assert len(Partly(args, [], SETTINGS).rollout(PromptStream(rows[:2], seed=0, episodes=1), count=2).groups) == 2
+    assert len(Partly(ARGS, [], SETTINGS).rollout(PromptStream(rows[:2], seed=0, episodes=1), count=2).groups) == 2
     for order in (rows, rows[::-1]):
-        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order)
+        stream = SimpleNamespace(rows=order, take=lambda count, order=order: order, measured=list)
         with pytest.raises(
             UserError, match=r"line \d: --reward.remote_url gives a response the parts .*line \d the parts"
         ):
-            Partly(args, [], SETTINGS).rollout(stream, count=3)
+            Partly(ARGS, [], SETTINGS).rollout(stream, count=3)
 
 
 @pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
@@ -212,7 +240,7 @@ def test_the_rewards_of_a_reward_model_are_noted_in_the_groups():
     item = row(message("user", "?"), answer="a")
     known, unknown = of_answer(item, score=1.0), unrewarded(of_answer(item, score=0.0))
     experiences = [SimpleNamespace(info={}), SimpleNamespace(info={"reward": torch.tensor([0.25])})]
-    made = Rollout(experiences=experiences, groups=[[known, unknown]], overlong=0, filtered=0)
+    made = Rollout(experiences=experiences, groups=[[known, unknown]], overlong=0)
     ((first, second),) = made.rewarded()
     assert first is known
     assert second.reward == Score(reward=0.25, score=0.25, parts={})
@@ -233,17 +261,15 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
             return super().generate(rows, settings)
 
     args = SimpleNamespace(
-        algo=SimpleNamespace(dynamic_filtering_enable=False, dynamic_filtering_range=(0.0, 1.0)),
         vllm=SimpleNamespace(enable_sleep=False),
     )
     weights = part_weights(RewardConfig(part_weights='{"accuracy": {"from": 1, "to": 0, "steps": 4}}'))
     generator = Asked(args, [], SETTINGS, part_weights=weights)
     item = row(message("user", "?"), answer="a")
     # As a run that was resumed at step 2 begins.
-    generator.moment = Moment(step=3, held_out=False)
-    made = generator.rollout(PromptStream([item], seed=0, episodes=1), count=1)
-    generator.moment = Moment(step=3, held_out=True)
-    generator.evaluate([item], temperature=0.0, n_samples=1)
+    training, held_out = (Moment(step=3, held_out=held_out) for held_out in (False, True))
+    made = generator.rollout(PromptStream([item], seed=0, episodes=1), count=1, moment=training)
+    generator.evaluate([item], temperature=0.0, n_samples=1, moment=held_out)
     assert [[part.weight for part in settings.part_weights] for settings in asked] == [[0.5], []]
     assert made.part_weights == asked[0].part_weights
 

@@ -6,6 +6,8 @@ from deepspeed.ops.op_builder import builder
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.errors import UserError
+from lmm_r1.generation.run_engines import ENGINE_DTYPES
 from lmm_r1.trainer import strategy
 from lmm_r1.trainer.strategy import make_strategy, split_groups
 
@@ -40,6 +42,30 @@ def test_in_supervised_training_deepspeed_counts_passes():
     config = dotted.replace(SFTConfig(), {"train.batch_size": 12, "train.micro_batch_size": 4})
     trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["train_batch_size"]) == (4, 12)
+
+
+def test_with_fp16_deepspeed_scales_the_loss_and_the_engine_computes_in_it_too():
+    config = dotted.replace(PPOConfig(), {"ds.param_dtype": "fp16", "ds.zero_stage": 3})
+    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    assert trained["fp16"]["enabled"]
+    assert not trained["bf16"]["enabled"]
+    # Without a scale of its own it is a dynamic one.
+    assert "loss_scale" not in trained["fp16"]
+    assert trained["data_types"]["grad_accum_dtype"] == "fp32"
+    assert ENGINE_DTYPES["fp16"] == "float16"
+
+
+@pytest.mark.parametrize(("has_cuda", "has_instructions"), [(True, False), (False, True), (False, False)])
+def test_fp16_is_refused_where_this_machine_cannot_train_in_it(monkeypatch, has_cuda, has_instructions):
+    monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
+    monkeypatch.setattr(strategy.get_accelerator(), "is_fp16_supported", lambda: has_instructions, raising=False)
+    for other in ("bf16", "fp32", None):
+        strategy.check_fp16(other)
+    if has_cuda or has_instructions:
+        strategy.check_fp16("fp16")
+        return
+    with pytest.raises(UserError, match="^--ds.param_dtype fp16: this machine has no GPU, and its processor no fp16"):
+        strategy.check_fp16("fp16")
 
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-6}}

@@ -1,4 +1,4 @@
-"""Losses on judged responses and distances of distributions are TRL's, values and gradients, on random inputs."""
+"""Policy losses, losses on judged responses and distances of distributions are TRL's, values and gradients, on random inputs."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.policy_passes import Pass, random_pass
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
 from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from lmm_r1.models.divergences import Divergence
+from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
 from lmm_r1.trainer.preference_losses import bradley_terry_loss, dpo_loss, ipo_loss, kto_loss, simpo_loss
 
 pytestmark = pytest.mark.unit
@@ -24,7 +27,9 @@ BETAS = (0.05, 0.1, 1.7)
 
 class _Accelerator:
     device = torch.device("cpu")
+    num_processes = 1
     gather = gather_for_metrics = staticmethod(lambda value: value)
+    reduce = staticmethod(lambda value, reduction: value)
 
 
 def trainer(**settings: object) -> SimpleNamespace:
@@ -168,3 +173,56 @@ def test_distances_of_distributions(name, beta, trls, temperature):
     torch.testing.assert_close(values.sum(), theirs, rtol=0, atol=1e-12)
     [of_theirs] = torch.autograd.grad(theirs, student)
     torch.testing.assert_close(distance.gradients(student.detach(), teacher), of_theirs, rtol=0, atol=1e-12)
+
+
+def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: float = 0.3) -> torch.Tensor:
+    """The loss of a pass that is a whole optimizer step."""
+    mask = given["action_mask"]
+    entropies = torch.zeros(mask.shape, dtype=torch.double)
+    its = trainer(
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        epsilon_low=0.1,
+        epsilon_high=high,
+        args=SimpleNamespace(delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05),
+        beta=0.0,
+        max_completion_length=10,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        _entropy_bonus_enabled=False,
+        _get_per_token_logps_and_entropies=lambda *given_, **named: (given["log_probs"], entropies, None),
+    )
+    nothing = torch.zeros(len(mask), 0, dtype=torch.long)
+    inputs = {
+        **dict.fromkeys(("prompt_ids", "prompt_mask"), nothing),
+        **dict.fromkeys(("completion_ids", "completion_mask"), mask),
+        "advantages": given["advantages"],
+        "old_per_token_logps": given["old_log_probs"],
+        "num_items_in_batch": mask.sum(),
+    }
+    return GRPOTrainer._compute_loss(its, None, inputs)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "theirs", "ours"),
+    [
+        ("dr_grpo", {}, {"loss": "ppo", "aggregation": "seq-mean-token-sum-norm", "length": 10}),
+        ("dapo", {}, {"loss": "ppo", "aggregation": "token-mean"}),
+        ("grpo", {}, {"loss": "ppo", "aggregation": "seq-mean-token-mean"}),
+        ("grpo", {"level": "sequence"}, {"loss": "gspo"}),
+        ("grpo", {"level": "sequence"}, {"loss": "gspo_token"}),
+        ("sapo", {}, {"loss": "sapo", "aggregation": "seq-mean-token-mean"}),
+        # Its bound is that of the ratio itself, and there is none below.
+        ("cispo", {"high": 1.2}, {"loss": "cispo", "clip": (1.0, 0.2)}),
+    ],
+)
+def test_policy_losses_are_trls(loss_type, theirs, ours):
+    given = random_pass(6, 3, 1, 4)
+    # As TRL has it: one advantage for all tokens of a response.
+    given["advantages"] = given["advantages"][:, :1].repeat(1, given["action_mask"].shape[1])
+    expected = trl_policy_loss(loss_type, given, **theirs)
+    found, *_ = PolicyLoss(LossSettings(**{"clip": (0.1, 0.3)} | ours))(**given)
+    torch.testing.assert_close(found, expected)
+    slopes = [torch.autograd.grad(value, given["log_probs"])[0] for value in (found, expected)]
+    torch.testing.assert_close(*slopes, atol=1e-12, rtol=1e-9)

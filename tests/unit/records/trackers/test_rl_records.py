@@ -14,8 +14,10 @@ from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.records.rollouts import read_rollouts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import open_trackers
+from lmm_r1.trainer.group_filter import dropped_group
 from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
 from lmm_r1.trainer.samples import Rollout
 from lmm_r1.trainer.strategy import make_strategy
@@ -72,8 +74,14 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
         assert (trainer.wandb_logger, trainer.tensorboard_logger) == (None, None)
         group = [sample("2", reward=1.0), sample("<b>", reward=0.0)]
         weights = (WeightedPart(name="accuracy", factors=("accuracy",), weight=0.25),)
+        apart = [dropped_group([sample("3", reward=3.0)] * 2, "std", recorded=True)]
+        apart.append(dropped_group([sample("4", reward=4.0)] * 2, "range", recorded=False))
         rollout = Rollout(
-            experiences=[SimpleNamespace(info={})] * 2, groups=[group], overlong=0, filtered=0, part_weights=weights
+            experiences=[SimpleNamespace(info={})] * 2,
+            groups=[group],
+            overlong=0,
+            dropped=tuple(apart),
+            part_weights=weights,
         )
         status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5, "generated_samples": ["text", 1.0]}
         for step in (1, 2, 3):
@@ -97,6 +105,20 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     assert second == "| 3 | 1 | user: &lt;image&gt;What is 1+1? | &lt;b&gt; | 2 | 0 | False | 0 |"
     kept = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in kept] == [1, 2, 3, 3]
+    assert {name: kept[0][name] for name in kept[0] if name.startswith("filtered_groups")} == {
+        "filtered_groups": 2,
+        "filtered_groups/std": 1,
+        "filtered_groups/range": 1,
+    }
+    rollouts = read_rollouts(folder.path / "rollouts.jsonl")
+    first = rollouts.read(index for index, step in enumerate(rollouts.steps) if step == 1)
+    # Dropped ones stand behind those that are learnt from, in groups of their own, and no tracker has them.
+    assert [(one.group, one.reward, one.dropped) for one in first] == [
+        (0, 1.0, None),
+        (0, 0.0, None),
+        (1, 3.0, "std"),
+        (1, 3.0, "std"),
+    ]
 
 
 def test_the_workers_get_no_key(config, tmp_path):

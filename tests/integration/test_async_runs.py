@@ -1,0 +1,88 @@
+"""A run that generates and trains at the same time, with images, on real Ray, DeepSpeed and vLLM; killed and taken up."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.commands import flags, write_rows
+from helpers.conversations import picture
+from helpers.killed_runs import KillableCommand, lines_in, python
+
+from lmm_r1.cli import report
+from lmm_r1.data.training_rows import PromptStream
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+
+STEPS, PROMPTS, SAMPLES, AHEAD = 6, 2, 2, 2
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
+
+
+def asked(folder: Path) -> tuple[list[str], Path]:
+    """Questions, of which every other one has an image, and the file of their rows."""
+    questions = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS)]
+    rows = []
+    for number, text in enumerate(questions):
+        image = folder / f"{number}.png"
+        picture(56, 56).save(image)
+        parts = [{"type": "image", "image": str(image)}] * (number % 2) + [{"type": "text", "text": text}]
+        rows.append({"messages": [{"role": "user", "content": parts}], "answer": "1"})
+    return questions, write_rows(folder, *rows)
+
+
+def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_killed(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    questions, rows = asked(tmp_path)
+    (tmp_path / "reward.py").write_text(REWARD)
+    values = {
+        "actor.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
+        "actor.adam.lr": 1e-3,
+        "data.prompt_dataset": rows,
+        "data.max_len": 256,
+        "reward.remote_url": "reward.py",
+        "algo.kl.init_coef": 0,
+        "rollout.batch_size": PROMPTS,
+        "rollout.n_samples_per_prompt": SAMPLES,
+        "rollout.max_new_tokens": 100,
+        "train.batch_size": PROMPTS * SAMPLES,
+        "train.micro_batch_size": PROMPTS * SAMPLES,
+        "train.async_queue_size": AHEAD,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "run",
+        "ckpt.save_steps": 1,
+        "logger.rollouts_per_step": PROMPTS * SAMPLES,
+    }
+    switches = ("--train.async_enable", "--train.partial_rollout_enable")
+    run = tmp_path / "run"
+    command = KillableCommand(argv=python("lmm_r1.cli.train_ppo_ray", *switches, *flags(values)), cwd=tmp_path)
+    ended = command.run(kill=lines_in(run / "metrics.jsonl", 3), limit_s=240)
+    assert ended.killed, ended.output
+    ended = command.run_here()
+    assert ended.code == 0, ended.output
+    assert "resumed at step" in ended.output
+    resumed = int(ended.output.partition("resumed at step ")[2].partition("/")[0])
+    assert 1 <= resumed < STEPS
+
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    shown = [(rollout["step"], rollout["messages"][0]["content"][-1]["text"]) for rollout in rollouts]
+    order = PromptStream(questions, seed=42, episodes=1)
+    steps = range(1, STEPS + 1)
+    assert shown == [(step, text) for step in steps for text in order.take(PROMPTS) for _ in range(SAMPLES)]
+    for rollout in rollouts:
+        age = rollout["step"] - 1 - rollout["weight_version"]
+        assert 0 <= age <= min(AHEAD, rollout["step"] - 1)
+        # The first rollout behind a resume is of the weights that are resumed with.
+        assert age == 0 or rollout["step"] != resumed + 1
+        assert [version for version, _ in rollout["weights"]] == sorted({version for version, _ in rollout["weights"]})
+        assert sum(tokens for _, tokens in rollout["weights"]) == rollout["response_tokens"]
+    assert [line["async/staleness_max"] for line in metrics][1:] != [0] * (STEPS - 1)
+    assert metrics[0]["mismatch/mean"] < 1e-3
+    assert metrics[resumed]["mismatch/mean"] < 1e-3
+    for before, after in zip(metrics[resumed:], metrics[resumed + 1 :], strict=False):
+        assert after["span/generation_began"] < before["span/update_ended"], "both go on at the same time"
+
+    report.main([str(run), "--output", str(tmp_path / "report.html")])
+    assert "Generation and update" in (tmp_path / "report.html").read_text()
