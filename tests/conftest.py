@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,6 +120,14 @@ def clusters_of_runs() -> Iterator[None]:
 
     with kept_clusters():
         yield
+
+
+@pytest.fixture(autouse=True)
+def upstream_put_back() -> Iterator[None]:
+    """What a training on the CPU replaces upstream, for its own process, is there again for the next test."""
+    yield
+    if strategy := sys.modules.get("openrlhf.utils.deepspeed.deepspeed"):
+        strategy.init_device_mesh = sys.modules["torch.distributed.device_mesh"].init_device_mesh
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
+from helpers.deepspeed_process import start_anew
 from helpers.reward_servers import math_command, running
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
@@ -46,10 +46,7 @@ def metrics_of(folder: Path) -> list[dict]:
 
 @pytest.fixture
 def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed keeps the groups of the first training in a process for good; what a CPU replaces comes back."""
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+    start_anew(monkeypatch)
 
 
 @pytest.mark.parametrize("name", KITS)

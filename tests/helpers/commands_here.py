@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 import ray
+from helpers.deepspeed_process import start_anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +25,13 @@ class Ended:
     stderr: str
 
 
-def put_back_after_training(patch: pytest.MonkeyPatch) -> None:
-    """Let what a training changes in its process be as it was, where the patch is undone."""
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    patch.setattr("deepspeed.comm.comm.cdb", None)
-    patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-    patch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-
-
 def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 120) -> Ended:
     """Run `lmm-r1 COMMAND` in a folder, with what it changes in this process put back."""
     main, before = import_module(f"lmm_r1.cli.{command}").main, dict(os.environ)
     code = 0
     # Files of the system: an engine asks for their numbers.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err, pytest.MonkeyPatch.context() as patch:
-        put_back_after_training(patch)
+        start_anew(patch)
         patch.setenv("COLUMNS", str(columns))
         patch.chdir(folder)
         try:

@@ -23,6 +23,12 @@ def destroy_engines() -> None:
         _engines.pop().destroy()
 
 
+def start_anew(patch: pytest.MonkeyPatch) -> None:
+    """Let a training in this process make groups of its own: DeepSpeed keeps those of the first one for good."""
+    patch.setattr("deepspeed.comm.comm.cdb", None)
+    patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+
+
 @contextmanager
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, on the CPU; what that changes around it is put back."""
@@ -34,9 +40,7 @@ def one_process() -> Iterator[None]:
         changed.append((importlib.import_module("deepspeed.comm.torch"), "build_shm_op"))
         for owner, name in changed:
             patch.setattr(owner, name, getattr(owner, name))
-        # DeepSpeed keeps the groups of the first training in a process for good, and they end with it.
-        patch.setattr("deepspeed.comm.comm.cdb", None)
-        patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        start_anew(patch)
         initialize = deepspeed.initialize
 
         def noted(*arguments: Any, **named: Any) -> Any:

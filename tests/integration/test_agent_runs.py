@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 import torch
 from helpers.commands import write_rows
 from helpers.conversations import picture
+from helpers.deepspeed_process import start_anew
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -166,10 +166,7 @@ class AgentExecutor(AgentExecutorBase):
 
 @pytest.fixture
 def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed keeps the groups of the first training in a process for good; what a CPU replaces comes back."""
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+    start_anew(monkeypatch)
 
 
 def command(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags
+from helpers.deepspeed_process import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from PIL import Image
 from safetensors.torch import load_file
@@ -56,10 +56,7 @@ def lines_of(run: Path) -> list[dict[str, float]]:
 
 
 def test_eight_pairs_about_images_are_learned(tiny_checkpoint, tmp_path, own_environment, monkeypatch):
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    start_anew(monkeypatch)
     write_pairs(tmp_path)
     held_out = {
         "eval__dataset": tmp_path / "pairs.jsonl",

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags
+from helpers.deepspeed_process import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.reward_servers import running
 from PIL import Image
@@ -69,10 +69,7 @@ def in_process(own_environment: None, monkeypatch: pytest.MonkeyPatch):
     """A function that runs a training command in this process."""
 
     def run(module: Any, argv: list[str]) -> None:
-        monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-        # DeepSpeed keeps the groups of the first training in a process for good.
-        monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-        monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+        start_anew(monkeypatch)
         module.main(argv)
 
     return run

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags
+from helpers.deepspeed_process import start_anew
 from helpers.kd_steps import build_teacher
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.launched_ranks import launch
@@ -62,10 +62,7 @@ def lines_of(run: Path) -> list[dict[str, float]]:
 def test_eight_rows_with_images_are_learned_of_a_teacher_and_a_killed_run_goes_on_to_the_same_curve(
     tiny_checkpoint: Callable[[str], Path], tmp_path, own_environment, monkeypatch
 ):
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    start_anew(monkeypatch)
     write_rows(tmp_path)
     build_teacher(get_kit(KIT), tmp_path / "teacher")
     given = settings(tiny_checkpoint(KIT), tmp_path, run="whole")

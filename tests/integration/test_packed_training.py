@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 import ray
 import torch
 from helpers.commands import flags, write_rows
+from helpers.deepspeed_process import start_anew
 from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
@@ -246,10 +246,7 @@ def test_supervised_training_has_the_same_losses_on_packed_rows(tiny_checkpoint,
             "ckpt.output_dir": tmp_path / name,
         }
         with pytest.MonkeyPatch.context() as patch:
-            # DeepSpeed keeps the groups of the first training in a process for good.
-            patch.setattr("deepspeed.comm.comm.cdb", None)
-            patch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
-            patch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
+            start_anew(patch)
             train_sft.main([*flags(values), "--data.keep_order", *switches])
         return Run.of(tmp_path / name).curve("loss")
 

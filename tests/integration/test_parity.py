@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.commands_here import put_back_after_training
+from helpers.deepspeed_process import start_anew
 
 from lmm_r1.cli.parity import certify
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.full]
 def test_a_sound_checkpoint_agrees_as_loaded_and_after_an_update(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_back_after_training(monkeypatch)
+    start_anew(monkeypatch)
     told, gaps = certify(str(tiny_checkpoint("qwen2_5_vl")), max_len=256, dtype="fp32", settings=None)
     assert told.startswith("qwen2_5_vl: ")
     assert [(gap.rows, gap.weights, gap.verdict) for gap in gaps] == [

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags
+from helpers.deepspeed_process import start_anew
 from PIL import Image
 
 from lmm_r1.cli import train_rm
@@ -36,10 +36,7 @@ def write_pairs(folder: Path) -> Path:
 def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(
     tiny_checkpoint, tmp_path, own_environment, monkeypatch
 ):
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    start_anew(monkeypatch)
     pairs = write_pairs(tmp_path)
     run = tmp_path / "run"
     values = {

@@ -5,9 +5,9 @@ import multiprocessing
 import os
 from pathlib import Path
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import flags, write_rows
+from helpers.deepspeed_process import start_anew
 
 from lmm_r1.checkpoints.folder import tags
 from lmm_r1.cli import train_sft
@@ -22,9 +22,7 @@ def rows(folder: Path, name: str, *texts: str) -> Path:
 
 
 def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None:
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    start_anew(monkeypatch)
     settings = {
         "model.model_name_or_path": model,
         "data.dataset": folder / "train",
@@ -51,7 +49,6 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_best_checkpoint_outlives_others_and_a_restart(
     tiny_checkpoint, tmp_path, own_environment, monkeypatch, capfd
 ):
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
     rows(tmp_path, "train", "46", "46")
     rows(tmp_path, "held_out", "46", "46", "46")
     # The disk breaks in the evaluation after the fourth step; the third is saved, and the second is the best.

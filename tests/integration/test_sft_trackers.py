@@ -4,9 +4,9 @@ import importlib.util
 import json
 from pathlib import Path
 
-import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
 from helpers.commands import ANSWERED, flags, write_rows
+from helpers.deepspeed_process import start_anew
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft
@@ -22,9 +22,7 @@ STEPS = 4
 
 
 def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None:
-    # DeepSpeed keeps the groups of the first training in a process for good.
-    monkeypatch.setattr("deepspeed.comm.comm.cdb", None)
-    monkeypatch.setattr("deepspeed.utils.groups._WORLD_GROUP", None)
+    start_anew(monkeypatch)
     settings = {
         "model.model_name_or_path": model,
         "data.dataset": folder / "rows.jsonl",
@@ -44,7 +42,6 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch, capfd):
     keep_offline(tmp_path / "home", monkeypatch)
-    monkeypatch.setattr(upstream, "init_device_mesh", upstream.init_device_mesh)
     write_rows(tmp_path, ANSWERED, "{]", ANSWERED)
     encode = sft_rows.encode_sample
     # The disk breaks in the fourth step; the last checkpoint is that of the second.
