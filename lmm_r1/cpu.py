@@ -39,8 +39,9 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Ray sets OMP_NUM_THREADS=1 for workers with a fraction of a CPU, which would halve the speed of all of them.
     "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-    # How often a thread looks whether the others are done before it sleeps: some 10 us (`choose_waiting`).
-    "GOMP_SPINCOUNT": "3000",
+    # How often a thread looks whether the others are done before it sleeps: about a millisecond, as GNU's OpenMP has it
+    # where nothing is set (`choose_waiting`).
+    "GOMP_SPINCOUNT": "300000",
 }
 _POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 # What of the cores a process gets that has none of them to share with others, at least.
@@ -78,8 +79,8 @@ class _CpuDevice(str):
 def choose_waiting() -> None:
     """Choose how the threads that share a PyTorch operator wait for one another, by what of the cores is free just now.
 
-    Before torch is loaded, and only what the user has not. On free cores they stay awake for some microseconds, as long as
-    the next operator takes to come. Where others use the cores they sleep at once: awake, one keeps the core that another,
+    Before torch is loaded, and only what the user has not. On free cores they stay awake for about a millisecond, until the
+    next operator has come (`benchmarks/rl_step.py`). Where others use the cores they sleep at once: awake, one keeps the core that another,
     which it waits for, would need (`benchmarks/busy_neighbour.py`).
     """
     global _share

@@ -238,13 +238,13 @@ def test_threads_look_for_one_another_on_free_cores_and_sleep_beside_other_work(
     monkeypatch.setitem(cpu._ENVIRONMENT, "OMP_NUM_THREADS", "2")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(cpu, "_share", None)
-    for share, spins in (1.0, "3000"), (2 / 3, "0"):
+    for share, spins in (1.0, "300000"), (2 / 3, "0"):
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
         monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
         monkeypatch.setattr(cpu, "free_share", lambda share=share: share)
         cpu.choose_waiting()
         assert os.environ["GOMP_SPINCOUNT"] == spins
-        assert cpu.worker_environment()["GOMP_SPINCOUNT"] == "3000", "of workers on other machines"
+        assert cpu.worker_environment()["GOMP_SPINCOUNT"] == "300000", "of workers on other machines"
         assert run_environment()["GOMP_SPINCOUNT"] == spins
         cpu.prepare_process()
         assert ("process gets 67 %" in caplog.text) == (spins == "0")
@@ -260,7 +260,7 @@ def test_how_threads_wait_is_the_users_choice_and_none_where_there_is_one_thread
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             cpu.choose_waiting()
-            expected = {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "3000"}.get(name)
+            expected = {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "300000"}.get(name)
             assert run_environment().get("GOMP_SPINCOUNT") == expected, "a policy is not overruled"
 
 
@@ -283,5 +283,5 @@ def test_commands_choose_before_torch_reads_it(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     chosen, loaded = told.stdout.split()
-    assert chosen in (("0", "3000") if len(os.sched_getaffinity(0)) > 1 else ("None",))
+    assert chosen in (("0", "300000") if len(os.sched_getaffinity(0)) > 1 else ("None",))
     assert loaded == "False"
