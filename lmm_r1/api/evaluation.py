@@ -86,8 +86,8 @@ def evaluate(
         config = read_config(EvaluateConfig, settings, given)
         from lmm_r1.cli.evaluate import evaluate as run
 
-        board = run(config)
         kept = output is not None
+        board = run(config, told=kept)
         return Evaluation(
             board=board, output=config.output if kept else None, page=page_path(config) if kept else None
         )

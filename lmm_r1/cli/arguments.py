@@ -8,6 +8,7 @@ import functools
 import io
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": Tr
 """Whether each shows all flags where the command has a first page."""
 CONFIG_FLAG = "config"
 _WIDTH = "COLUMNS"
+# What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
+_ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Of what is given in most runs.
 SHORT_FLAGS = {"reward": "reward.remote_url"}
 CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
@@ -198,7 +201,7 @@ def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Con
         if end.code in (0, None) or not inside:
             print(said.getvalue(), end="", file=sys.stderr)
             raise
-        _exit(prog, f"{' '.join(inside).rstrip('.')}; {lister} lists all flags")
+        _exit(prog, f"{_missing(inside) or ' '.join(inside).rstrip('.')}; {lister} lists all flags")
     finally:
         os.environ.pop(_WIDTH)
         if width is not None:
@@ -211,8 +214,22 @@ def _inside_of_box(text: str) -> list[str]:
     lines = [line.strip(" │|╭╮╰╯") for line in text.splitlines()]
     rules = [place for place, line in enumerate(lines) if line.endswith(("─", "---"))]
     below = lines[rules[0] + 1 :] if rules else lines
-    told = itertools.takewhile(lambda line: line != "Argument helptext:", below)
-    return [line for line in told if line and not line.endswith(("─", "---")) and "For full helptext" not in line]
+    told = itertools.takewhile(lambda line: not line.startswith(("Argument helptext:", "For full helptext")), below)
+    return [line for line in told if line and not line.endswith(("─", "---"))]
+
+
+def _missing(inside: Sequence[str]) -> str:
+    """Return which arguments tyro says are not there, with what they are; "" where it says something else."""
+    if not inside or not inside[0].startswith("Missing from "):
+        return ""
+    # Each is its flag, if it has one, the kind of its value, what it is, and a mark.
+    told = (one.strip() for one in " ".join(inside[1:]).split("(required)"))
+    parts = (_ARGUMENT.match(one) for one in told if one)
+    return "; ".join(
+        f"{(part['flag'] or part['kind']).strip()} is missing ({part['what'].rstrip('.') or part['kind']})"
+        for part in parts
+        if part
+    )
 
 
 def _defaults(config_class: type[Config]) -> Config:

@@ -55,15 +55,19 @@ def main(argv: list[str] | None = None) -> None:
         report_skipped(PROG, skipped, listed_in=None if config.output is None else str(config.output))
 
 
-def evaluate(config: EvaluateConfig) -> Board:
-    """Measure, compare or judge again as the flags say, tell of it, write the files, and return all scores."""
+def evaluate(config: EvaluateConfig, *, told: bool = True) -> Board:
+    """Measure, compare or judge again as the flags say, tell of it, write the files, and return all scores.
+
+    Args:
+        told: whether where the files are is told, too; not where a measurement's do not stay.
+    """
     check(config)
     if config.compare:
         return _compare(config)
-    return _rejudge(config) if config.rejudge else _measure(config)
+    return _rejudge(config) if config.rejudge else _measure(config, told=told)
 
 
-def _measure(config: EvaluateConfig) -> Board:
+def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     checkpoints_of = named(config.checkpoints, flag="--checkpoints")
     for model in config.model:
         if model in checkpoints_of:
@@ -82,7 +86,7 @@ def _measure(config: EvaluateConfig) -> Board:
         for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
             _say(line)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
-    board = _finish(config, measured, checkpoints, baseline=baseline)
+    board = _finish(config, measured, checkpoints, baseline=baseline, told=told)
     _export(config, measured, checkpoints)
     return board
 
@@ -171,8 +175,9 @@ def _finish(
     *,
     baseline: str,
     rejudged: Sequence[Rejudged] = (),
+    told: bool = True,
 ) -> Board:
-    """Print the tables; write the JSON and the page."""
+    """Print the tables; write the JSON and the page, and tell where they are."""
     from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
 
     board = build_board(
@@ -196,8 +201,8 @@ def _finish(
     if page is not None:
         write_atomically(page, text=build_page(board))
     for what, path in written.items():
-        if path is not None:
-            print(f"{what}: {path}", flush=True)
+        if told and path is not None:
+            _say(f"{what}: {path}")
     return board
 
 

@@ -104,7 +104,7 @@ def test_responses_to_rows_and_to_one_conversation_come_back_with_their_scores(r
         lmm_r1.generate(runs[1], ROWS, n_sample=2)
 
 
-def test_checkpoints_are_measured_by_name_with_the_responses_at_hand(runs, tmp_path):
+def test_checkpoints_are_measured_by_name_with_the_responses_at_hand(runs, tmp_path, capsys):
     named = {"cold": runs[0], "warm": runs[1]}
     found = in_a_cell(
         lambda: lmm_r1.evaluate(
@@ -119,3 +119,10 @@ def test_checkpoints_are_measured_by_name_with_the_responses_at_hand(runs, tmp_p
     assert (tmp_path / "scores.responses.jsonl").is_file()
     with pytest.raises(lmm_r1.UserError, match="^hot on sums was not measured; there are cold, warm on sums"):
         found.accuracy("hot", "sums")
+    assert f"scores: {tmp_path}/scores.json" in capsys.readouterr().out
+    asked = {"verifier": "exact", "backend": "transformers", **SHORT}
+    unkept = in_a_cell(lambda: lmm_r1.evaluate(runs[1], ROWS, **asked))
+    told = capsys.readouterr().out
+    assert (unkept.output, unkept.page, len(unkept.board.cells)) == (None, None, 1)
+    assert "exact" in told
+    assert "scores:" not in told, "a file that is not kept is not told"

@@ -103,7 +103,8 @@ def test_what_is_wrong_with_a_value_is_said_in_a_line(argv, told, capsys):
 
 
 def test_a_missing_flag_ends_with_code_two(capsys):
-    assert "--output" in refused(capsys)
+    told = "--output is missing (Where to write); lmm-r1 stage --help lists all flags"
+    assert refused(capsys) == f"lmm-r1 stage: error: {told}\n"
 
 
 def test_none_and_negative_numbers_are_values():
