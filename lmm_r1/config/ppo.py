@@ -17,6 +17,7 @@ from lmm_r1.config.shared import (
     TrainConfig,
     WandbConfig,
 )
+from lmm_r1.config.speculation import SpeculationFlags
 
 MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
@@ -379,7 +380,7 @@ class AgentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(SpeculationFlags):
     num_engines: int | None = None
     """vLLM engines; None takes as many as their share of the GPUs has room for; one on a CPU."""
     tensor_parallel_size: int = 1

@@ -483,6 +483,8 @@ class KitPPOTrainer(BasePPOTrainer):
             **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
             **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),
         }
+        if rollout.guesses is not None:
+            metrics |= rollout.guesses.metrics()
         if rollout.greedy:
             metrics["greedy_reward"] = fmean(sample.scored.reward for sample in rollout.greedy)
         self.folder.metrics(step, metrics)

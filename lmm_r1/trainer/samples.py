@@ -22,6 +22,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.speculation import Guesses
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.group_filter import KEEPS_ALL, DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
 from lmm_r1.trainer.mismatch import modality_info, modality_of
@@ -46,6 +47,8 @@ class Rollout:
     """Groups that filters left out."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What parts of the rewards counted."""
+    guesses: Guesses | None = None
+    """Tokens that the engines guessed ahead; None where they do not."""
 
     @property
     def filtered(self) -> int:
@@ -103,6 +106,7 @@ class KitSamplesGenerator:
             moment: when in the run they are scored; of groups that replace dropped ones it is the same.
         """
         settings = self._settings_at(moment)
+        guesses = self._guesses()
         wake(self.args, self.vllm_engines)
         groups: list[list[Sample]] = []
         dropped: list[DroppedGroup] = []
@@ -151,7 +155,14 @@ class KitSamplesGenerator:
             overlong=overlong,
             dropped=tuple(dropped),
             part_weights=settings.part_weights,
+            guesses=None if guesses is None else self._guesses().since(guesses),
         )
+
+    def _guesses(self) -> Guesses | None:
+        """Return how many tokens the engines have guessed so far; None where they do not."""
+        if not self.args.vllm.speculative_tokens:
+            return None
+        return sum(ray.get([engine.guesses_so_far.remote() for engine in self.vllm_engines]), start=Guesses())
 
     def _settings_at(self, moment: Moment | None) -> GroupSettings:
         if moment is None:

@@ -46,6 +46,7 @@ REFUSED_IN_RL = [
     ({"train.async_enable": True, "train.async_queue_size": 0}, "--train.async_queue_size 0 must be at least 1"),
     ({"train.async_enable": True, "train.colocate_all": True}, "take turns on the same GPUs; leave one of them out"),
     ({"train.async_enable": True, "ds.enable_sleep": True}, "--ds.enable_sleep frees the policy's memory"),
+    ({"vllm.speculative_method": "suffix"}, "says how tokens are guessed; give --vllm.speculative_tokens, too"),
     ({"train.ema_beta": 0.5}, "has no part without --train.enable_ema"),
     ({"train.ema_beta": 1.0, "train.enable_ema": True}, "must be above 0 and below 1"),
     ({"train.enable_ema": True, "ds.zero_stage": 0}, "take 1, 2 or 3"),
