@@ -10,7 +10,7 @@ from typing import Any
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.algorithm_checks import check_algorithm
-from lmm_r1.config.async_checks import check_async
+from lmm_r1.config.async_checks import check_async, check_oversampling
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.filter_checks import check_filters
 from lmm_r1.config.part_weights import part_weights
@@ -44,6 +44,7 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
     check_async(config)
+    check_oversampling(config)
     check_speculation(config.vllm, prefix="vllm.")
     check_accumulation(config)
     check_adapters(config.ds)

@@ -287,6 +287,11 @@ class RolloutConfig:
     """Most prompts that the engines have at one time, all together; None is batch_size."""
     max_tokens_per_gpu: int | None = None
     """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu."""
+    oversample: float = 1.0
+    """Prompts that are under way at a time, in multiples of batch_size, 2 at most: a rollout ends with the first batch_size
+    groups that are finished, and what the others have generated goes on in the next one."""
+    oversample_max_held: int = 1
+    """Rollouts that may end without a group that is under way; the one behind them waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

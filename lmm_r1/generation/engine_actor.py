@@ -148,6 +148,12 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self.paused = False
         await self.llm.resume_generation()
 
+    async def sleep(self, level: int = 1) -> None:
+        """Free the memory of the GPUs; requests that wait meanwhile begin anew from what they have written."""
+        engine: Any = self.llm  # only on GPUs, and there vLLM's own
+        # Its own mode is to abort.
+        await engine.sleep(level=level, mode="keep" if self.paused else "abort")
+
     async def reset_caches(self) -> None:
         """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
 

@@ -28,7 +28,7 @@ def engine_arguments(
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
     enforce_eager: bool,
-    speculation: Speculation | None,
+    speculation: Speculation | None = None,
 ) -> dict[str, Any]:
     """Return arguments of vLLM's `EngineArgs` and `LLM`.
 

@@ -46,6 +46,18 @@ REFUSED_IN_RL = [
     ({"train.async_enable": True, "train.async_queue_size": 0}, "--train.async_queue_size 0 must be at least 1"),
     ({"train.async_enable": True, "train.colocate_all": True}, "take turns on the same GPUs; leave one of them out"),
     ({"train.async_enable": True, "ds.enable_sleep": True}, "--ds.enable_sleep frees the policy's memory"),
+    ({"rollout.oversample": 0.9}, "--rollout.oversample 0.9 must be between 1, "),
+    ({"rollout.oversample": 2.1}, "would not all find room in the next step"),
+    (
+        {"rollout.oversample": 1.5, "rollout.oversample_max_held": 0},
+        "--rollout.oversample_max_held 0 must be at least 1",
+    ),
+    ({"rollout.oversample_max_held": 2}, "bounds how long groups are held over; give --rollout.oversample, too"),
+    ({"rollout.oversample": 1.5, "train.async_enable": True}, "and --train.async_enable generates on, with ages that"),
+    (
+        {"rollout.oversample": 1.5, "rollout.batch_size": 32, "rollout.vllm_generate_batch_size": 16},
+        "--rollout.vllm_generate_batch_size 16 fewer; leave one of them out",
+    ),
     ({"vllm.speculative_method": "suffix"}, "says how tokens are guessed; give --vllm.speculative_tokens, too"),
     ({"train.ema_beta": 0.5}, "has no part without --train.enable_ema"),
     ({"train.ema_beta": 1.0, "train.enable_ema": True}, "must be above 0 and below 1"),

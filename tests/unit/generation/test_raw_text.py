@@ -177,7 +177,9 @@ def test_what_would_not_hold_for_guessed_tokens_is_told(asked):
         SETTINGS.sampling, max_tokens=5, banned_token_ids=[], end_token_id=END, output_per="response"
     )
     assert as_asked(asked, needed=needed).min_p == asked.min_p
-    with pytest.raises(UserError, match="which vLLM does not apply to tokens that it guesses; leave them out, or --vllm"):
+    with pytest.raises(
+        UserError, match="which vLLM does not apply to tokens that it guesses; leave them out, or --vllm"
+    ):
         as_asked(asked, needed=needed, engine_guesses=True)
 
 
