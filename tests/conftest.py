@@ -49,6 +49,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kits_table.py",
         "contracts/test_openrlhf_seams.py",
         "contracts/test_run_plans.py",
+        "contracts/test_speculation.py",
         "contracts/test_stage_plans.py",
         "contracts/test_trajectories.py",
         "contracts/test_trajectory_engines.py",

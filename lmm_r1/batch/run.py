@@ -146,6 +146,7 @@ def _generate(
         enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        speculation=config.speculation,
     )
     with _scorer(config) as scorer, contextlib.closing(_responder(config, path, settings, episodes)) as engine:
         return plan, _run(config, plan, _outcomes(engine, todo, config), scorer=scorer, progress=progress)

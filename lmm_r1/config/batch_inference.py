@@ -8,6 +8,7 @@ from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.episodes import EpisodeFlags, check_episodes
 from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig
+from lmm_r1.config.speculation import SpeculationFlags, check_speculation
 from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -30,7 +31,7 @@ COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig(RowsConfig, EpisodeFlags):
+class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     first_help: ClassVar[FirstHelp] = FirstHelp(
         examples=(
             Example(
@@ -159,6 +160,7 @@ def check(config: BatchConfig) -> None:
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     uses_vllm = config.eval_task == "generate_vllm"
     check_eager(config.enforce_eager, backend=f"--eval_task {config.eval_task}", uses_vllm=uses_vllm)
+    check_speculation(config, other_engine=None if uses_vllm else f"--eval_task {config.eval_task}")
     if config.eval_task != "rm" and config.n_samples > 1 and config.temperature == 0:
         raise UserError(
             f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"

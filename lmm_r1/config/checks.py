@@ -10,7 +10,7 @@ from typing import Any
 from lmm_r1 import dotted
 from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
 from lmm_r1.config.algorithm_checks import check_algorithm
-from lmm_r1.config.async_checks import check_async
+from lmm_r1.config.async_checks import check_async, check_oversampling
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.filter_checks import check_filters
 from lmm_r1.config.part_weights import part_weights
@@ -27,6 +27,7 @@ from lmm_r1.config.ppo import (
 )
 from lmm_r1.config.reward_source import named_verifier, reward_function
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
+from lmm_r1.config.speculation import check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.config.weight_checks import check_average, check_fp16_optimizer, check_reference
 from lmm_r1.errors import UserError
@@ -43,6 +44,8 @@ def check_ppo(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     _check_agent(config)
     check_async(config)
+    check_oversampling(config)
+    check_speculation(config.vllm, prefix="vllm.")
     check_accumulation(config)
     check_adapters(config.ds)
     _check_value_models(config)

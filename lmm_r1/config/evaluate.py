@@ -13,6 +13,7 @@ from lmm_r1.config.episodes import EpisodeFlags, check_episodes, reward_part
 from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
 from lmm_r1.config.shared import RUNS
+from lmm_r1.config.speculation import SpeculationFlags, check_speculation
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -21,7 +22,7 @@ RESPONSES_SUFFIX = ".responses.jsonl"
 # What only an engine in this process has.
 ENGINE_FLAGS = (
     *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
-    *("enforce_eager", "seed", "trust_remote_code"),
+    *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens", "speculative_method"),
 )
 SAMPLING_FLAGS = ("temperature", "top_p", "n_samples", "max_new_tokens")
 ENDPOINT_FLAGS = (
@@ -35,7 +36,7 @@ REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RowsConfig, EpisodeFlags):
+class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     first_help: ClassVar[FirstHelp] = FirstHelp(
         examples=(
             Example(
@@ -192,6 +193,7 @@ def check(config: EvaluateConfig) -> None:
     if config.output is not None and responses_path(config.output).is_dir():
         raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
+    check_speculation(config, other_engine=None if config.backend == "vllm" else f"--backend {config.backend}")
     _check_agent(config)
     if len(set(config.verifiers)) < len(config.verifiers):
         raise UserError(f"--verifiers {' '.join(config.verifiers)}: one of them is given twice; give each once")

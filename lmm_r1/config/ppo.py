@@ -17,6 +17,7 @@ from lmm_r1.config.shared import (
     TrainConfig,
     WandbConfig,
 )
+from lmm_r1.config.speculation import SpeculationFlags
 
 MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
@@ -286,6 +287,11 @@ class RolloutConfig:
     """Most prompts that the engines have at one time, all together; None is batch_size."""
     max_tokens_per_gpu: int | None = None
     """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu."""
+    oversample: float = 1.0
+    """Prompts that are under way at a time, in multiples of batch_size, 2 at most: a rollout ends with the first batch_size
+    groups that are finished, and what the others have generated goes on in the next one."""
+    oversample_max_held: int = 1
+    """Rollouts that may end without a group that is under way; the one behind them waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +385,7 @@ class AgentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(SpeculationFlags):
     num_engines: int | None = None
     """vLLM engines; None takes as many as their share of the GPUs has room for; one on a CPU."""
     tensor_parallel_size: int = 1

@@ -177,11 +177,12 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
 
 
 def _correction(config: PPOConfig) -> dict[str, object]:
-    """Return the correction for samples of older weights, which a run that is made asynchronously has."""
+    """Return the correction for samples of older weights, which asynchronous runs have, and those that hold groups over."""
     flag = "algo.advantage.is_correction_level"
-    if not config.train.async_enable or dotted.get(config, flag) != "off":
+    if dotted.get(config, flag) != "off" or not (config.train.async_enable or config.rollout.oversample > 1):
         return {}
-    logger.warning("--%s is token: with --train.async_enable samples come of older weights than the policy's", flag)
+    because = "train.async_enable" if config.train.async_enable else "rollout.oversample"
+    logger.warning("--%s is token: with --%s samples come of older weights than the policy's", flag, because)
     return {flag: "token"}
 
 

@@ -128,21 +128,47 @@ class PromptStream:
         self.curriculum = curriculum
         self.episode = 0
         self.position = 0
-        self._taken: list[int] = []
+        self.taken: list[int] = []
+        """The places of the rows that were taken last."""
         self._order = self._order_of(0)
 
     def take(self, count: int) -> list[Row]:
         """Return the next `count` rows of the current episode, fewer at its end, and none behind the last one."""
         if self.episode >= self.episodes:
             return []
-        self._taken = list(self._order[self.position : self.position + count])
-        self.position += len(self._taken)
-        return [self.rows[index] for index in self._taken]
+        self.taken = list(self._order[self.position : self.position + count])
+        self.position += len(self.taken)
+        return [self.rows[index] for index in self.taken]
 
-    def measured(self, solved: Sequence[float | None]) -> None:
-        """Note how often each of the rows that were taken last was solved, 0 to 1; None where nobody answered it."""
+    def take_of_batches(self, count: int, *, batch: int) -> list[Row]:
+        """Return up to `count` next rows of one episode, none behind the last one; of an episode as many as fill batches.
+
+        What is left of it is passed over, as `has` does.
+        """
+        while self.episode < self.episodes:
+            if (room := self._of_batches(batch) - self.position) > 0:
+                return self.take(min(count, room))
+            self.next_episode()
+        return []
+
+    def left(self, *, batch: int) -> int:
+        """Return how many rows `take_of_batches` gives until the last episode ends."""
+        if self.episode >= self.episodes:
+            return 0
+        later = self.episodes - self.episode - 1
+        return max(0, self._of_batches(batch) - self.position) + later * self._of_batches(batch)
+
+    def _of_batches(self, batch: int) -> int:
+        return len(self.rows) // batch * batch
+
+    def measured(self, solved: Sequence[float | None], *, places: Sequence[int] | None = None) -> None:
+        """Note how often rows were solved, 0 to 1; None where nobody answered them.
+
+        Args:
+            places: of the rows; None are those that were taken last.
+        """
         if self.curriculum is not None:
-            self.curriculum.note(self._taken, solved)
+            self.curriculum.note(self.taken if places is None else places, solved)
 
     def has(self, count: int) -> bool:
         """Say whether `count` more rows can be taken; moves on to the next episode where this one has too few."""

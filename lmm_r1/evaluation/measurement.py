@@ -280,6 +280,7 @@ def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSe
         enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        speculation=config.speculation,
     )
 
 

@@ -46,16 +46,19 @@ class CalledEngine:
         collapsed: Callable[[Sequence[int]], list[int]],
         needed: Callable[[GroupSettings, int], SamplingParams],
         settings: GroupSettings,
+        guesses: bool,
     ) -> None:
         """Keep to the running event loop, which is the engine's own.
 
         Args:
             collapsed: returns tokens with one placeholder per image.
             needed: returns what training needs of a turn for which there is room for so many tokens.
+            guesses: the engine guesses tokens ahead.
         """
         self._engine = engine
         self._collapsed = collapsed
         self._needed = needed
+        self._guesses = guesses
         self.settings = settings
         """Of the episodes that are played now."""
         self._home = asyncio.get_running_loop()
@@ -92,7 +95,8 @@ class CalledEngine:
         prompt = TokensPrompt(prompt_token_ids=self._collapsed(token_ids))
         if media:
             prompt["multi_modal_data"] = dict(media)
-        parameters = as_asked(asked, needed=self._needed(self.settings, most - len(token_ids)))
+        needed = self._needed(self.settings, most - len(token_ids))
+        parameters = as_asked(asked, needed=needed, engine_guesses=self._guesses)
         output = None
         self._running += 1
         try:

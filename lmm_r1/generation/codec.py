@@ -32,13 +32,22 @@ _INCOMPLETE = "\ufffd"
 class PromptCodec:
     """Rows become prompts, and tokens become text; in several threads at a time."""
 
-    def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], engine_bans: bool = False
+    ) -> None:
+        """Args: engine_bans: the engine keeps banned tokens from being sampled, and no request asks for it."""
         self.kit = kit
         self._first_processor = processor
         self._processors: dict[int, Any] = {threading.get_ident(): processor}
         self._copying = threading.Lock()
         self.tokenizer = kit.tokenizer_of(processor)
         self.banned_token_ids = banned_token_ids
+        self.engine_bans = engine_bans
+
+    @property
+    def requested_bans(self) -> tuple[int, ...]:
+        """The tokens that a request asks not to be given."""
+        return () if self.engine_bans else self.banned_token_ids
 
     @property
     def processor(self) -> Any:
@@ -50,10 +59,15 @@ class PromptCodec:
             return self._processors[thread]
 
     @classmethod
-    def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
+    def of(cls, path: str, *, trust_remote_code: bool, engine_bans: bool = False) -> PromptCodec:
         """Return the codec of a checkpoint."""
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        return cls(kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids)
+        return cls(
+            kit=checkpoint.kit,
+            processor=checkpoint.processor,
+            banned_token_ids=checkpoint.banned_token_ids,
+            engine_bans=engine_bans,
+        )
 
     def encode(self, row: Row) -> EncodedPrompt:
         """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
@@ -131,7 +145,10 @@ class LimitedCodec(PromptCodec):
     def __init__(self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None) -> None:
         checkpoint = checkpoint or Checkpoint(path, trust_remote_code=settings.trust_remote_code)
         super().__init__(
-            kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids
+            kit=checkpoint.kit,
+            processor=checkpoint.processor,
+            banned_token_ids=checkpoint.banned_token_ids,
+            engine_bans=settings.speculation is not None,
         )
         self.config = checkpoint.config
         self.path = path

@@ -11,6 +11,7 @@ from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
+from lmm_r1.config.speculation import Speculation
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 
@@ -40,6 +41,8 @@ class EngineSettings:
     """Run vLLM without CUDA graphs."""
     seed: int
     trust_remote_code: bool
+    speculation: Speculation | None = None
+    """How vLLM guesses tokens ahead; None where it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import ExecutorRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.speculation import Guesses, guesses_so_far
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.scoring.sources import make_scorer
 
@@ -81,6 +82,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             cpu.take_cores("engines")
         # Which updates of the run its weights have had.
         self.weights = EngineWeights()
+        guesses = "speculative_config" in engine_arguments
         self.paused = False
         if cpu.has_cuda():
             await super().__init__(**engine_arguments)
@@ -88,10 +90,15 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             self.llm = engine = self._started_in_process(**engine_arguments)
             in_thread = engine.call
+        codec = PromptCodec.of(
+            engine_arguments["model"],
+            trust_remote_code=engine_arguments["trust_remote_code"],
+            engine_bans=guesses,
+        )
+        if guesses:
+            await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids,))
         room: dict[str, Any] = {
-            "codec": PromptCodec.of(
-                engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"]
-            ),
+            "codec": codec,
             "scorer": None if reward is None else make_scorer(reward, given=reward_function),
             "in_thread": in_thread,
             "store": media_store.put,
@@ -141,6 +148,12 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self.paused = False
         await self.llm.resume_generation()
 
+    async def sleep(self, level: int = 1) -> None:
+        """Free the memory of the GPUs; requests that wait meanwhile begin anew from what they have written."""
+        engine: Any = self.llm  # only on GPUs, and there vLLM's own
+        # Its own mode is to abort.
+        await engine.sleep(level=level, mode="keep" if self.paused else "abort")
+
     async def reset_caches(self) -> None:
         """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
 
@@ -156,6 +169,10 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             await self.llm.reset_mm_cache()
             self.weights.replaced({})
+
+    def guesses_so_far(self) -> Guesses:
+        """Return how many tokens the engine has guessed ahead, and how many of them were taken."""
+        return guesses_so_far()
 
     def set_weight_version(self, version: int) -> None:
         """Say how many updates the weights have had with which the run goes on."""

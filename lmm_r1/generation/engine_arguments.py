@@ -7,6 +7,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from lmm_r1 import cpu
+from lmm_r1.config.speculation import Speculation
+from lmm_r1.generation.speculation import speculative_arguments
 from lmm_r1.lmm_kits import LmmKit
 
 # Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
@@ -26,6 +28,7 @@ def engine_arguments(
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
     enforce_eager: bool,
+    speculation: Speculation | None = None,
 ) -> dict[str, Any]:
     """Return arguments of vLLM's `EngineArgs` and `LLM`.
 
@@ -35,6 +38,7 @@ def engine_arguments(
         max_model_len: longest prompt and response together, in tokens.
         max_images, max_videos: most of them in one prompt.
         enforce_eager: run without CUDA graphs; so it is always where there is no CUDA.
+        speculation: how tokens are guessed ahead; the workers must ban tokens then, by `ban_tokens`.
     """
     on_gpu = cpu.has_cuda()
     return {
@@ -46,5 +50,6 @@ def engine_arguments(
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager or not on_gpu,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
+        **speculative_arguments(speculation),
         **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
     }

@@ -340,7 +340,7 @@ class EpisodeRollout(GroupRollout):
         regex = turn.settings.regex
         parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
         if play.asked is not None:
-            parameters = as_asked(play.asked, needed=parameters)
+            parameters = as_asked(play.asked, needed=parameters, engine_guesses=self.codec.engine_bans)
         play.sampled_by = parameters
         request = Request(self.codec.engine_prompt(prompt), parameters, weights=self.weights)
         try:

@@ -59,7 +59,13 @@ class ExecutorRollout(EpisodeRollout):
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
         if self._engine is None:
-            self._engine = CalledEngine(engine, collapsed=self._collapsed, needed=self._needed, settings=settings)
+            self._engine = CalledEngine(
+                engine,
+                collapsed=self._collapsed,
+                needed=self._needed,
+                settings=settings,
+                guesses=self.codec.engine_bans,
+            )
         called = self._engine
         called.settings = settings
         self._playing += 1

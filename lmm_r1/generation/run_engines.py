@@ -100,6 +100,7 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             tensor_parallel_size=config.vllm.tensor_parallel_size,
             gpu_memory_utilization=config.vllm.gpu_memory_utilization,
             enforce_eager=config.vllm.enforce_eager,
+            speculation=config.vllm.speculation,
         ),
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
         "enable_sleep_mode": config.vllm.enable_sleep,

@@ -60,11 +60,14 @@ def sampling_params(
     )
 
 
-def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
+def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False) -> SamplingParams:
     """Return the parameters that an agent asks for, changed where training would not be token-exact with them.
 
     One response, of no more tokens than `needed` allows, which ends at its end token, without banned tokens, with the
     log-probs and in the pieces that `needed` asks for. All else is as the agent asks: temperature, stop texts, and so on.
+
+    Args:
+        engine_guesses: the engine guesses tokens ahead.
 
     Raises:
         UserError: they are no vLLM parameters, or none that vLLM takes.
@@ -75,6 +78,11 @@ def as_asked(asked: Any, *, needed: SamplingParams) -> SamplingParams:
         raise UserError(
             "the agent's sampling_params bound what may be sampled (structured_outputs or allowed_token_ids), and the "
             "policy gradient would take that for the policy's choice; write an environment with TurnOptions.regex"
+        )
+    if engine_guesses and (asked.min_p or asked.logit_bias):
+        raise UserError(
+            "the agent's sampling_params ask for min_p or logit_bias, which vLLM does not apply to tokens that it guesses; "
+            "leave them out, or --vllm.speculative_tokens"
         )
     derived = {"output_text_buffer_length"}
     given = {

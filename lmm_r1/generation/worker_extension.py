@@ -1,8 +1,9 @@
-"""What vLLM's worker can do beside its own methods (`worker_extension_cls` of the engine): take new weights."""
+"""What vLLM's worker can do beside its own methods (`worker_extension_cls` of the engine): take weights, ban tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -10,15 +11,41 @@ from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, weights_in
+from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 
-class BucketWeights(WorkerWrap):
-    """Takes buckets of weights from the trainer's GPUs, through the group that OpenRLHF's `init_process_group` makes."""
+class TokenBan:
+    """Keeps tokens from being sampled, whatever request asks."""
 
     # Of vLLM's worker.
     model_runner: Any
-    model_config: Any
     device: torch.device
+
+    def ban_tokens(self, token_ids: Sequence[int]) -> None:
+        """Add the bias of banned tokens to all logits from now on; once for an engine.
+
+        An engine that guesses tokens refuses requests with a `logit_bias`, which it would not add where it checks guesses.
+        """
+        model = self.model_runner.get_model()
+        compute = model.compute_logits
+        banned = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
+
+        @wraps(compute)
+        def biased(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+            logits = compute(*args, **kwargs)
+            # None on ranks that sample nothing.
+            if logits is not None:
+                logits[:, banned] += BAN_BIAS  # (N, V)
+            return logits
+
+        model.compute_logits = biased
+
+
+class BucketWeights(TokenBan, WorkerWrap):
+    """Takes buckets of weights from the trainer's GPUs, through the group that OpenRLHF's `init_process_group` makes."""
+
+    # Of vLLM's worker.
+    model_config: Any
 
     def receive_bucket(self, slots: Sequence[WeightSlot]) -> None:
         """Replace the weights of these slots by those that the trainer's rank 0 broadcasts."""
@@ -52,11 +79,10 @@ class BucketWeights(WorkerWrap):
         self.model_runner.model.load_weights(weights=weights_in(buffer, slots))
 
 
-class FileWeights:
+class FileWeights(TokenBan):
     """Loads new weights from a folder of safetensors."""
 
     # Of vLLM's worker.
-    model_runner: Any
     reload_weights: Callable[..., None]
 
     def load_weights_from(self, folder: str) -> None:

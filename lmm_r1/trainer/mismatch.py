@@ -155,7 +155,7 @@ class Mismatch:
         self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         self.unchecked = unchecked
         # Samples of older weights than the policy's are apart from it, and no fault.
-        self._drifts = config.train.async_enable
+        self._drifts = config.train.async_enable or config.rollout.oversample > 1
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes then measure them once more.
         self.measured = False

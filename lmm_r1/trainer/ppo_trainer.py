@@ -34,6 +34,7 @@ from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.group_filter import GroupFilter, counts
 from lmm_r1.trainer.mismatch import Mismatch, Modality
 from lmm_r1.trainer.optimizer_step import LossScaling
+from lmm_r1.trainer.over_sampling import GroupsUnderWay, kept_tokens
 from lmm_r1.trainer.recorded_rollouts import RecordedRollouts
 from lmm_r1.trainer.reference_refresh import drop_references, reference_file
 from lmm_r1.trainer.rollout_source import MadeRollout, RolloutsAhead, RolloutsInTurn, RolloutSource, ages
@@ -101,13 +102,14 @@ class KitPPOTrainer(BasePPOTrainer):
             group_settings(config),
             part_weights=part_weights(config.reward),
             group_filter=GroupFilter.of(config),
+            under_way=GroupsUnderWay(factor=config.rollout.oversample, most_held=config.rollout.oversample_max_held),
         )
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
         self.stops = stops or StopRequests()
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
         # Of the prompts behind the last step that was made.
-        self.position: Mapping[str, Any] = prompts.state_dict()
+        self.position: Mapping[str, Any] = self._prompts_behind()
         self.source = self._rollout_source()
         # After which step the policy was what the reference is; 0 is the model of the start.
         self.reference_step = 0
@@ -125,7 +127,7 @@ class KitPPOTrainer(BasePPOTrainer):
         if not self._resume() and self.config.ds.load_in_4bit:
             # The engines have loaded the checkpoint, and the policy's weights are what is left of them in 4 bits.
             self.broadcast_to_vllm()
-        self.position = self.prompts.state_dict()
+        self.position = self._prompts_behind()
         ray.get([engine.set_weight_version.remote(self.step) for engine in self.vllm_engines])
         self.stops.progress = self.progress
         self.folder.resume(self.step)
@@ -166,17 +168,21 @@ class KitPPOTrainer(BasePPOTrainer):
     def _make(self, step: int) -> MadeRollout | None:
         """Return the rollout of a step; None where too few prompts are left for one."""
         batch = self.config.rollout.batch_size
-        if not self.prompts.has(batch):
+        if not self.generator.can_fill(self.prompts, count=batch):
             return None
         began = time.perf_counter()
         rollout = self.generator.rollout(self.prompts, count=batch, moment=Moment(step=step, held_out=False))
         return MadeRollout(
             rollout=rollout,
             is_whole=len(rollout.groups) == batch,
-            position=self.prompts.state_dict(),
+            position=self._prompts_behind(),
             began=began,
             ended=time.perf_counter(),
         )
+
+    def _prompts_behind(self) -> dict[str, Any]:
+        """Return the place in the prompts behind what was generated, with those that were begun and are not finished."""
+        return {**self.prompts.state_dict(), **self.generator.under_way.state_dict()}
 
     def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
         """Make a step of a rollout, record it, save it where that is due, and return what is saved beside it.
@@ -195,9 +201,13 @@ class KitPPOTrainer(BasePPOTrainer):
         now = time.perf_counter()
         status["timing/generation"] = made.ended - made.began
         status["timing/step_total"] = now - began
-        if isinstance(self.source, RolloutsAhead):
+        if self.config.train.async_enable or self.config.rollout.oversample > 1:
             samples = [sample for group in rollout.groups for sample in group]
             status |= ages(samples, updates=self.step - 1)
+        if self.config.rollout.oversample > 1:
+            status["rollout/held_over_groups"] = rollout.held_over
+            status["rollout/kept_tokens"] = kept_tokens(samples, updates=self.step - 1)
+        if isinstance(self.source, RolloutsAhead):
             status["timing/trainer_waits"] = self.source.take_waited()
             status["timing/engines_wait"] = made.waited_s
             spans = {"generation": (made.began, made.ended), "update": (taken, now)}
@@ -382,6 +392,7 @@ class KitPPOTrainer(BasePPOTrainer):
             return False
         self.restore_best_checkpoint_state(states)
         self.prompts.load_state_dict(states["data_loader_state_dict"])
+        self.generator.under_way.load_state_dict(states["data_loader_state_dict"])
         if self.args.algo.kl.target and "kl_coef" in states:
             self.kl_ctl.value = states["kl_coef"]
         self.step = self.saved_step = states["global_step"]
@@ -479,6 +490,7 @@ class KitPPOTrainer(BasePPOTrainer):
             "filtered_groups": rollout.filtered,
             **{f"filtered_groups/{reason}": count for reason, count in counts(rollout.dropped).items()},
             "media_bytes": rollout.media_bytes,
+            **({} if rollout.guesses is None else rollout.guesses.metrics()),
             **{part.metric: part.weight for part in rollout.part_weights},
             **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
             **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),

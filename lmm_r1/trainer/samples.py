@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,11 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.speculation import Guesses
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.group_filter import KEEPS_ALL, DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
 from lmm_r1.trainer.mismatch import modality_info, modality_of
+from lmm_r1.trainer.over_sampling import GroupsUnderWay, StartedGroup
 from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -46,6 +49,10 @@ class Rollout:
     """Groups that filters left out."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What parts of the rewards counted."""
+    guesses: Guesses | None = None
+    """Tokens that the engines guessed ahead; None where they do not."""
+    held_over: int = 0
+    """Groups that were begun, and go on in the next rollout."""
 
     @property
     def filtered(self) -> int:
@@ -74,6 +81,25 @@ class Rollout:
         return [[_rewarded(sample, next(noted)) for sample in group] for group in self.groups]
 
 
+@dataclass(kw_only=True)
+class _Gathered:
+    """What a step has so far."""
+
+    count: int
+    """Groups that fill it."""
+    groups: list[list[Sample]] = field(default_factory=list)
+    dropped: list[DroppedGroup] = field(default_factory=list)
+    overlong: int = 0
+    in_vain: int = 0
+    """Prompts since the last one that gave a group to learn from."""
+    asked: int = 0
+    """Prompts that it has taken."""
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self.groups)
+
+
 class KitSamplesGenerator:
     """Generates groups on all engines, the least busy first, and replaces the groups that are dropped."""
 
@@ -85,12 +111,16 @@ class KitSamplesGenerator:
         *,
         part_weights: Sequence[PartWeight] = (),
         group_filter: GroupFilter = KEEPS_ALL,
+        under_way: GroupsUnderWay | None = None,
     ) -> None:
+        """Args: under_way: what goes on beyond a rollout; None is nothing."""
         self.args = args
         self.vllm_engines = list(engines)
         self.settings = settings
         self.part_weights = part_weights
         self.group_filter = group_filter
+        self.under_way = under_way or GroupsUnderWay(factor=1, most_held=1)
+        self._held_up = False
 
     def rollout(self, prompts: PromptStream, *, count: int, moment: Moment | None = None) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
@@ -103,42 +133,13 @@ class KitSamplesGenerator:
             moment: when in the run they are scored; of groups that replace dropped ones it is the same.
         """
         settings = self._settings_at(moment)
+        before = self._guesses()
         wake(self.args, self.vllm_engines)
-        groups: list[list[Sample]] = []
-        dropped: list[DroppedGroup] = []
-        overlong = in_vain = asked = 0
-        while len(groups) < count:
-            rows = prompts.take(min(count - len(groups), self._room(asked, count=count)))
-            if not rows:
-                if prompts.next_episode():
-                    continue
-                break
-            asked += len(rows)
-            found = self.generate(rows, settings)
-            prompts.measured([solve_rate(group) for group in found])
-            for group in found:
-                in_vain += 1
-                if not group:
-                    overlong += 1
-                    continue
-                judged = self.group_filter.judged(group, step=None if moment is None else moment.step)
-                if isinstance(judged, str):
-                    dropped.append(dropped_group(group, judged, recorded=self._has_place(dropped)))
-                else:
-                    groups.append(judged)
-                    in_vain = 0
-            why = self.why_dropped(dropped, overlong=overlong)
-            if in_vain >= len(prompts.rows):
-                raise UserError(
-                    f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}"
-                )
-            if len(groups) < count and not self._room(asked, count=count):
-                raise UserError(
-                    f"{asked} prompts, --algo.dynamic_filtering_max_batches {self.group_filter.max_batches} times "
-                    f"--rollout.batch_size, gave {len(groups)} of the {count} groups of a step: {why}"
-                )
+        gathered = _Gathered(count=count)
+        gather = self._gather_beyond if self.under_way.used else self._gather
+        gather(gathered, prompts, settings)
         sleep(self.args, self.vllm_engines)
-        groups = with_all_logs(groups)
+        groups = with_all_logs(gathered.groups)
         _check_parts(groups)
         _check_loss_tokens(groups)
         masks = self.group_filter.masks
@@ -148,10 +149,120 @@ class KitSamplesGenerator:
         return Rollout(
             experiences=experiences,
             groups=groups,
-            overlong=overlong,
-            dropped=tuple(dropped),
+            overlong=gathered.overlong,
+            dropped=tuple(gathered.dropped),
             part_weights=settings.part_weights,
+            guesses=None if before is None or (now := self._guesses()) is None else now.since(before),
+            held_over=len(self.under_way.groups),
         )
+
+    def can_fill(self, prompts: PromptStream, *, count: int) -> bool:
+        """Say whether there are `count` groups for a rollout, of the stream or under way; it may move on to the next episode."""
+        if not self.under_way.used:
+            return prompts.has(count)
+        return self.under_way.available(prompts, batch=count) >= count
+
+    def _gather(self, gathered: _Gathered, prompts: PromptStream, settings: GroupSettings) -> None:
+        """Fill a step in rounds: what was dropped in one, the next one replaces."""
+        while gathered.missing:
+            rows = prompts.take(min(gathered.missing, self._room(gathered.asked, count=gathered.count)))
+            if not rows:
+                if prompts.next_episode():
+                    continue
+                break
+            gathered.asked += len(rows)
+            found = self.generate(rows, settings)
+            prompts.measured([solve_rate(group) for group in found])
+            for group in found:
+                self._judge(group, gathered, settings)
+            self._check_filling(gathered, prompts)
+
+    def _gather_beyond(self, gathered: _Gathered, prompts: PromptStream, settings: GroupSettings) -> None:
+        """Fill a step with the groups that finish first of more than it takes; the others are held up, for the next one."""
+        under_way, batch = self.under_way, gathered.count
+        self._go_on()
+        refs, rows = [group.ref for group in under_way.groups], [group.row for group in under_way.groups]
+        with SilenceWatch(refs, rows, after_s=self.args.reward.deadline_s):
+            while True:
+                for place, row in under_way.next_rows(prompts, batch=batch, taken=len(gathered.groups)):
+                    under_way.groups.append(self._begun(row, self._of_row(settings, place=len(refs)), place=place))
+                    refs.append(under_way.groups[-1].ref)
+                    rows.append(row)
+                group = under_way.take(room=gathered.missing)
+                if group is None:
+                    if not gathered.missing or not under_way.unfinished:
+                        break
+                    self._await_some(under_way.unfinished)
+                    continue
+                assert group.samples is not None, "it has finished"
+                gathered.asked += 1
+                prompts.measured([solve_rate(group.samples)], places=[group.place])
+                self._judge(group.samples, gathered, settings)
+                self._check_filling(gathered, prompts)
+        under_way.end_rollout()
+        self._hold_up()
+
+    def _judge(self, group: list[Sample], gathered: _Gathered, settings: GroupSettings) -> None:
+        """Put a group where it belongs: among those that are learnt from, or those that are dropped."""
+        gathered.in_vain += 1
+        if not group:
+            gathered.overlong += 1
+            return
+        moment = settings.moment
+        judged = self.group_filter.judged(group, step=None if moment is None else moment.step)
+        if isinstance(judged, str):
+            recorded = self._has_place(gathered.dropped)
+            gathered.dropped.append(dropped_group(group, judged, recorded=recorded))
+        else:
+            gathered.groups.append(judged)
+            gathered.in_vain = 0
+
+    def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:
+        """Raise UserError where a step cannot be filled."""
+        in_vain, asked, count = gathered.in_vain, gathered.asked, gathered.count
+        why = self.why_dropped(gathered.dropped, overlong=gathered.overlong)
+        if in_vain >= len(prompts.rows):
+            raise UserError(f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}")
+        if gathered.missing and not self._room(asked, count=count):
+            raise UserError(
+                f"{asked} prompts, --algo.dynamic_filtering_max_batches {self.group_filter.max_batches} times "
+                f"--rollout.batch_size, gave {len(gathered.groups)} of the {count} groups of a step: {why}"
+            )
+
+    def _begun(self, row: Row, settings: GroupSettings, *, place: int) -> StartedGroup:
+        """Let the engine that has the fewest groups make one."""
+        loads = Counter(group.engine for group in self.under_way.unfinished)
+        engine = min(range(len(self.vllm_engines)), key=lambda index: loads[index])
+        ref = self.vllm_engines[engine].generate_group.remote(row, settings)
+        return StartedGroup(row=row, place=place, engine=engine, ref=ref)
+
+    def _await_some(self, groups: Sequence[StartedGroup]) -> None:
+        """Wait until one of these has finished at least, and take the samples of all that have."""
+        refs = [group.ref for group in groups]
+        ray.wait(refs, num_returns=1)
+        done = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+        for group in groups:
+            if group.ref in done:
+                with told_by_workers():
+                    group.samples = ray.get(group.ref).samples
+
+    def _go_on(self) -> None:
+        """Let the engines go on with what they were held up in."""
+        if self._held_up:
+            batch_vllm_engine_call(self.vllm_engines, "resume_generation")
+            self._held_up = False
+
+    def _hold_up(self) -> None:
+        """Hold the engines up where they are at groups of the next rollout."""
+        if self.under_way.unfinished:
+            batch_vllm_engine_call(self.vllm_engines, "pause_generation")
+            self._held_up = True
+
+    def _guesses(self) -> Guesses | None:
+        """Return how many tokens the engines have guessed so far; None where they do not."""
+        if not self.args.vllm.speculative_tokens:
+            return None
+        return sum(ray.get([engine.guesses_so_far.remote() for engine in self.vllm_engines]), start=Guesses())
 
     def _settings_at(self, moment: Moment | None) -> GroupSettings:
         if moment is None:
@@ -184,13 +295,15 @@ class KitSamplesGenerator:
     def evaluate(
         self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None
     ) -> list[list[Sample]]:
-        """Return the groups of held-out rows, sampled as asked for."""
+        """Return the groups of held-out rows, sampled as asked for; what is held over for the next rollout goes on meanwhile."""
         wake(self.args, self.vllm_engines)
+        self._go_on()
         sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
         settings = replace(
             self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1, greedy=False
         )
         groups = self.generate(rows, settings)
+        self._hold_up()
         sleep(self.args, self.vllm_engines)
         return groups
 

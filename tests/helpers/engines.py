@@ -13,6 +13,8 @@ import torch
 from helpers.garbage import keep_frozen
 
 from lmm_r1 import cpu
+from lmm_r1.config.speculation import Speculation
+from lmm_r1.generation.speculation import speculative_arguments
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor
@@ -30,6 +32,7 @@ def running_engine(
     max_videos: int = 0,
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "float32",
+    speculation: Speculation | None = None,
 ) -> Iterator[Any]:
     """Yield a `vllm.LLM` that takes new weights as a training run gives them."""
     cpu.prepare_process()
@@ -51,6 +54,8 @@ def running_engine(
             seed=0,
             logprobs_mode="processed_logprobs",
             worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
+            disable_log_stats=speculation is None,
+            **speculative_arguments(speculation),
             **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
         )
     try:

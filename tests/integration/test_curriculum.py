@@ -50,11 +50,14 @@ def inputs(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
             "n_samples_per_prompt": 4,
             "max_new_tokens": 12,
             "micro_batch_size": 8,
+            "oversample": 1.5,
         },
         "train": {"colocate_all": True, "batch_size": 16, "micro_batch_size": 8},
         "data": {"max_len": 160},
         "ckpt": {"save_steps": 1, "max_num": 1},
+        "logger": {"rollouts_per_step": 4 * PROMPTS},
     }
+    guessing = {"num_engines": 1, "enforce_eager": True, "enable_prefix_caching": True, "speculative_tokens": 3}
     sft = {"train": {"max_steps": STEPS, "batch_size": 8, "micro_batch_size": 4, "max_epochs": 10}}
     return {
         "MODEL": str(tiny_checkpoint("qwen2_5_vl")),
@@ -66,7 +69,7 @@ def inputs(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
         "EVAL_IMAGE": str(folder / "image_test"),
         "SFT_CONFIG": str(small("cold_start.yaml", folder, **sft)),
         "FRE_CONFIG": str(small("fre.yaml", folder, **rl)),
-        "MGT_CONFIG": str(small("mgt.yaml", folder, **rl)),
+        "MGT_CONFIG": str(small("mgt.yaml", folder, **rl, vllm=guessing)),
         "EVAL_CONFIG": str(DEMO / "evaluate.yaml"),
         "PYTHON": sys.executable,
         "NUM_GPUS": "",
@@ -81,6 +84,20 @@ def start(inputs: dict[str, str], **others: str) -> subprocess.Popen:
 def steps_in(stage: Path) -> list[int]:
     file = stage / "metrics.jsonl"
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def metrics_of(stage: Path) -> list[dict]:
+    """The metrics of a stage's last two steps."""
+    return [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()][-STEPS:]
+
+
+def check_over_sampled(stage: Path) -> None:
+    """Six groups are under way together, of which a step takes four; the eight prompts are each used once, kill or not."""
+    lines = (stage / "rollouts.jsonl").read_text().splitlines()
+    groups = {(line["step"], line["group"]): line["messages"] for line in map(json.loads, lines)}
+    assert sorted(step for step, _ in groups) == [1] * PROMPTS + [2] * PROMPTS
+    assert len({json.dumps(messages) for messages in groups.values()}) == PROMPTS * STEPS
+    assert [line["rollout/held_over_groups"] for line in metrics_of(stage)] == [2, 0]
 
 
 def test_two_stages_of_two_steps_survive_a_kill_and_leave_a_report(inputs):
@@ -108,6 +125,11 @@ def test_two_stages_of_two_steps_survive_a_kill_and_leave_a_report(inputs):
         assert steps_in(root / stage)[-1] == STEPS
     resumed = steps_in(root / "fre")
     assert resumed.count(1) == 1, f"step 1 was saved, so it must not be done again: {resumed}"
+    for stage in ("fre", "mgt"):
+        check_over_sampled(root / stage)
+    first, second = metrics_of(root / "mgt")
+    assert first["rollout/drafted_tokens"] >= first["rollout/accepted_tokens"] >= 0
+    assert first["mismatch/mean"] < 1e-3, "guessed tokens have the log-probs of the policy"
     rollouts = [json.loads(line) for line in (root / "mgt/rollouts.jsonl").read_text().splitlines()]
     images = [
         part["image"] for rollout in rollouts for part in rollout["messages"][0]["content"] if part["type"] == "image"

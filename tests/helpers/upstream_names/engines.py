@@ -61,9 +61,9 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep",
-        how="used",
-        ours="lmm_r1.generation.run_engines:settle_engines",
-        reason="engines sleep before models come to their GPUs",
+        how="subclassed",
+        ours="lmm_r1.generation.engine_actor:KitRolloutActor.sleep",
+        reason="engines sleep before models come to their GPUs, and requests that are held up then are not aborted",
         signature="self level",
     ),
     Seam(

@@ -10,9 +10,11 @@ import pytest
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
+from lmm_r1.config.speculation import Speculation
 from lmm_r1.generation import run_engines, vllm_engine
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.generation.vllm_engine import VllmEngine
+from lmm_r1.lmm_kits import Checkpoint
 
 pytestmark = pytest.mark.unit
 
@@ -37,18 +39,22 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
 
 
 def outside_of_training(
-    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, enforce_eager: bool = False
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, **settings: Any
 ) -> dict[str, Any]:
-    """What chats, evaluations and batch inference give to vLLM."""
+    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for."""
     given: dict[str, Any] = {}
 
     def load(**arguments: Any) -> SimpleNamespace:
         given.update(arguments)
-        return SimpleNamespace(llm_engine=None)
+        return SimpleNamespace(llm_engine=SimpleNamespace(collective_rpc=asked))
+
+    def asked(method: str, timeout: float | None, arguments: tuple, keywords: dict | None) -> None:
+        given[method] = arguments
 
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     monkeypatch.setattr(vllm_engine, "LLM", load)
-    VllmEngine(checkpoint, replace(SETTINGS, enforce_eager=enforce_eager))
+    engine = VllmEngine(checkpoint, replace(SETTINGS, **settings))
+    given["requested"] = engine.codec.requested_bans
     return given
 
 
@@ -92,9 +98,10 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
     training = in_training(checkpoint, monkeypatch, has_cuda=has_cuda)
     # The seed is each engine's own.
-    assert outside.keys() - training.keys() == {"seed", "use_tqdm_on_load"}
+    own = {"seed", "use_tqdm_on_load", "requested"}
+    assert outside.keys() - training.keys() == own
     assert {name: training[name] for name in outside.keys() & training.keys()} == {
-        name: value for name, value in outside.items() if name not in ("seed", "use_tqdm_on_load")
+        name: value for name, value in outside.items() if name not in own
     }
     assert outside["limit_mm_per_prompt"]["image"] == SETTINGS.max_images
 
@@ -104,3 +111,25 @@ def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(
     assert by_broadcast == "lmm_r1.generation.worker_extension.BucketWeights"
     by_files = in_training(checkpoint, monkeypatch, has_cuda=False)["worker_extension_cls"]
     assert by_files == "lmm_r1.generation.worker_extension.FileWeights"
+
+
+@pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
+def test_engines_are_told_how_to_guess_tokens_and_ban_others_themselves_then(has_cuda, checkpoint, monkeypatch):
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    flags = {"vllm.speculative_tokens": 3}
+    assert in_training(checkpoint, monkeypatch, has_cuda=has_cuda, **flags)["speculative_config"] == config
+    guesses = Speculation(method="ngram", tokens=3)
+    outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda, speculation=guesses)
+    assert outside["speculative_config"] == config
+    assert outside["worker_extension_cls"] == "lmm_r1.generation.worker_extension.FileWeights"
+    banned = Checkpoint(checkpoint).banned_token_ids
+    assert (outside["ban_tokens"], outside["requested"]) == ((banned,), ())
+    plain = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
+    assert plain["requested"] == banned
+    assert plain.keys().isdisjoint({"speculative_config", "worker_extension_cls", "ban_tokens"})
+
+
+def test_suffixes_are_looked_up_in_earlier_responses_by_a_package_with_bounds_of_its_own(checkpoint, monkeypatch):
+    flags = {"vllm.speculative_tokens": 8, "vllm.speculative_method": "suffix"}
+    arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **flags)
+    assert arguments["speculative_config"] == {"method": "suffix", "num_speculative_tokens": 8}

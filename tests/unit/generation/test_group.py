@@ -342,6 +342,34 @@ def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
         asyncio.run(actor.reset_caches())
 
 
+def test_an_engine_that_is_held_up_keeps_its_requests_while_it_sleeps():
+    asked: list[tuple[str, dict]] = []
+
+    class Engine:
+        def __getattr__(self, name: str) -> Any:
+            async def called(**arguments: Any) -> None:
+                asked.append((name, arguments))
+
+            return called
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm, actor.paused = Engine(), False
+
+    async def rollouts() -> None:
+        await actor.sleep()
+        await actor.pause_generation()
+        await actor.sleep()
+        await actor.resume_generation()
+
+    asyncio.run(rollouts())
+    assert asked == [
+        ("sleep", {"level": 1, "mode": "abort"}),
+        ("pause_generation", {"mode": "keep", "clear_cache": False}),
+        ("sleep", {"level": 1, "mode": "keep"}),
+        ("resume_generation", {}),
+    ]
+
+
 def test_responses_go_on_from_what_the_row_says_they_begin_with_and_are_scored_with_it():
     scorer = RecordingScorer()
     begun = replace(row(message("user", IMAGE, "?"), answer="<t>2"), prefill="<t>")

@@ -171,6 +171,18 @@ def test_what_training_needs_goes_before_what_an_agent_asks_for():
     assert (as_asked(changed, needed=needed).stop, as_asked(changed, needed=needed).detokenize) == (["."], True)
 
 
+@pytest.mark.parametrize("asked", [SamplingParams(min_p=0.1), SamplingParams(logit_bias={8: 2.0})])
+def test_what_would_not_hold_for_guessed_tokens_is_told(asked):
+    needed = sampling_params(
+        SETTINGS.sampling, max_tokens=5, banned_token_ids=[], end_token_id=END, output_per="response"
+    )
+    assert as_asked(asked, needed=needed).min_p == asked.min_p
+    with pytest.raises(
+        UserError, match="which vLLM does not apply to tokens that it guesses; leave them out, or --vllm"
+    ):
+        as_asked(asked, needed=needed, engine_guesses=True)
+
+
 @pytest.mark.parametrize(("asked", "said"), [({"temperature": 1}, "are a dict"), (None, "are a NoneType")])
 def test_what_is_no_vllm_parameters_is_told(asked, said):
     needed = sampling_params(

@@ -38,7 +38,9 @@ SETTINGS = GroupSettings(
     media=True,
 )
 
-ARGS = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False), logger=SimpleNamespace(rollouts_per_step=3))
+ARGS = SimpleNamespace(
+    vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0), logger=SimpleNamespace(rollouts_per_step=3)
+)
 
 
 class ScriptedGenerator(KitSamplesGenerator):
@@ -261,7 +263,7 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
             return super().generate(rows, settings)
 
     args = SimpleNamespace(
-        vllm=SimpleNamespace(enable_sleep=False),
+        vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0),
     )
     weights = part_weights(RewardConfig(part_weights='{"accuracy": {"from": 1, "to": 0, "steps": 4}}'))
     generator = Asked(args, [], SETTINGS, part_weights=weights)

@@ -1,0 +1,264 @@
+"""More groups under way than a step takes: which groups are in which rollout, worked out by hand, and what a kill leaves.
+
+Engines are a clock: a group takes as many ticks as a table says, and ticks only while the engines are not held up.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from helpers.conversations import message, row
+from helpers.rl_trainers import without_workers
+from helpers.samples import generated_sample, of_answer
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.data.curriculum import MeasuredCurriculum
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Sample, WeightSpan
+from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.group import GroupSettings
+from lmm_r1.trainer import samples
+from lmm_r1.trainer.group_filter import GroupFilter
+from lmm_r1.trainer.over_sampling import GroupsUnderWay, StartedGroup, kept_tokens
+from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
+from lmm_r1.trainer.rollout_source import MadeRollout
+from lmm_r1.trainer.samples import KitSamplesGenerator
+
+pytestmark = pytest.mark.unit
+
+BATCH = 2
+
+
+class Killed(Exception):
+    """As a process that is killed: nothing is saved behind it."""
+
+
+class Clock(KitSamplesGenerator):
+    """Groups that take as many ticks as `ticks` says of their rows, 1 where it says nothing; rows called `!...` are dropped."""
+
+    ticks: Mapping[str, int] = {}
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.now, self.ends, self.begun = 0, {}, []
+
+    def _begun(self, row: Row, settings: GroupSettings, *, place: int) -> StartedGroup:
+        assert not self._held_up
+        self.begun.append(row.location)
+        self.ends[row.location] = self.now + self.ticks.get(row.location, 1)
+        return StartedGroup(row=row, place=place, engine=0, ref=row)
+
+    def _await_some(self, groups: Sequence[StartedGroup]) -> None:
+        assert not self._held_up
+        self.now = max(self.now, min(self.ends[group.row.location] for group in groups))
+        for group in groups:
+            if self.ends[group.row.location] <= self.now:
+                scores = (1.0, 1.0) if group.row.location.startswith("!") else (0.0, 1.0)
+                group.samples = [of_answer(group.row, score=score) for score in scores]
+
+    def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
+        assert not self._held_up
+        return [[of_answer(item, score=1.0)] for item in rows]
+
+
+class ScriptedTrainer(KitPPOTrainer):
+    """Notes the prompts of each step, and what it would save."""
+
+    generator: Clock
+    killed_in: int | None = None
+
+    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
+        if global_step + 1 == self.killed_in:
+            raise Killed
+        self.learnt.append(list(dict.fromkeys(self.experience_maker.locations)))
+        self.broadcast_to_vllm()
+        return {}, global_step + 1
+
+    def _record(self, step: int, status: dict[str, Any], rollout: Any) -> None:
+        self.logged.append(status)
+
+    def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
+        states = super()._learn(made, began=began)
+        self.saved.append(states)
+        return states
+
+    def _save_before_stop(self, states: dict[str, Any]) -> None:
+        """Nothing: as after kill -9."""
+
+
+def rows_of(names: str) -> list[Row]:
+    return [replace(row(message("user", "?")), location=name) for name in names.split()]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What all engines are asked for, in order."""
+    asked: list[str] = []
+    monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
+    monkeypatch.setattr(samples, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
+    monkeypatch.setattr(BasePPOTrainer, "broadcast_to_vllm", lambda self: asked.append("new weights"))
+    return asked
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, calls: list[str]) -> Callable[..., ScriptedTrainer]:
+    """A function that makes a trainer on prompts, which come in their order."""
+
+    def made(
+        names: str, *, ticks: Mapping[str, int] | None = None, episodes: int = 1, **flags: object
+    ) -> ScriptedTrainer:
+        values = {
+            "actor.model_name_or_path": "model",
+            "actor.num_gpus_per_node": 1,
+            "ref.num_gpus_per_node": 1,
+            "data.prompt_dataset": "rows.jsonl",
+            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+            "rollout.batch_size": BATCH,
+            "rollout.n_samples_per_prompt": 2,
+            "rollout.oversample": 1.5,
+            "train.batch_size": 2 * BATCH,
+            "train.num_episodes": episodes,
+            "ckpt.output_dir": str(tmp_path),
+            **{name.replace("__", "."): value for name, value in flags.items()},
+        }
+        config = resolve(dotted.replace(PPOConfig(), values))
+        trainer = without_workers(ScriptedTrainer, config, rows_of(names), folder=tmp_path)
+        trainer.learnt, trainer.logged, trainer.saved = [], [], []
+        trainer.prompts._order = list(range(len(trainer.prompts.rows)))
+        trainer.prompts._order_of = lambda episode: list(range(len(trainer.prompts.rows)))
+        trainer.generator = Clock(trainer.args, [], group_settings(config), under_way=trainer.generator.under_way)
+        trainer.generator.ticks = ticks or {}
+        return trainer
+
+    return made
+
+
+def test_a_rollout_ends_with_the_groups_that_finish_first_and_the_others_are_in_the_next(scripted, calls):
+    # Three are under way together. Behind two ticks a and c are there; b has 8 to go, and is waited for in the second step,
+    # in which e has ended, too, and has no room: it is the first of the third.
+    run = scripted("a b c d e f", ticks={"b": 10, "c": 2, "f": 3})
+    assert run.fit() == 3
+    assert run.learnt == [["a", "c"], ["d", "b"], ["e", "f"]]
+    assert run.generator.begun == ["a", "b", "c", "d", "e", "f"]
+    assert run.generator.now == 2 + 8 + 3
+    assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 0]
+    # e has ended: nothing has to be held up, and behind the last step there is nothing.
+    assert calls == ["pause_generation", "new weights", "resume_generation", "new weights", "new weights"]
+
+
+def test_a_group_may_be_held_over_as_often_as_the_user_says(scripted):
+    ticks = {"b": 10}
+    run = scripted("a b c d e f g h", ticks=ticks, rollout__oversample_max_held=2)
+    assert run.fit() == 4
+    # b is begun for the first step, and must be in the third.
+    assert run.learnt == [["a", "c"], ["d", "e"], ["f", "b"], ["g", "h"]]
+    assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 1, 0]
+    assert scripted("a b c d e f g h", ticks=ticks, rollout__oversample=1.0).generator.under_way.used is False
+
+
+def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripted):
+    # Of five prompts an episode's steps take four, as without over-sampling.
+    run = scripted("a b c d e", ticks={"a": 9, "d": 7}, episodes=2)
+    assert run.fit() == run.total_steps == 4
+    assert sorted(name for step in run.learnt for name in step) == sorted("abcd" * 2)
+    assert all(len(step) == BATCH for step in run.learnt)
+
+
+@pytest.mark.parametrize("killed_in", range(1, 5))
+def test_a_killed_run_begins_anew_what_was_under_way_and_loses_and_repeats_no_prompt(scripted, killed_in):
+    ticks = {"b": 10, "c": 2, "f": 30}
+    killed = scripted("a b c d e f g h", ticks=ticks)
+    killed.killed_in = killed_in
+    with pytest.raises(Killed):
+        killed.fit()
+    again = scripted("a b c d e f g h", ticks=ticks)
+    if killed.saved:
+        state = killed.saved[-1]["data_loader_state_dict"]
+        again.step = killed.saved[-1]["global_step"]
+        again.prompts.load_state_dict(state)
+        again.generator.under_way.load_state_dict(state)
+    assert again.fit() == 4
+    assert sorted(name for step in killed.learnt + again.learnt for name in step) == list("abcdefgh")
+    if killed_in == 2:
+        assert killed.saved[-1]["data_loader_state_dict"] == {"episode": 0, "position": 3, "under_way": [1]}
+        assert again.generator.begun == ["b", "d", "e", "f", "g", "h"]
+
+
+def test_what_is_dropped_is_replaced_and_the_tail_is_held_over_beside_it(calls):
+    prompts = PromptStream(rows_of("!a b !c d e f"), seed=0, episodes=1)
+    prompts._order = list(range(6))
+    generator = made(ticks={"b": 5, "e": 2}, group_filter=GroupFilter(bounds=(0.0, 1.0)))
+    rollout = generator.rollout(prompts, count=BATCH)
+    # For both dropped ones another is begun at once; d ends at 2, e at 3, before b.
+    assert [group[0].row.location for group in rollout.groups] == ["d", "e"]
+    assert (rollout.filtered, rollout.held_over, generator.now) == (2, 1, 3)
+    assert generator.begun == ["!a", "b", "!c", "d", "e"]
+    bounded = made(group_filter=GroupFilter(bounds=(0.0, 1.0), max_batches=1))
+    prompts = PromptStream(rows_of("!a !b c d"), seed=0, episodes=1)
+    prompts._order = list(range(4))
+    with pytest.raises(
+        UserError, match="^2 prompts, --algo.dynamic_filtering_max_batches 1 .* gave 0 of the 2 groups"
+    ):
+        bounded.rollout(prompts, count=BATCH)
+
+
+def made(ticks: Mapping[str, int] | None = None, **settings: Any) -> Clock:
+    args = SimpleNamespace(
+        vllm=SimpleNamespace(enable_sleep=True, speculative_tokens=0),
+        logger=SimpleNamespace(rollouts_per_step=0),
+        reward=SimpleNamespace(deadline_s=300.0),
+    )
+    sampling = SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=4)
+    room = GroupSettings(
+        sampling=sampling, max_len=16, logprobs=False, ignore_eos=False, overlong_prompts="skip", media=True
+    )
+    generator = Clock(args, [], room, under_way=GroupsUnderWay(factor=1.5, most_held=1), **settings)
+    generator.ticks = ticks or {}
+    return generator
+
+
+def test_engines_that_sleep_are_held_up_before_and_an_evaluation_lets_them_go_on(calls):
+    generator = made(ticks={"b": 5})
+    prompts = PromptStream(rows_of("a b c d"), seed=0, episodes=1)
+    prompts._order = list(range(4))
+    generator.rollout(prompts, count=BATCH)
+    generator.evaluate(rows_of("x"), temperature=0.0, n_samples=1)
+    generator.rollout(prompts, count=BATCH)
+    assert calls == [
+        *("wake_up", "pause_generation", "sleep"),
+        *("wake_up", "resume_generation", "pause_generation", "sleep"),
+        *("wake_up", "resume_generation", "sleep"),
+    ]
+
+
+def test_a_curriculum_is_told_of_a_group_when_it_has_ended(calls):
+    curriculum = MeasuredCurriculum("easy_first", rows=4)
+    prompts = PromptStream(rows_of("a b c d"), seed=0, episodes=1, curriculum=curriculum)
+    prompts._order = [3, 2, 1, 0]
+    generator = made(ticks={"c": 5})
+    generator.rollout(prompts, count=BATCH)
+    # d and b have ended, half of their samples are right; c goes on.
+    assert [place for place, rate in enumerate(curriculum.solved) if rate == 0.5] == [1, 3]
+
+
+def test_how_many_are_under_way_together_is_rounded_up():
+    assert [GroupsUnderWay(factor=1.25, most_held=1).target(batch) for batch in (1, 4, 6)] == [2, 5, 8]
+    assert GroupsUnderWay(factor=1.1, most_held=1).target(10) == 11
+    assert GroupsUnderWay(factor=1, most_held=1).target(7) == 7
+
+
+def test_kept_tokens_are_those_of_earlier_weights():
+    sample = generated_sample((5, 6), (7, 8, 9), reward=1.0)
+    prompt, generated = sample.segments
+    held = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(2, 2), WeightSpan(3, 1)))))
+    fresh = replace(sample, segments=(prompt, replace(generated, weights=(WeightSpan(3, 3),))))
+    assert kept_tokens([held, fresh, held], updates=3) == 4
