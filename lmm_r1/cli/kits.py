@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from lmm_r1.checkpoints.parity_record import all_kept
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.differences import NOT_YET
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(common)
     for note in notes:
         console.print(note)
+    for parity in all_kept():
+        console.print(f"{parity.kit}, {parity.checkpoint}: {parity.line}", markup=False)
 
 
 def certify_checkpoint(config: KitsConfig) -> None:

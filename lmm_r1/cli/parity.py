@@ -6,11 +6,13 @@ import json
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
+from lmm_r1.checkpoints.parity_record import Gap, Parity, full_name, keep
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
@@ -31,29 +33,6 @@ FILLER = "Twelve and thirty-four are forty-six. "
 LEARNING_RATE = 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gap:
-    """The distances |trainer's - engine's log-prob| of one kind of rows, in nats."""
-
-    rows: str
-    weights: str
-    mean_exp: float
-    mean: float
-    largest: float
-    verdict: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return (
-            self.rows,
-            self.weights,
-            f"{self.mean_exp:.6f}",
-            f"{self.mean:.2g}",
-            f"{self.largest:.2g}",
-            self.verdict,
-        )
-
-
 def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str]) -> Any:
     """A reward by chance, by which responses differ: what is learnt does not matter, that weights move does."""
     return {"rewards": [zlib.crc32(response.encode()) / 2**32 for response in responses]}
@@ -62,8 +41,8 @@ def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]
 def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None) -> tuple[str, list[Gap]]:
     """Return what was measured, in a sentence, and the gaps of text and of image rows, both before and after an update.
 
-    The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. Raises UserError where the
-    checkpoint or the settings are refused there.
+    The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. What is found is kept for
+    later runs. Raises UserError where the checkpoint or the settings are refused there.
 
     Args:
         max_len: tokens of a prompt with its response.
@@ -90,7 +69,22 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         f"{facts.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
         f"together; a mean |d| of {limit:g} is rounding"
     )
-    return told, gaps_of(log, facts=facts, limit=limit)
+    gaps = gaps_of(log, facts=facts, limit=limit)
+    assert config.ds.param_dtype is not None, "resolve fills it in"
+    keep(
+        Parity(
+            checkpoint=full_name(path),
+            state=checkpoint_state(path),
+            kit=facts.model_type,
+            dtype=config.ds.param_dtype,
+            max_len=max_len,
+            device="CUDA" if cpu.has_cuda() else "CPU",
+            measured=date.today().isoformat(),
+            libraries=library_versions(),
+            gaps=tuple(gaps),
+        )
+    )
+    return told, gaps
 
 
 def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) -> dict[str, object]:

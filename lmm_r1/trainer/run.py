@@ -18,6 +18,7 @@ from rich.console import Console
 from lmm_r1 import cpu, dotted, loading
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.checkpoints.parity_record import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.shared_paths import check_shared
@@ -146,6 +147,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
+    _tell_parity(config)
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
@@ -250,6 +252,15 @@ def _model_paths(config: PPOConfig) -> dict[str, str | None]:
         "critic.model_name_or_path": config.critic.model_name_or_path,
         "reward.model_name_or_path": config.reward.model_name_or_path,
     }
+
+
+def _tell_parity(config: PPOConfig) -> None:
+    """Say in a line how far engine and trainer of the policy were apart when that was measured, where it was."""
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    device = "CUDA" if cpu.has_cuda() else "CPU"
+    kept = kept_for(_policy_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
+    if kept is not None:
+        Console(highlight=False, soft_wrap=True).print(f"parity, as measured before: {kept.line}", markup=False)
 
 
 def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:

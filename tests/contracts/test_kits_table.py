@@ -30,8 +30,8 @@ def test_the_facts_read_from_a_kits_source_are_the_attributes_of_the_kit(name):
     assert asdict(read_facts(name)) == {fact: getattr(get_kit(name), fact) for fact in asdict(read_facts(name))}
 
 
-def test_the_table_is_made_without_loading_a_kit_and_fits_on_80_columns():
-    environment = {**os.environ, "COLUMNS": "80"}
+def test_the_table_is_made_without_loading_a_kit_and_fits_on_80_columns(tmp_path):
+    environment = {**os.environ, "COLUMNS": "80", "LMM_R1_CACHE": str(tmp_path)}
     printed = (
         "import sys; from lmm_r1.cli import main; main(['kits']); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"

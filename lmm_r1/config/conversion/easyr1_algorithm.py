@@ -136,7 +136,7 @@ def _filter(given: Given) -> Results:
     if enabled:
         if key != "overall":
             yield Flag("algo.dynamic_filtering_part", key)
-        yield Flag("algo.dynamic_filtering_max_batches", _most_batches(given))
+        yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
         return
     if key != "overall":
         yield Note("without counterpart", "algorithm.filter_key", "nothing is filtered without online_filtering")
@@ -144,11 +144,16 @@ def _filter(given: Given) -> Results:
         yield Note("without counterpart", "trainer.max_try_make_batch", "nothing is filtered without online_filtering")
 
 
-def _most_batches(given: Given) -> int:
-    """Return how many rollout batches have as many prompts as may be tried there, in batches that may be larger."""
-    step, batches = given.whole("data.rollout_batch_size"), given.whole("trainer.max_try_make_batch")
+def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
+    """Return how many rollout batches have as many prompts as may be tried there, in batches that may be larger.
+
+    Args:
+        setting: says how many of those there may be.
+        multiplier: by which they are larger than their size says.
+    """
+    step, batches = given.whole("data.rollout_batch_size"), given.whole(setting)
     size = step if given["data.mini_rollout_batch_size"] is None else given.whole("data.mini_rollout_batch_size")
-    return math.ceil(max(0, batches) * size / step)
+    return math.ceil(max(0, batches) * size * multiplier / step)
 
 
 def _loss(given: Given) -> Results:

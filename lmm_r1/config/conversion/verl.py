@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.conversion.easyr1 import EASYR1
-from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS
+from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
 from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -108,7 +108,6 @@ DEFAULTS: dict[str, object] = {
 
 _TURNS = "several turns with tools are not available in this version: one response is trained per prompt"
 _JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
-_REJECTION = "groups are drawn until the batch is full or the prompts are used up"
 _SAME = "what happens here anyway, or of no use here"
 _ABSENT = {
     _TURNS: (
@@ -123,12 +122,20 @@ _ABSENT = {
         "data.gpt_extract_answer data.extract_answer_tags data.gpt_threads reward_model.reward_manager "
         "reward_model.use_hybrid_reward_manager"
     ),
-    _REJECTION: "trainer.rejection_sample_multiplier trainer.max_num_gen_batches",
+    "of a group the mean score counts; a part of the reward is named by --algo.dynamic_filtering_part": (
+        "algorithm.filter_groups.metric"
+    ),
     _SAME: (
         f"{_ROLLOUT}.vllm_infer_batch_size {_ROLLOUT}.mode {_ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
         "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope"
     ),
+}
+_MULTIPLIER = "trainer.rejection_sample_multiplier"
+# What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
+_BOUNDS = {
+    "trainer.rejection_sample": "trainer.max_num_gen_batches",
+    "algorithm.filter_groups.enable": "algorithm.filter_groups.max_num_gen_batches",
 }
 _RULED = (
     "algorithm.use_kl_in_reward",
@@ -139,7 +146,9 @@ _RULED = (
     "algorithm.kl_ctrl.kl_coef",
     f"{_ACTOR}.entropy_coeff",
     f"{_ACTOR}.clip_ratio",
-    "trainer.rejection_sample",
+    _MULTIPLIER,
+    *_BOUNDS,
+    *_BOUNDS.values(),
     f"{_ROLLOUT}.limit_mm_per_prompt",
     f"{_ROLLOUT}.val_n",
     f"{_ROLLOUT}.val_do_sample",
@@ -221,15 +230,28 @@ def _deviations(given: Given) -> Iterator[Flag | Note]:
         yield Flag("algo.advantage.estimator", "dr_grpo")
 
 
-def _policy(given: Given) -> Iterator[Flag | Note]:
-    if given["trainer.rejection_sample"]:
+def _rejection(given: Given) -> Iterator[Flag | Note]:
+    """Groups of equal rewards are drawn again until a step is full, or has taken its bound of batches."""
+    multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
+    for switch, bound in _BOUNDS.items():
+        if not given[switch]:
+            if given[bound] is not None:
+                yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
+            continue
         yield Flag("algo.dynamic_filtering_enable", True)
         yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
         yield Note(
             "another meaning",
-            "trainer.rejection_sample",
+            switch,
             "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
         )
+        if given[bound] is not None:
+            yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
+    if multiplier != 1.0:
+        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts at a time as it lacks groups")
+
+
+def _policy(given: Given) -> Iterator[Flag | Note]:
     yield from _aggregation(given)
     yield from _deviations(given)
     if given[f"{_ACTOR}.entropy_coeff"]:
@@ -265,6 +287,6 @@ VERL = Table(
         *_EXTRA,
     ),
     # The last word on a flag is that of the last rule.
-    rules=(*EASYR1.rules, _kl, _sampling, _policy),
+    rules=(*EASYR1.rules, _kl, _sampling, _rejection, _policy),
     names=NAMES,
 )

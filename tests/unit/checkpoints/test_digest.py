@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.checkpoints import digest
-from lmm_r1.checkpoints.digest import checkpoint_state
+from lmm_r1.checkpoints.digest import checkpoint_state, model_digest
 
 pytestmark = pytest.mark.unit
 
@@ -24,9 +24,10 @@ def folder(tmp_path: Path) -> Path:
     "name", ["config.json", "model.safetensors", "tokenizer.json", "merges.txt", "modeling_own.py"]
 )
 def test_any_file_of_a_model_that_changes_makes_it_another(folder, name):
-    before = checkpoint_state(str(folder))
+    before = checkpoint_state(str(folder)), model_digest(str(folder))
     (folder / name).write_text("other")
-    assert checkpoint_state(str(folder)) != before
+    after = checkpoint_state(str(folder)), model_digest(str(folder))
+    assert [old != new for old, new in zip(before, after, strict=True)] == [True, True]
 
 
 def test_weights_that_were_written_anew_make_another_though_the_blocks_that_are_read_are_the_same(folder):
@@ -36,12 +37,16 @@ def test_weights_that_were_written_anew_make_another_though_the_blocks_that_are_
 
 
 @pytest.mark.parametrize(
-    "name", ["evaluation.json", "scores.json", "scores.measured.json", "stage.json", "session.json", "error.txt"]
+    "name",
+    [
+        *("evaluation.json", "scores.json", "scores.measured.json", "stage.json", "session.json", "error.txt"),
+        *("trackers.json", "report.json", "train_log.json", "all_results.json", "trainer_state.json"),
+    ],
 )
 def test_what_trainings_and_evaluations_write_into_the_folder_is_no_part_of_the_model(folder, name):
-    before = checkpoint_state(str(folder))
+    before = checkpoint_state(str(folder)), model_digest(str(folder))
     (folder / name).write_text("{}")
-    assert checkpoint_state(str(folder)) == before
+    assert (checkpoint_state(str(folder)), model_digest(str(folder))) == before
 
 
 def test_a_name_of_the_hub_stands_for_the_commit_in_the_cache(monkeypatch):

@@ -155,9 +155,11 @@ def test_a_critic_has_their_defaults_where_nothing_is_given():
 VERL_RUN = "actor_rollout_ref: {model: {path: m}, actor: {ACTOR}}\nalgorithm: {ALGORITHM}\n"
 
 
-def verl(folder: Path, *, actor: str = "", algorithm: str = "") -> tuple[dict[str, object], dict[str, str]]:
+def verl(
+    folder: Path, *, actor: str = "", algorithm: str = "", more: str = ""
+) -> tuple[dict[str, object], dict[str, str]]:
     file = folder / "run.yaml"
-    file.write_text(VERL_RUN.replace("ACTOR", actor).replace("ALGORITHM", algorithm))
+    file.write_text(VERL_RUN.replace("ACTOR", actor).replace("ALGORITHM", algorithm) + more)
     run = read_run(file)
     conversion = convert(run.values, run.table, shown=run.shown)
     return dict(conversion.flags), {note.subject: note.text for note in conversion.notes}
@@ -208,6 +210,28 @@ def test_losses_of_verl_have_our_names(tmp_path):
     # Dr. GRPO's.
     flags, _ = verl(tmp_path, actor="ppo_epochs: 1", algorithm="adv_estimator: grpo, norm_adv_by_std_in_grpo: false")
     assert flags["algo.advantage.estimator"] == "dr_grpo"
+
+
+def test_batches_that_verl_may_draw_for_a_step_are_multiples_of_the_steps_prompts(tmp_path):
+    batches = "data: {train_batch_size: 64, gen_batch_size: 96}\n"
+    filtered = "trainer: {rejection_sample: true, max_num_gen_batches: 5}\n"
+    flags, _ = verl(tmp_path, more=filtered)
+    assert (flags["algo.dynamic_filtering_enable"], flags["algo.dynamic_filtering_max_batches"]) == (True, 5)
+    # 5 x 96 = 480 prompts are eight times 64, the last time in part.
+    flags, _ = verl(tmp_path, more=batches + filtered)
+    assert flags["algo.dynamic_filtering_max_batches"] == 8
+    # Twice as many: 10 x 96 = 960 are fifteen times 64.
+    more = filtered.replace("}", ", rejection_sample_multiplier: 2}")
+    flags, notes = verl(tmp_path, more=batches + more)
+    assert flags["algo.dynamic_filtering_max_batches"] == 15
+    assert "trainer.rejection_sample_multiplier" in notes
+    # DAPO's names; 0 is no bound there and here.
+    flags, notes = verl(tmp_path, algorithm="filter_groups: {enable: true, metric: acc, max_num_gen_batches: 0}")
+    assert (flags["algo.dynamic_filtering_enable"], flags["algo.dynamic_filtering_max_batches"]) == (True, 0)
+    assert "--algo.dynamic_filtering_part" in notes["algorithm.filter_groups.metric"]
+    flags, notes = verl(tmp_path, more="trainer: {max_num_gen_batches: 5}\n")
+    assert "algo.dynamic_filtering_max_batches" not in flags
+    assert notes["trainer.max_num_gen_batches"] == "nothing is filtered without trainer.rejection_sample"
 
 
 def test_settings_of_a_critic_are_listed_where_there_is_none():

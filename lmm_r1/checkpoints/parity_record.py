@@ -1,0 +1,168 @@
+"""How far a checkpoint's engine and trainer were apart when that was measured: kept in the user's cache.
+
+Many a checkpoint's own folder cannot be written, and one of the hub's cache is shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
+from lmm_r1.errors import UserError
+from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
+
+logger = logging.getLogger(__name__)
+
+CACHE = "LMM_R1_CACHE"
+"""Names the folder of the cache; by default it is lmm-r1 beside the user's other caches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """The distances |trainer's - engine's log-prob| of one kind of rows, in nats."""
+
+    rows: str
+    weights: str
+    """Whether as loaded, or after an update."""
+    mean_exp: float
+    mean: float
+    largest: float
+    verdict: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (
+            self.rows,
+            self.weights,
+            f"{self.mean_exp:.6f}",
+            f"{self.mean:.2g}",
+            f"{self.largest:.2g}",
+            self.verdict,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """What was measured of one checkpoint."""
+
+    checkpoint: str
+    """The absolute path of a folder, or a name of the hub."""
+    state: str | None
+    """Of its files then, as `checkpoint_state` has it."""
+    kit: str
+    dtype: str
+    max_len: int
+    device: str
+    """CPU or CUDA."""
+    measured: str
+    """The day."""
+    libraries: Mapping[str, str | None]
+    """Versions then."""
+    gaps: tuple[Gap, ...]
+
+    @property
+    def told(self) -> str:
+        """What was measured, in a few words: of each kind of rows the larger distance of the two steps."""
+        agrees = all(gap.verdict == "agree" for gap in self.gaps)
+        kinds = dict.fromkeys(gap.rows for gap in self.gaps)
+        parts = (f"{kind} {max(gap.mean_exp for gap in self.gaps if gap.rows == kind):.6f}" for kind in kinds)
+        verdict = "agree" if agrees else "are apart"
+        return (
+            f"engine and trainer {verdict}: mean exp |d| {', '.join(parts)} ({self.dtype}, {self.max_len:,} tokens, "
+            f"{self.device}, {self.measured})"
+        )
+
+    def changes(self) -> list[str]:
+        """Return what has changed since, a phrase each: the figure is stale where there is any."""
+        phrases = [] if checkpoint_state(self.checkpoint) == self.state else ["the checkpoint has changed"]
+        now = library_versions()
+        for name in sorted({*self.libraries, *now}):
+            before, after = self.libraries.get(name), now.get(name)
+            if before != after:
+                phrases.append(f"{name} was {before or 'not installed'} and is {after or 'not installed'}")
+        return phrases
+
+    @property
+    def line(self) -> str:
+        """What was measured, and whether it still holds."""
+        changes = self.changes()
+        return f"{self.told}; stale: {', '.join(changes)}" if changes else self.told
+
+
+def full_name(checkpoint: str) -> str:
+    """Return the absolute path of a checkpoint's folder; a name of the hub as it is."""
+    folder = Path(checkpoint)
+    return str(folder.resolve()) if folder.is_dir() else checkpoint
+
+
+def keep(parity: Parity) -> None:
+    """Keep what was measured, in the place of an earlier figure of the same kind; warns where the cache cannot be written."""
+    kind = f"{parity.checkpoint}\n{parity.dtype}\n{parity.max_len}\n{parity.device}"
+    name = f"{Path(parity.checkpoint).name}-{hashlib.sha256(kind.encode()).hexdigest()[:12]}.json"
+    record = dataclasses.asdict(parity)
+    for gap in record["gaps"]:
+        # What is not finite is no JSON.
+        gap |= {key: None for key in ("mean_exp", "mean", "largest") if gap[key] == float("inf")}
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+        write_json_object(_folder() / name, record)
+    except (OSError, UserError) as error:
+        logger.warning("the figure is not kept: %s; name a folder that can be written by %s", error, CACHE)
+
+
+def all_kept() -> list[Parity]:
+    """Return all figures of the cache by checkpoint, dtype and length; passes over a file that is none, and warns of it."""
+    found = []
+    for file in sorted(_folder().glob("*.json")):
+        try:
+            found.append(_read(file))
+        except (OSError, UserError) as error:
+            logger.warning("passed over, delete it: %s", error)
+    return sorted(found, key=lambda one: (one.kit, one.checkpoint, one.dtype, one.max_len, one.device))
+
+
+def kept_for(checkpoint: str, *, dtype: str, max_len: int, device: str) -> Parity | None:
+    """Return the figure that says most of a run: of its dtype and device, at its length or the next shorter one.
+
+    None where the checkpoint was not measured so. A figure of longer sequences says something of shorter ones, too.
+    """
+    name = full_name(checkpoint)
+    same = [one for one in all_kept() if (one.checkpoint, one.dtype, one.device) == (name, dtype, device)]
+    shorter = [one for one in same if one.max_len <= max_len]
+    return max(shorter, key=lambda one: one.max_len) if shorter else same[0] if same else None
+
+
+def _folder() -> Path:
+    beside = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(CACHE) or beside / "lmm-r1") / "parity"
+
+
+def _read(file: Path) -> Parity:
+    record, place = read_json_object(file), str(file)
+    gaps, libraries, state = record.get("gaps"), record.get("libraries"), record.get("state")
+    if not isinstance(gaps, list) or not gaps or not all(isinstance(gap, dict) for gap in gaps):
+        raise UserError(f"{place}: gaps must be a list of objects")
+    if not isinstance(libraries, dict):
+        raise UserError(f"{place}: libraries must be an object")
+    texts = {
+        name: text_field(record, name, place=place) for name in ("checkpoint", "kit", "dtype", "device", "measured")
+    }
+    return Parity(
+        **texts,
+        state=None if state is None else text_field(record, "state", place=place),
+        max_len=count_field(record, "max_len", place=place),
+        libraries={name: libraries[name] and text_field(libraries, name, place=place) for name in libraries},
+        gaps=tuple(_gap(gap, place=place) for gap in gaps),
+    )
+
+
+def _gap(record: dict[str, object], *, place: str) -> Gap:
+    texts = {name: text_field(record, name, place=place) for name in ("rows", "weights", "verdict")}
+    numbers = {name: number_field(record, name, place=place) for name in ("mean_exp", "mean", "largest")}
+    return Gap(**texts, **{name: float("inf") if value is None else value for name, value in numbers.items()})
