@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A reward model, and RL against it: the policy samples N responses to each prompt, a model learns to rank a right and a wrong one
-# of each (its accuracy on pairs to held-out prompts is logged), and RL takes its rewards. The table judges by the rule.
+# A reward model, and RL against it: the policy samples N responses to each prompt, a model learns to rank right and wrong ones of
+# them, in PAIRS of a prompt at most (its accuracy on pairs to held-out prompts is logged), and RL takes its rewards. The table
+# judges by the rule.
 #   bash examples/scripts/train_rm.sh       in small, on a laptop's CPU, into runs/rm_rl
 #   SEED=2 OUTPUT=runs/two bash examples/scripts/train_rm.sh --algo.kl.init_coef 1e-3    flags go to the RL stage
 #   MODEL=Qwen/Qwen2.5-VL-3B-Instruct RM_MODEL=Qwen/Qwen2.5-VL-7B-Instruct DATA=data/vermulti_geo EVAL_IMAGE=data/held_out.jsonl \
@@ -12,7 +13,7 @@
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lmm_r1/common.sh"
-: "${OUTPUT:=runs/rm_rl}" "${RM_MODEL:=}" "${HELD_OUT:=}" "${N:=4}"
+: "${OUTPUT:=runs/rm_rl}" "${RM_MODEL:=}" "${HELD_OUT:=}" "${N:=4}" "${PAIRS:=4}"
 # shellcheck source=examples/scripts/lmm_r1/loop.sh
 source "$SCRIPTS/loop.sh"
 
@@ -31,7 +32,7 @@ if [[ $CONFIGS == */tiny ]]; then
 fi
 : "${CONFIG:=$CONFIGS/rl.yaml}" "${RM_CONFIG:=$CONFIGS/rm.yaml}" "${HELD_OUT:=${EVAL_IMAGE:-$EVAL_TEXT}}"
 if [[ ! -f $ROOT/rm/stage.json ]]; then
-  sample pairs --seed "$SEED" --select dpo_pairs --min_margin 1
+  sample pairs --seed "$SEED" --select dpo_pairs --min_margin 1 --max_per_prompt "$PAIRS"
   DATA=$HELD_OUT sample held_out_pairs --seed "$SEED" --select dpo_pairs --min_margin 1
 fi
 MODEL=${RM_MODEL:-$MODEL} DATA=$ROOT/samples/pairs.jsonl CONFIG=$RM_CONFIG OUTPUT=$ROOT/rm supervised_stage train_rm rm \

@@ -76,6 +76,7 @@ def test_rl_takes_the_rewards_of_the_model_that_learned_the_starts_pairs(tmp_pat
     assert isinstance(rm, RMConfig)
     assert (pairs.model, pairs.data, pairs.select, pairs.engines) == ("a model", "rows.jsonl", "dpo_pairs", 2)
     assert (held_out.model, held_out.data, held_out.select) == ("a model", "more.jsonl", "dpo_pairs")
+    assert (pairs.max_per_prompt, held_out.max_per_prompt) == (4, 1)
     assert (rm.model.model_name_or_path, rm.data.dataset) == ("a model", str(pairs.selected))
     assert rm.eval.dataset == str(held_out.selected)
     assert (rl.actor.model_name_or_path, rl.data.prompt_dataset) == ("a model", "rows.jsonl")
