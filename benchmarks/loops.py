@@ -4,7 +4,8 @@ python benchmarks/loops.py --seeds 1 2 [--output benchmarks/results/loops.json]
 
 Accuracy is the share of right responses to held-out rows, two responses a row sampled at temperature 1, judged by the rule. The
 loops of one seed start from the same cold start. A gain is the mean difference of the rows' accuracies from the start's, with a
-95 % interval by a bootstrap over rows; of distillation, from the student's that learned the same rows without a teacher.
+95 % interval by a bootstrap over rows; of distillation, from the student's that learned the same rows without a teacher's
+distributions.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from machine import machine_name
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples/scripts"
-LOOPS = ("iterative_dpo", "rejection_sampling", "rm")
-# What the loops of a seed have in common, and the first of them makes.
-START = ("tiny", "data", "cold_start", "measured/start.json", "measured/start.responses.jsonl")
+LOOPS = ("iterative_dpo", "rejection_sampling", "rm", "kd")
+# What loops of a seed have in common, and the first of them makes; the prompts are each one's own.
+START = (
+    "tiny",
+    *(f"data/{name}" for name in ("first_solutions", "then_solutions", "text_test", "image_test")),
+    "cold_start",
+    "measured/start.json",
+    "measured/start.responses.jsonl",
+)
+# And those that need a better reader than the start.
+READER = ("data/more_solutions", "reader")
+READING = ("rm", "kd")
 # Of a normal distribution: 95 % lie within so many standard deviations.
 _SIGMAS = 1.96
 
@@ -32,7 +43,7 @@ _SIGMAS = 1.96
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="each is all loops, some minutes each")
-    parser.add_argument("--loops", nargs="+", default=[*LOOPS, "kd"], choices=[*LOOPS, "kd"])
+    parser.add_argument("--loops", nargs="+", default=LOOPS, choices=LOOPS)
     parser.add_argument("--folder", type=Path, help="keep the runs here, where finished ones are not made again")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
@@ -54,14 +65,13 @@ def run(loop: str, seed: int, folder: Path) -> dict:
     """Run one loop from the seed's cold start, and return what it came to; a finished one is not run again."""
     output, clock = folder / loop, folder / f"{loop}.seconds"
     variables = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable, "OUTPUT": str(output)}
-    if loop in LOOPS:
-        _copy_start(folder / LOOPS[0], output)
     if not clock.exists():
-        command = ["bash", str(SCRIPTS / f"train_{loop}.sh")]
-        if loop == "kd":
-            command.append(str(output))
+        for other in LOOPS:
+            _copy(START, folder / other, output)
+            if loop in READING:
+                _copy(READER, folder / other, output)
         began = time.time()
-        subprocess.run(command, check=True, env=variables, stdout=sys.stderr)
+        subprocess.run(["bash", str(SCRIPTS / f"train_{loop}.sh")], check=True, env=variables, stdout=sys.stderr)
         clock.write_text(f"{time.time() - began:.1f}\n")
     evaluation = json.loads((output / "evaluation.json").read_text())
     return {
@@ -78,11 +88,12 @@ def run(loop: str, seed: int, folder: Path) -> dict:
     } | ranking(output / "rm")
 
 
-def _copy_start(first: Path, output: Path) -> None:
-    """Give a loop the cold start of the seed's first one, where that was made."""
-    for name in START:
-        made, place = first / name, output / name
-        if made.exists() and not place.exists():
+def _copy(names: Sequence[str], other: Path, output: Path) -> None:
+    """Give a loop what another one of the seed has finished; a stage that was stopped is left to its own loop."""
+    for name in names:
+        made, place = other / name, output / name
+        stopped = (made / "metrics.jsonl").exists() and not (made / "stage.json").exists()
+        if made.exists() and not stopped and not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if made.is_dir() else shutil.copy)(made, place)
 
@@ -111,13 +122,14 @@ def gain(comparison: dict) -> dict[str, float]:
 
 
 def ranking(reward_model: Path) -> dict[str, dict[str, float]]:
-    """Return how often a loop's reward model ranks held-out pairs rightly, where it has one."""
+    """Return how often a loop's reward model ranks held-out pairs rightly, by kind of question too, where it has one."""
     file = reward_model / "metrics.jsonl"
     if not file.exists():
         return {}
     evaluated = [line for line in map(json.loads, file.read_text().splitlines()) if "eval_pair_accuracy" in line]
-    kept = ("step", "eval_pair_accuracy", "eval_calibration_error", "eval_reward_margin")
-    return {"held_out_pairs": {name: evaluated[-1][name] for name in kept}}
+    kept = ("step", "eval_calibration_error", "eval_reward_margin")
+    found = {name: value for name, value in evaluated[-1].items() if name in kept or name.endswith("pair_accuracy")}
+    return {"held_out_pairs": found}
 
 
 if __name__ == "__main__":

@@ -22,4 +22,4 @@ for ((round = 1; round <= ROUNDS; round++)); do
   MODEL=$ROOT/$name
   measure "$name"
 done
-table
+table start

@@ -1,51 +1,46 @@
 #!/usr/bin/env bash
-# Distillation in small, on a laptop's CPU: a tiny Qwen2.5-VL that adds and sorts digits, in text and images, teaches a smaller
-# one, on the rows that it has seen and then on responses that the student samples itself (GKD). The same student also learns
-# the same rows without a teacher, and a table compares all on held-out rows.
-#   bash examples/scripts/train_kd.sh                    into runs/kd_demo
-#   SEED=2 bash examples/scripts/train_kd.sh runs/two    another seed, into runs/two
-#   bash examples/scripts/train_kd.sh runs/jsd --model.kd_loss jsd    flags behind the folder go to each distillation
-# ROWS is how many they see, OWN_STEPS how many updates follow on the student's own responses. A finished stage is skipped and
-# a stopped one continued.
+# Distillation: a teacher answers the prompts once, and a weaker student learns its responses three ways, each from the start and
+# with as many updates: `alone` from the tokens that the teacher drew, `taught` from its distribution over each of them (forward
+# KL), and `own` so, and every other time from responses that the student draws itself (GKD). The table compares with `alone`.
+#   bash examples/scripts/train_kd.sh       in small, on a laptop's CPU, into runs/kd_demo
+#   SEED=2 OUTPUT=runs/two bash examples/scripts/train_kd.sh --model.kd_loss jsd    flags go to each distillation
+#   MODEL=Qwen/Qwen2.5-VL-3B-Instruct TEACHER=Qwen/Qwen2.5-VL-7B-Instruct DATA=data/vermulti_geo EVAL_IMAGE=data/held_out.jsonl \
+#     bash ...    on GPUs; lmm_r1/loop.sh
+#   DRY_RUN=1 bash examples/scripts/train_kd.sh
+# LONGEST is that of a response in tokens. What is finished in OUTPUT is skipped and what was stopped continued, so the same command
+# takes up an interrupted run.
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=examples/scripts/lmm_r1/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lmm_r1/common.sh"
+: "${OUTPUT:=runs/kd_demo}" "${TEACHER:=}" "${LONGEST:=}"
+# shellcheck source=examples/scripts/lmm_r1/loop.sh
+source "$SCRIPTS/loop.sh"
 
-ROOT=${1:-runs/kd_demo}
-: "${SEED:=1}" "${PYTHON:=python}" "${ROWS:=12800}" "${OWN_STEPS:=100}"
-data=$ROOT/data
-configs=$here/lmm_r1/configs/demo
+start
+if [[ -z $TEACHER && $CONFIGS == */tiny ]]; then
+  reader
+  TEACHER=$ROOT/reader
+fi
+if [[ -z $TEACHER ]]; then
+  echo "${0##*/}: MODEL=$MODEL needs a TEACHER, with the same tokenizer" >&2
+  exit 2
+fi
+if [[ $CONFIGS == */tiny ]]; then : "${LONGEST:=40}"; fi
+: "${CONFIG:=$CONFIGS/kd.yaml}" "${LONGEST:=4096}"
+# All that end are kept, right or wrong: nobody need know the answers.
+[[ -f $ROOT/own/stage.json ]] ||
+  MODEL=$TEACHER N=1 sample teacher --seed "$SEED" --select rejection_sampling --min_reward 0
 
-# rows NAME FLAGS...: the row folder NAME of the task `digits`, unless it is there already.
-rows() {
-  [[ -d $data/$1 ]] || "$PYTHON" -m lmm_r1.cli.make_task digits --output "$data/$1" "${@:2}"
+# learn COMMAND NAME FLAGS...: the student OUTPUT/NAME, from the teacher's responses.
+learn() {
+  DATA=$ROOT/samples/teacher.jsonl OUTPUT=$ROOT/$2 supervised_stage "$1" "$2" --train.seed "$SEED" "${@:3}"
+  MODEL=$ROOT/$2 measure "$2"
 }
 
-# model NAME WIDTH: a random one, unless it is there already.
-model() {
-  [[ -d $ROOT/$1 ]] || "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch qwen2_5_vl --seed "$SEED" --hidden_size "$2" \
-    --output "$ROOT/$1"
-}
-
-# train COMMAND NAME MODEL DATA FLAGS...: a stage into ROOT/NAME, unless it is finished.
-train() {
-  [[ -f $ROOT/$2/stage.json ]] || "$PYTHON" -m "lmm_r1.cli.$1" --config "$configs/cold_start.yaml" --train.seed "$SEED" \
-    --model.model_name_or_path "$ROOT/$3" --data.dataset "$4" --ckpt.output_dir "$ROOT/$2" --logger.stage_name "$2" "${@:5}"
-}
-
-echo "distillation: seed $SEED, into $ROOT"
-solved=(--modality mixed --split train --solutions --seed "$SEED" --min-digits 2)
-rows first "${solved[@]}" --rows "$((ROWS * 3 / 8))" --max-image-digits 1
-rows later "${solved[@]}" --rows "$((ROWS * 5 / 8))"
-rows text --modality text --split test --rows 200 --seed "$SEED"
-rows image --modality image --split test --rows 200 --seed "$SEED"
-model wide 128
-model narrow 64
-train train_sft teacher wide "$data/first,$data/later"
-train train_sft alone narrow "$data/first,$data/later"
-taught=(--teacher.model_name_or_path "$ROOT/teacher" "${@:2}")
-train train_kd taught narrow "$data/first,$data/later" "${taught[@]}"
-train train_kd own taught "$data/later" "${taught[@]}" --model.kd_coef 1 --rollout.on_policy_share 1 \
-  --rollout.max_new_tokens 80 --train.max_steps "$OWN_STEPS" --adam.lr 5e-4
-"$PYTHON" -m lmm_r1.cli.evaluate --config "$configs/evaluate.yaml" --baseline alone --output "$ROOT/evaluation.json" \
-  --checkpoints teacher="$ROOT/teacher" alone="$ROOT/alone" taught="$ROOT/taught" own="$ROOT/own" \
-  --files text="$data/text" image="$data/image"
+# The teacher drew the rows itself: its distributions say all that they say, without the chance of the draw.
+taught=(--teacher.model_name_or_path "$TEACHER" --model.kd_coef 1)
+learn train_sft alone
+learn train_kd taught "${taught[@]}" "$@"
+learn train_kd own "${taught[@]}" --rollout.on_policy_share 0.5 --rollout.max_new_tokens "$LONGEST" "$@"
+MODEL=$TEACHER measure teacher
+table alone

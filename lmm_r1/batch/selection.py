@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -21,7 +22,7 @@ def select(
         elif kind == "rejection_sampling":
             yield from accepted(record, min_reward=min_reward, max_per_prompt=max_per_prompt)
         else:
-            yield from preferred(record, min_margin=min_margin)
+            yield from preferred(record, min_margin=min_margin, max_per_prompt=max_per_prompt)
 
 
 def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
@@ -40,28 +41,35 @@ def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: in
             yield _answered(record, response)
 
 
-def preferred(record: Mapping[str, Any], *, min_margin: float) -> Iterator[dict[str, Any]]:
-    """Yield the best response over the worst, where their rewards differ by `min_margin` and at all.
+def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+    """Yield better responses over worse ones whose rewards differ by `min_margin` and at all: first the best over the worst.
 
-    One iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones. An empty
-    response is on neither side, and two that say the same are no pair, however they were rewarded: nothing could be learned.
+    That one is an iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones. A
+    reward model can learn from all comparisons of a prompt's responses (InstructGPT, arXiv 2203.02155). An empty response is on
+    neither side, and two that say the same are no pair, however they were rewarded: nothing could be learned.
     """
     ranked = [response for response in _ranked(record) if response["text"].strip()]
-    different = [response for response in ranked[1:] if response["text"].strip() != ranked[0]["text"].strip()]
-    if not different:
-        return
-    best, worst = ranked[0], different[-1]
-    margin = best["reward"] - worst["reward"]
-    if margin <= 0 or margin < min_margin:
-        return
-    yield {
-        "prompt": record["prompt"],
-        "chosen": [{"role": "assistant", "content": best["text"]}],
-        "rejected": [{"role": "assistant", "content": worst["text"]}],
-        "chosen_reward": best["reward"],
-        "rejected_reward": worst["reward"],
-        **_origin(record),
-    }
+    # From the outermost to those that stand beside one another.
+    places = sorted(
+        itertools.combinations(range(len(ranked)), 2), key=lambda pair: (pair[0] + len(ranked) - pair[1], pair[0])
+    )
+    found: set[tuple[str, str]] = set()
+    for one, other in places:
+        best, worst = ranked[one], ranked[other]
+        margin, said = best["reward"] - worst["reward"], (best["text"].strip(), worst["text"].strip())
+        if len(found) == max_per_prompt:
+            return
+        if margin <= 0 or margin < min_margin or said[0] == said[1] or said in found:
+            continue
+        found.add(said)
+        yield {
+            "prompt": record["prompt"],
+            "chosen": [{"role": "assistant", "content": best["text"]}],
+            "rejected": [{"role": "assistant", "content": worst["text"]}],
+            "chosen_reward": best["reward"],
+            "rejected_reward": worst["reward"],
+            **_origin(record),
+        }
 
 
 def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -109,7 +109,7 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     min_reward: float = 1.0
     """Rejection sampling takes responses from this reward up."""
     max_per_prompt: int = 1
-    """Rejection sampling takes so many different responses per row at most, the best ones."""
+    """Rejection sampling takes so many different responses per row at most, the best ones; so many different pairs are made."""
     min_margin: float = 0.0
     """A pair's rewards differ by this much at least."""
     engines: int = 1

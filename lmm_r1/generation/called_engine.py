@@ -79,8 +79,10 @@ class CalledEngine:
     ) -> RequestOutput:
         """Return the whole output to a prompt, in whose tokens an image is one placeholder or all of its own.
 
-        Raises ValueError for a prompt that leaves no room.
+        Raises ValueError for a prompt that leaves no room, and AgentFault for media that are no images.
         """
+        if other := sorted(set(multi_modal_data or ()) - {"image"}):
+            raise AgentFault(f"multi_modal_data has {', '.join(other)}, and an agent's turns may show images alone")
         work = self._generate(list(prompt_token_ids), sampling_params, multi_modal_data or {})
         if asyncio.get_running_loop() is self._home:
             return await work

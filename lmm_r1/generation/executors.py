@@ -105,6 +105,11 @@ class ExecutorRollout(EpisodeRollout):
     def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, Any]:
         """Return the arguments of `execute`, as OpenRLHF gives them."""
         images = list(opening.prompt.images)
+        if opening.prompt.videos:
+            raise UserError(
+                f"{opening.row.location}: the row has a video, and OpenRLHF's form of agents, as in --train.agent_func_path "
+                f"{self.environment.path}, hands on images alone; play such rows with --train.agent, or leave them out"
+            )
         if images and not self.environment.takes_images:
             raise UserError(
                 f"{opening.row.location}: the row has an image, and execute of --train.agent_func_path "

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
@@ -33,6 +33,8 @@ Config: TypeAlias = Any
 """What `load_config` returns: a `PretrainedConfig` of the architecture's own class, which the kit names."""
 Processor: TypeAlias = Any
 """What `load_processor` returns: the architecture's processor, which the kit names, or a plain tokenizer."""
+RouterScores = Literal["softmax", "sigmoid"]
+"""Over all experts together, or each by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +129,6 @@ class LmmKit(ABC):
     """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
-    sigmoid_routers: ClassVar[bool] = False
-    """Whether routers score each expert by itself, by a sigmoid, and not all of them by a softmax."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -302,6 +302,10 @@ class LmmKit(ABC):
     def filler_media(self, config: Config) -> tuple[list[int], Media] | None:
         """Return ids and media of the smallest legal image sample; None where there is no image tower."""
         return None
+
+    def router_scores(self, config: Config) -> RouterScores | None:
+        """Return how the routers of a mixture of experts score these; None where it is neither of both ways."""
+        return "softmax"
 
     def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""

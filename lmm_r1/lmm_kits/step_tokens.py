@@ -89,6 +89,12 @@ def stored_tokens(config: PretrainedConfig) -> Mapping[str, Any] | None:
     return stored if isinstance(stored, Mapping) else None
 
 
+def forget_tokens(config: PretrainedConfig) -> None:
+    """Let a config say nothing of steps: what is trained from a process reward model is none, unless it is trained to judge."""
+    if CONFIG_KEY in vars(config):
+        delattr(config, CONFIG_KEY)
+
+
 def _token_id(tokenizer: Any, text: str, *, flag: str) -> int:
     """Return the id of a text that is one token by itself, or is spelled as one of the vocabulary is."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

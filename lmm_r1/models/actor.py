@@ -13,6 +13,7 @@ from openrlhf.models import Actor
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.step_tokens import forget_tokens
 from lmm_r1.models.distillation import (
     Distillation,
     DistilledOutcomes,
@@ -55,6 +56,7 @@ class KitActor(KitModule, Actor):
             )
         super().__init__(loaded.model, temperature=temperature)
         self._note(loaded)
+        forget_tokens(self.model_config)
         self.is_vlm = self.kit.takes_images
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
@@ -67,7 +69,7 @@ class KitActor(KitModule, Actor):
 
     def balance_experts(self) -> None:
         """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""
-        self.routers = routers_of(self.model_config, sigmoid=self.kit.sigmoid_routers)
+        self.routers = routers_of(self.model_config, kit=self.kit)
         assert self.routers is not None, "refused by check_balanced"
 
     def forward(

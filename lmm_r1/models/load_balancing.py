@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils.output_capturing import OutputRecorder
 
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,13 +100,14 @@ def load_balancing_loss(layers: Iterable[tuple[torch.Tensor, torch.Tensor]], *, 
     return experts * (chosen / total * (mean / total)).sum()
 
 
-def routers_of(config: PretrainedConfig, *, sigmoid: bool = False) -> Routers | None:
-    """Return the routers of a checkpoint's architecture, None where transformers knows of none with this loss.
+def routers_of(config: PretrainedConfig, *, kit: LmmKit) -> Routers | None:
+    """Return the routers of a checkpoint's architecture, None where there are none whose load this loss can balance.
 
-    Args:
-        sigmoid: whether they score experts one by one, as the kit says.
+    Transformers says where they are; its own loss takes a softmax of their logits whatever they make of them.
     """
-    text = config.get_text_config()
+    text, scores = config.get_text_config(), kit.router_scores(config)
+    if scores is None:
+        return None
     # Some configs name the loss's weight alone.
     with_loss = hasattr(text, "output_router_logits") or hasattr(text, "router_aux_loss_coef")
     if not (with_loss and hasattr(text, "num_experts_per_tok")):
@@ -119,18 +121,18 @@ def routers_of(config: PretrainedConfig, *, sigmoid: bool = False) -> Routers | 
         recorders = (model_class._can_record_outputs or {}).get("router_logits")
         recorders = tuple(recorders) if isinstance(recorders, list) else (recorders,)
         if all(isinstance(recorder, OutputRecorder) and recorder.target_class for recorder in recorders):
-            return Routers(recorders=recorders, top_k=text.num_experts_per_tok, sigmoid=sigmoid)
+            return Routers(recorders=recorders, top_k=text.num_experts_per_tok, sigmoid=scores == "sigmoid")
     return None
 
 
-def check_balanced(config: PretrainedConfig, *, coef: float, flag: str, model: str) -> None:
+def check_balanced(config: PretrainedConfig, *, kit: LmmKit, coef: float, flag: str, model: str) -> None:
     """Raise UserError where a model has no mixture of experts whose load is to be balanced.
 
     Args:
         coef: the weight of the loss, 0 for none.
         flag: of the weight, and `model` flag and path of the model, for the message.
     """
-    if coef and routers_of(config) is None:
+    if coef and routers_of(config, kit=kit) is None:
         raise UserError(
             f"--{flag} {coef:g}: {model} has the architecture {config.model_type}, for which there is no load-balancing "
             "loss of a mixture of experts; leave the flag out"

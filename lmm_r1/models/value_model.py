@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.step_tokens import stored_tokens
+from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens
 from lmm_r1.lmm_kits.weight_files import read_tensors
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
@@ -58,6 +58,7 @@ class KitValueModel(KitModule, torch.nn.Module):
             weight = stored_weight(
                 model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
             )
+        forget_tokens(self.model_config)
         self.head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
         self.normalize_reward = normalize_reward
         # OpenRLHF writes them into the config of the reward models that it trains.

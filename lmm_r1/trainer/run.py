@@ -138,6 +138,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
         _check_config(config, flag, own_path)
     check_balanced(
         policy.config,
+        kit=kit,
         coef=config.actor.aux_loss_coef,
         flag="actor.aux_loss_coef",
         model=f"--actor.model_name_or_path {path}",

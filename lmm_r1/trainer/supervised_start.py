@@ -76,7 +76,7 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     check_weights(path)
     check_heads(checkpoint.config, size=config.ds.ulysses_size, model=model)
     coef = config.model.aux_loss_coef
-    check_balanced(checkpoint.config, coef=coef, flag="model.aux_loss_coef", model=model)
+    check_balanced(checkpoint.config, kit=checkpoint.kit, coef=coef, flag="model.aux_loss_coef", model=model)
     check_rope(checkpoint.config, model=model)
     return checkpoint
 

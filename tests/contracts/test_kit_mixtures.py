@@ -68,8 +68,8 @@ CASES = [(name, shape) for name, shapes in SHAPES.items() for shape in shapes]
 def test_the_routers_learn_and_are_balanced_padded_and_packed(name, tiny_checkpoint, prompts_of):
     kit, tiny = get_kit(name), tiny_checkpoint(name)
     config = kit.load_config(str(tiny), trust_remote_code=False)
-    check_balanced(config, coef=0.01, flag="actor.aux_loss_coef", model="model")
-    assert routers_of(config).top_k == 2
+    check_balanced(config, kit=kit, coef=0.01, flag="actor.aux_loss_coef", model="model")
+    assert routers_of(config, kit=kit).top_k == 2
     batch = Batch(tuple(groups(prompts_of(name, *CONVERSATIONS), [(4, 7), (5,)]))).padded("left")
     found = []
     for packing in (False, True):

@@ -9,7 +9,7 @@ import pytest
 from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
 
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.batch_inference import check as check_batch
 from lmm_r1.config.evaluate import EvaluateConfig
@@ -17,7 +17,7 @@ from lmm_r1.config.evaluate import check as check_evaluation
 
 pytestmark = pytest.mark.contract
 
-LOOPS = ("train_iterative_dpo.sh", "train_rejection_sampling.sh", "train_rm.sh")
+LOOPS = ("train_iterative_dpo.sh", "train_rejection_sampling.sh", "train_rm.sh", "train_kd.sh")
 OWN = {"MODEL": "a model", "DATA": "rows.jsonl", "EVAL_IMAGE": "test.jsonl", "OUTPUT": "runs/a loop"}
 
 
@@ -76,6 +76,7 @@ def test_rl_takes_the_rewards_of_the_model_that_learned_the_starts_pairs(tmp_pat
     assert isinstance(rm, RMConfig)
     assert (pairs.model, pairs.data, pairs.select, pairs.engines) == ("a model", "rows.jsonl", "dpo_pairs", 2)
     assert (held_out.model, held_out.data, held_out.select) == ("a model", "more.jsonl", "dpo_pairs")
+    assert (pairs.max_per_prompt, held_out.max_per_prompt) == (4, 1)
     assert (rm.model.model_name_or_path, rm.data.dataset) == ("a model", str(pairs.selected))
     assert rm.eval.dataset == str(held_out.selected)
     assert (rl.actor.model_name_or_path, rl.data.prompt_dataset) == ("a model", "rows.jsonl")
@@ -89,6 +90,49 @@ def test_rl_takes_the_rewards_of_the_model_that_learned_the_starts_pairs(tmp_pat
     assert [one.checkpoints for one in measured] == [("start=a model",), (f"rl={rl.ckpt.output_dir}",)]
 
 
+def test_a_reward_model_may_start_from_another_model_than_the_policy(tmp_path):
+    commands = printed_commands(SCRIPTS / "train_rm.sh", folder=tmp_path, RM_MODEL="a larger one", **OWN)
+    rm, rl = trained(commands)
+    assert (rm.model.model_name_or_path, rl.actor.model_name_or_path) == ("a larger one", "a model")
+    assert {job.model for job in of("batch_inference", commands, BatchConfig)} == {"a model"}
+    reader, rm, rl = trained(printed_commands(SCRIPTS / "train_rm.sh", folder=tmp_path, OUTPUT="runs/a loop"))[1:]
+    assert reader.model.model_name_or_path == rl.actor.model_name_or_path == "runs/a loop/cold_start"
+    assert rm.model.model_name_or_path == reader.ckpt.output_dir
+
+
+def test_students_of_one_start_make_as_many_updates_on_the_teachers_responses(tmp_path):
+    flag = ("--model.kd_loss", "jsd")
+    commands = printed_commands(SCRIPTS / "train_kd.sh", *flag, folder=tmp_path, TEACHER="a teacher", **OWN)
+    alone, taught, own = trained(commands)
+    (job,) = of("batch_inference", commands, BatchConfig)
+    assert (job.model, job.data, job.n_samples, job.min_reward) == ("a teacher", "rows.jsonl", 1, 0.0)
+    assert {type(alone), type(taught), type(own)} == {SFTConfig, KDConfig}
+    for student in (alone, taught, own):
+        assert (student.model.model_name_or_path, student.data.dataset) == ("a model", str(job.selected))
+        for part in ("adam", "train", "lr_scheduler"):
+            assert getattr(student, part) == getattr(alone, part), part
+    for student, share in ((taught, 0.0), (own, 0.5)):
+        assert (student.teacher.model_name_or_path, student.model.kd_coef) == ("a teacher", 1.0)
+        assert (student.rollout.on_policy_share, student.model.kd_loss) == (share, "jsd")
+    *measured, table = of("evaluate", commands, EvaluateConfig)
+    assert [one.checkpoints[0].split("=")[0] for one in measured] == ["start", "alone", "taught", "own", "teacher"]
+    assert table.baseline == "alone"
+
+
+def test_distillation_without_a_teacher_is_refused(tmp_path):
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / "train_kd.sh")],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DRY_RUN": "1", "PYTHON": sys.executable} | OWN,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "train_kd.sh: MODEL=a model needs a TEACHER, with the same tokenizer\n",
+    )
+
+
 @pytest.mark.parametrize("script", LOOPS)
 def test_a_loop_without_a_model_makes_a_tiny_one_and_all_rows(script, tmp_path):
     commands = printed_commands(SCRIPTS / script, folder=tmp_path, OUTPUT="runs/small", SEED="3")
@@ -100,7 +144,8 @@ def test_a_loop_without_a_model_makes_a_tiny_one_and_all_rows(script, tmp_path):
     made = {words[words.index("--output") + 1] for words in commands if "lmm_r1.cli.make_task" in words}
     used = [job.data for job in of("batch_inference", commands, BatchConfig)]
     used += [file.split("=")[1] for one in of("evaluate", commands, EvaluateConfig) for file in one.files]
-    used += cold_start.data.dataset.split(",")
+    learned = [stage.data.dataset for stage in (cold_start, *others) if isinstance(stage, SupervisedConfig)]
+    used += [path for paths in learned for path in paths.split(",") if path.startswith("runs/small/data/")]
     assert made == set(used)
 
 
@@ -142,6 +187,6 @@ def test_every_file_of_settings_for_loops_is_taken_by_one():
     texts = "".join(
         path.read_text(encoding="utf-8") for path in (STAGES / "loop.sh", *(SCRIPTS / name for name in LOOPS))
     )
-    named = {name for name in ("dpo", "sft", "rm", "rl", "sampling") if f"$CONFIGS/{name}.yaml" in texts}
+    named = {name for name in ("dpo", "sft", "rm", "rl", "kd", "sampling") if f"$CONFIGS/{name}.yaml" in texts}
     assert {path.stem for path in folder.glob("*.yaml")} == named
     assert {path.stem for path in Path(folder / "tiny").iterdir()} == named

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message
+from lmm_r1.data.messages import ImagePart, Message, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.encoding import any_of, collapse_runs
@@ -36,7 +36,7 @@ class CharacterTokenizer:
 
 
 class CharacterKit:
-    """A turn is the first letter of its role, its characters, END and a newline; an image is three placeholders.
+    """A turn is the first letter of its role, its characters, END and a newline; an image is three placeholders, a video one.
 
     What `GroupRollout` and `encode_sample` ask of an LmmKit, and how often they ask for the encoding.
     """
@@ -80,6 +80,7 @@ class CharacterKit:
             engine_token_ids=collapse_runs(ids, placeholders=frozenset({PLACEHOLDER})),
             images=list(images),
             media={"pixels": len(images)} if images else None,
+            videos=list(videos),
         )
 
     def render(
@@ -116,6 +117,8 @@ class CharacterKit:
             for part in message.parts:
                 if isinstance(part, ImagePart):
                     ids += [PLACEHOLDER] * patches + [AFTER_IMAGE]
+                elif isinstance(part, VideoPart):
+                    ids.append(PLACEHOLDER)
                 else:
                     ids += map(ord, part.text)
             ids += [END, NEWLINE]

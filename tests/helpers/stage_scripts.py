@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 STAGES = SCRIPTS / "lmm_r1"
@@ -14,6 +14,7 @@ TRAINERS = {
     "lmm_r1.cli.train_ppo_ray": PPOConfig,
     "lmm_r1.cli.train_sft": SFTConfig,
     "lmm_r1.cli.train_dpo": DPOConfig,
+    "lmm_r1.cli.train_kd": KDConfig,
     "lmm_r1.cli.train_rm": RMConfig,
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import flags
+from helpers.commands_here import run_here
 from helpers.deepspeed_process import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.reward_servers import running
@@ -83,7 +84,7 @@ def records_of(file: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text().splitlines()))
 
 
-def check_best_of_two(model: Path, folder: Path) -> None:
+def check_best_of_two(model: Path, folder: Path, *, policy: Path) -> None:
     """By the last step's score the trained model prefers one step or both, as the picture says."""
     question = {"type": "text", "text": "Which digit does the picture show?"}
     responses = [{"text": "I see 46"}, {"text": "I see 46\n\n 46 it is\n"}, {"text": " "}]
@@ -106,17 +107,18 @@ def check_best_of_two(model: Path, folder: Path) -> None:
     assert one["reward"] > 0.9 > 0.1 > both["reward"] == both["scores"]["steps_last"] == both["scores"]["steps_min"]
     assert both["scores"]["steps_product"] == pytest.approx(one["reward"] * both["reward"], rel=1e-4)
     assert none["reward"] == 0.0
-    check_served(model, folder)
+    check_served(model, folder, policy=policy)
 
 
-def check_served(model: Path, folder: Path) -> None:
-    """Behind HTTP the model scores as it does here."""
+def check_served(model: Path, folder: Path, *, policy: Path) -> None:
+    """Behind HTTP the model scores as it does here, and a policy is rewarded by it."""
     given = {"model": model, "dtype": "fp32", "port": 0, "image_root": folder, "step_scores": "last"}
     command = [sys.executable, "-m", "lmm_r1.cli.serve_rm", *flags(given)]
     with running(command, env={"OMP_NUM_THREADS": "1"}) as server:
         values = {"eval_task": "rm", "model": f"{server.address}/get_reward", "data": folder / "given.jsonl"}
         values |= {"output": folder / "served.jsonl", "select": "best_of_n", "selected": folder / "best_served.jsonl"}
         batch_inference.main(flags(values))
+        check_rl(model, folder, reward=f"{server.address}/get_reward", policy=policy)
     best = [[one["messages"] for one in records_of(folder / f"{name}.jsonl")] for name in ("best", "best_served")]
     assert best[0] == best[1]
     here, served = (
@@ -124,6 +126,43 @@ def check_served(model: Path, folder: Path) -> None:
     )
     for one, other in zip(sum(here, []), sum(served, []), strict=True):
         assert other["scores"] == pytest.approx(one["scores"] | {"timed_out": 0.0}, abs=1e-5)
+
+
+def check_rl(model: Path, folder: Path, *, reward: str, policy: Path) -> None:
+    """Two steps of RL about the pictures: each response has the reward, and the parts, that the served model gives it here."""
+    rows = [
+        {"messages": row["prompt"], "images": row["images"], "answer": ""}
+        for row in records_of(folder / "train_prm.jsonl")
+    ]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "actor.model_name_or_path": policy,
+        "data.prompt_dataset": "asked.jsonl",
+        "data.max_len": 128,
+        "reward.remote_url": reward,
+        "rollout.batch_size": 4,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 12,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 4,
+        "ds.param_dtype": "fp32",
+        "algo.kl.init_coef": 0,
+        "ckpt.output_dir": "rl",
+    }
+    ended = run_here("train_ppo_ray", [*flags(values), "--train.colocate_all"], folder=folder)
+    assert ended.code == 0, ended.stderr
+    metrics, rollouts = (records_of(folder / "rl" / f"{name}.jsonl") for name in ("metrics", "rollouts"))
+    assert [line["step"] for line in metrics] == [1, 2]
+    assert all(0 < line["steps"] and 0 < line["steps_last"] < 1 for line in metrics)
+    given = [{"prompt": one["messages"], "responses": [{"text": one["response"]}]} for one in rollouts]
+    (folder / "rl/given.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    here = {"eval_task": "rm", "model": model, "data": folder / "rl/given.jsonl", "step_scores": "last"}
+    batch_inference.main(flags(here | {"output": folder / "rl/scored.jsonl"}))
+    for rollout, row in zip(rollouts, records_of(folder / "rl/scored.jsonl"), strict=True):
+        (expected,) = row["responses"]
+        assert rollout["reward"] == pytest.approx(expected["reward"], abs=1e-5)
+        assert rollout["scores"]["steps"] == expected["scores"]["steps"]
+    assert len({rollout["reward"] for rollout in rollouts}) > 4
 
 
 @pytest.mark.parametrize("module", [train_kto, train_prm], ids=["train_kto", "train_prm"])
@@ -148,7 +187,7 @@ def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_sam
     else:
         # Of each picture's two steps one is right, so that the picture is what tells.
         assert trained[STEPS]["step_accuracy"] == evaluated["eval_step_accuracy"] == 1.0
-        check_best_of_two(tmp_path / "whole", tmp_path)
+        check_best_of_two(tmp_path / "whole", tmp_path, policy=model)
     assert trained[STEPS]["loss"] < 0.05
     assert evaluated["eval_loss"] < 0.05
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.glm_v import GlmVKit
-from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.kit import RouterScores, TinyModelSpec
 
 CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 # Of the tiny model: two groups of experts, of which a token takes one, as a release could; those so far have one group.
@@ -44,7 +44,9 @@ class Glm4vMoeKit(GlmVKit):
     # Norms of queries and keys are neither in transformers' model nor in any release with images.
     engine_text_config = {"use_qk_norm": False}
     zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
-    sigmoid_routers = True
+
+    def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
+        return "sigmoid"
 
     def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's arguments, and in any case the class of `engine_model`, whose output layer may be tied."""

@@ -23,11 +23,20 @@ from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RouterScores, TinyModelSpec
 
 # Inputs of a forward, and settings of a config, that are no text.
 _MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
 _MEDIA_CONFIGS = ("vision", "audio", "vq_")
+# Those of any other mixture of experts score by a softmax.
+_ROUTER_SCORES: dict[str, RouterScores | None] = {
+    "afmoe": "sigmoid",
+    "hy_v3": "sigmoid",
+    "laguna": "sigmoid",
+    "minimax_m2": "sigmoid",
+    # By the square root of a softplus, and in its first layers by a table of tokens.
+    "deepseek_v4": None,
+}
 # Found by trying; the classes themselves do not tell.
 _FOUND = {
     "blt": "it reads bytes, and no tokens of a vocabulary",
@@ -139,6 +148,9 @@ class LanguageModelKit(LmmKit):
     ) -> dict[str, torch.Tensor]:
         assert media is None, "a plain language model got media tensors"
         return super().forward_inputs(config, sequences, attention_mask, media)
+
+    def router_scores(self, config: PretrainedConfig) -> RouterScores | None:
+        return _ROUTER_SCORES.get(config.model_type, "softmax")
 
     def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
         """Return what stands under the output layer; its name differs between architectures."""

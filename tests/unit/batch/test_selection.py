@@ -65,6 +65,17 @@ def test_a_pair_is_the_best_response_over_the_worst():
     }
 
 
+def test_several_pairs_of_a_prompt_differ_and_begin_with_the_outermost():
+    many = record(0.0, 1.0, 0.0, 1.0, 0.5, texts=["a", "b", "a", "c", "d"])
+    pairs = selected("dpo_pairs", many, max_per_prompt=9)
+    assert [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs] == [
+        *(("b", "a"), ("c", "a"), ("b", "d"), ("d", "a"), ("c", "d")),
+    ]
+    assert selected("dpo_pairs", many, max_per_prompt=9, min_margin=1) == pairs[:2]
+    assert selected("dpo_pairs", many, max_per_prompt=3) == pairs[:3]
+    assert selected("dpo_pairs", many) == pairs[:1]
+
+
 def test_no_pair_is_made_of_equal_or_too_close_rewards():
     assert selected("dpo_pairs", record(1.0, 1.0), record(0.2)) == []
     assert len(selected("dpo_pairs", record(1.0, 0.5), min_margin=0.5)) == 1

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
-from helpers.conversations import message, row
+from helpers.conversations import clip, message, row
 from helpers.talking_engine import LIMITS, TalkingEngine, play_group
 
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
@@ -232,6 +232,10 @@ def test_images_of_the_row_and_of_later_prompts_are_trained_on(agent):
         ("result['action_ranges'] = ['x']", "are no numbers"),
         ("return [result]", "execute returns a list"),
         ("1 / 0", "the executor failed"),
+        (
+            "await llm_engine.generate(ids, sampling_params, multi_modal_data={'video': [None]})",
+            "multi_modal_data has video, and an agent's turns may show images alone",
+        ),
         ("await asyncio.sleep(60)", "it has asked the engine for nothing in 0.3 s"),
     ],
 )
@@ -264,6 +268,14 @@ def test_an_executor_that_takes_no_images_is_given_none_and_gets_no_row_with_one
     assert sample.played.end == "over"
     with pytest.raises(UserError, match="has no parameter images; add it, or leave such rows out"):
         play(blind, "5", "2", prompt=PICTURED, limits=LIMITS)
+
+
+def test_an_executor_gets_no_row_with_a_video(agent):
+    filmed = row(message("user", clip(2, 56, 56), "?"), answer="2")
+    with pytest.raises(
+        UserError, match="the row has a video, and OpenRLHF's form of agents, .* hands on images alone"
+    ):
+        play(agent(EXECUTES), "5", "2", prompt=filmed)
 
 
 def test_files_are_told_apart(agent):
