@@ -32,6 +32,8 @@ class TaskSettings:
     """digits: most digits in a row; None is the task's 3."""
     max_image_digits: int | None = None
     """digits: most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
+    page_rows: int | None = None
+    """digits: rows of an image in which a digit may lie, 1 to 3; None is the task's 3, and with 1 the digits stand in a line."""
     board_width: int | None = None
     """digits: pixels of an image's width, the digits lie at its left; None is as wide as they need, 84."""
     board_height: int | None = None

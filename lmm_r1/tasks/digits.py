@@ -3,7 +3,7 @@
 import functools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,13 +64,15 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A square page of cells: each digit lies in a cell of its own and never crosses the cell's edge.
+    """A page of cells: each digit lies in a cell of its own and never crosses the cell's edge.
 
     Each digit also has a column of its own, in which it lies at any height, so that only left to right orders them.
     """
 
     cells: int = 3
-    """Cells on each side."""
+    """Columns of cells."""
+    rows: int | None = None
+    """Rows of cells; None is a square page. With one row the digits stand in a line."""
     cell_px: int = 28
     """Pixels on a cell's side; 28 is one visual token of a ViT with patches of 14 pixels merged 2x2."""
     min_digit_px: int = 22
@@ -84,10 +86,18 @@ class Page:
                 f"digits of {self.min_digit_px} to {self.max_digit_px} px must be at least {SCAN_PX} px and fit "
                 f"a cell of {self.cell_px} px"
             )
+        if not 1 <= self.heights <= self.cells:
+            raise ValueError(f"a page of {self.heights} rows of cells: 1 to {self.cells}, as many as columns, are known")
 
     @property
-    def side_px(self) -> int:
-        return self.cells * self.cell_px
+    def heights(self) -> int:
+        """In how many rows a digit may lie."""
+        return self.cells if self.rows is None else self.rows
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.cells * self.cell_px, self.heights * self.cell_px
 
     def place(self, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> list[Placement]:
         """Random scans of `digits` in reading order: one in each column from the left, each in a random row of cells.
@@ -98,7 +108,7 @@ class Page:
         return [self._in_column(column, digit, split=split, rng=rng) for column, digit in enumerate(digits)]
 
     def _in_column(self, column: int, digit: int, *, split: Split, rng: random.Random) -> Placement:
-        row = rng.randrange(self.cells)
+        row = rng.randrange(self.heights)
         size = rng.randint(self.min_digit_px, self.max_digit_px)
         margin = (self.cell_px - size) // 2
         reach = min(self.jitter_px, margin)
@@ -110,8 +120,8 @@ class Page:
         )
 
     def draw(self, placements: list[Placement]) -> Image.Image:
-        """The page in grey, `side_px` square, with each scan enlarged to its size."""
-        page = Image.new("L", (self.side_px, self.side_px), BOARD)
+        """The page in grey with each scan enlarged to its size."""
+        page = Image.new("L", self.size_px, BOARD)
         for placement in placements:
             enlarged = scan(placement.scan_index).resize((placement.size, placement.size), Image.Resampling.BICUBIC)
             page.paste(enlarged, (placement.left, placement.top))
@@ -139,6 +149,8 @@ class DigitsTask:
     spelled_share: float = 0.5
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
+    page_rows: int | None = None
+    """Rows of cells of the page; None is the page's. With one the digits of an image stand in a line."""
     board_width: int | None = None
     """Pixels of an image's width, whose left the page takes; None is the page's. With the size that a model's image
     processor scales to, the cells stay as large as they are drawn."""
@@ -156,20 +168,25 @@ class DigitsTask:
                 f"at most {self.max_image_digits} digits in an image: it must be at least one and no more than the "
                 f"{self.max_digits} that a row may have"
             )
-        if min(self.board_px) < self.page.side_px:
+        (board_width, board_height), (width, height) = self.board_px, self.paper.size_px
+        if board_width < width or board_height < height:
             raise ValueError(
-                f"a board of {self.board_px[0]} x {self.board_px[1]} px is smaller than the page, "
-                f"{self.page.side_px} px square"
+                f"a board of {board_width} x {board_height} px is smaller than the page of {width} x {height} px"
             )
         check_image_share(self.image_share)
 
     @property
+    def paper(self) -> Page:
+        """The page with as many rows as the task sets."""
+        return self.page if self.page_rows is None else replace(self.page, rows=self.page_rows)
+
+    @property
     def board_px(self) -> tuple[int, int]:
         """Width and height of an image."""
-        side = self.page.side_px
+        width, height = self.paper.size_px
         return (
-            side if self.board_width is None else self.board_width,
-            side if self.board_height is None else self.board_height,
+            width if self.board_width is None else self.board_width,
+            height if self.board_height is None else self.board_height,
         )
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
@@ -204,7 +221,7 @@ class DigitsTask:
     def _as_image(
         self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random
     ) -> list[dict[str, Any]]:
-        page = self.page.draw(self.page.place(digits, split=split, rng=rng))
+        page = self.paper.draw(self.paper.place(digits, split=split, rng=rng))
         board = Image.new("L", self.board_px, BOARD)
         board.paste(page)
         return [{"type": "image", "image": board}, {"type": "text", "text": _IMAGE_PROMPTS[question]}]

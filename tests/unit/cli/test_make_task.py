@@ -158,6 +158,8 @@ def test_the_pixel_bound_and_the_box_of_a_search_go_through_the_file(tmp_path):
         (["sokoban", "--boxes", "0"], "--boxes 0: 0 boxes: a level has at least one"),
         (["visual_search", "--block_px", "10"], "--block_px 10: block_px 10: a multiple of 9"),
         (["message_decoding", "--letters", "2"], "--letters 2: 2 letters: 3 to 26"),
+        (["digits", "--page_rows", "4"], "--page_rows 4: a page of 4 rows of cells: 1 to 3"),
+        (["digits_table", "--page_rows", "1"], "--page_rows 1: no setting of digits_table, which takes "),
         (["digits_table", "--cells", "1"], "--cells 1: a table of 1 x 1 cells"),
     ],
 )
@@ -177,7 +179,7 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
             if isinstance(getattr(get_task(name), setting.name), int | float | str):
                 assert setting.name in flags | {"spelled_share", "cell_px", "dot_px"}, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
-    assert flags - set(owners) == {"max_image_digits", "board_width", "board_height"}
+    assert flags - set(owners) == {"max_image_digits", "page_rows", "board_width", "board_height"}
 
 
 SEARCH = ["visual_search", "--modality", "image", "--view_px", "56", "--distractors", "3"]

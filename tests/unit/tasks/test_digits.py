@@ -343,8 +343,48 @@ def test_a_board_wider_and_higher_than_the_page_is_blank_at_its_right_and_below(
 
 @pytest.mark.parametrize("side", ["board_width", "board_height"])
 def test_a_board_smaller_than_the_page_is_refused(side):
-    with pytest.raises(ValueError, match="is smaller than the page, 84 px square"):
+    with pytest.raises(ValueError, match="is smaller than the page of 84 x 84 px"):
         DigitsTask(**{side: 83})
+
+
+def test_on_a_page_of_one_row_the_digits_stand_in_a_line():
+    task = DigitsTask(page_rows=1, min_digits=1)
+    assert task.board_px == (84, 28)
+    for row in make("image", rows=60, task=task):
+        chalk = np.asarray(row.messages[0]["content"][0]["image"]) > 150
+        assert chalk.shape == (28, 84)
+        count = len(read_digits(row))
+        assert chalk.reshape(28, 3, 28).any(axis=(0, 2)).tolist() == [True] * count + [False] * (3 - count)
+    placements = Page(rows=1).place((1, 2, 3), split="train", rng=random.Random(0))
+    # 22 to 26 pixels of the only 28, at most 2 off the middle: the top is 0 to 5.
+    assert all(0 <= placement.top <= 5 and placement.top + placement.size <= 28 for placement in placements)
+
+
+def test_a_line_of_digits_asks_what_a_square_page_asks_and_leaves_the_rest_of_a_board_blank():
+    (square,) = make("image", rows=1)
+    (line,) = make("image", rows=1, task=DigitsTask(page_rows=1, board_width=112, board_height=112))
+    assert (line.solution, line.answer) == (square.solution, square.answer)
+    board = np.asarray(line.messages[0]["content"][0]["image"])
+    assert board.shape == (112, 112)
+    assert (board[:28, :84] > 150).any()
+    assert (board[28:] == 122).all()
+    assert (board[:, 84:] == 122).all()
+    assert make("text", task=DigitsTask(page_rows=1)) == make("text")
+
+
+def test_a_page_of_two_rows_uses_both():
+    tops = {
+        placement.top // 28
+        for seed in range(20)
+        for placement in Page(rows=2).place((1, 2, 3), split="train", rng=random.Random(seed))
+    }
+    assert tops == {0, 1}
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_page_without_rows_or_with_more_of_them_than_columns_is_refused(rows):
+    with pytest.raises(ValueError, match=f"a page of {rows} rows of cells: 1 to 3"):
+        DigitsTask(page_rows=rows)
 
 
 def test_a_page_whose_digits_do_not_fit_its_cells_is_refused():
