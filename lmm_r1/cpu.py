@@ -311,3 +311,36 @@ def take_seeds() -> None:
 
     CPUModelRunner._lmm_r1_bookkeeping = bookkeeping
     CPUModelRunner._bookkeeping_sync = rewound
+
+
+def mend_guesses() -> None:
+    """Let vLLM's CPU backend sample guessed tokens by their request's temperature, top_p and top_k; once or more.
+
+    vLLM 0.29 hands its kernel copies of both tensors in whole numbers (`vllm.utils.cpu_triton_utils._expand_kernel_impl`), so
+    that logits are divided by what lay in memory: likely tokens were sampled as rarely as banned ones.
+    """
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(
+        output: torch.Tensor,  # (N,)
+        given: torch.Tensor,  # (B,)
+        ends: torch.Tensor,  # (B,)
+        replace_from: float,
+        replace_to: float,
+        **_: object,
+    ) -> None:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        output.copy_(given.masked_fill(given == replace_from, replace_to).repeat_interleave(counts))
+
+    rejection_sampler.expand_kernel = _Launched(expand)
+
+
+class _Launched:
+    """A function behind the syntax by which vLLM launches a kernel: `kernel[grid](...)`."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._function

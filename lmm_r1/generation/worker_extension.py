@@ -10,12 +10,13 @@ import torch
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
+from lmm_r1 import cpu
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, weights_in
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 
 class TokenBan:
-    """Keeps tokens from being sampled, whatever request asks."""
+    """Keeps tokens from being sampled, whatever request asks: for engines that guess tokens."""
 
     # Of vLLM's worker.
     model_runner: Any
@@ -26,6 +27,8 @@ class TokenBan:
 
         An engine that guesses tokens refuses requests with a `logit_bias`, which it would not add where it checks guesses.
         """
+        if not cpu.own_cuda():
+            cpu.mend_guesses()
         model = self.model_runner.get_model()
         compute = model.compute_logits
         banned = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.contract
 KIT = get_kit("qwen2_5_vl")
 TOLERANCE = 1e-4
 GUESSED = 4
-TOKENS = 60
+TOKENS = 48
 
 
 @dataclass(kw_only=True)
@@ -47,10 +47,13 @@ class Run:
 
 
 def peak(policy: KitActor, prompt: EncodedPrompt, *, banned: list[int]) -> None:
-    """Let the policy be sure of its next token, which often are the same, and want a banned one behind a prompt."""
+    """Let the policy be sure of its next token, which rather follows from the last one, and want a banned one at first."""
     with torch.no_grad():
+        for name, weight in policy.model.model.language_model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.mul_(0.1)
         head = policy.model.lm_head.weight
-        head.mul_(25)
+        head.mul_(15)
         likeliest = policy.model(torch.tensor([prompt.token_ids])).logits[0, -1].argmax()
         head[banned[0]] = 2 * head[likeliest]
 
@@ -129,7 +132,7 @@ def test_new_weights_are_those_that_guesses_are_checked_with(run):
 
 def test_tokens_are_as_likely_as_they_would_be_without_guesses(run):
     """Sums of log-probs against their expectation: an excess of taken guesses would make samples likelier than they are."""
-    samples, guesses = run.sampled(n=64, temperature=1.0, max_tokens=24)
+    samples, guesses = run.sampled(n=24, temperature=1.0, max_tokens=24)
     assert guesses.accepted
     text = run.prompts[1]
     excess = variance = 0.0

@@ -285,3 +285,17 @@ def test_commands_choose_before_torch_reads_it(monkeypatch):
     chosen, loaded = told.stdout.split()
     assert chosen in (("0", "300000") if len(os.sched_getaffinity(0)) > 1 else ("None",))
     assert loaded == "False"
+
+
+def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypatch):
+    from vllm.v1.sample import rejection_sampler
+
+    monkeypatch.setattr(rejection_sampler, "expand_kernel", None)
+    cpu.mend_guesses()
+    # Two guesses of the first request, none of the second, three of the third; greedy requests are divided by 1.
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    temperatures = torch.tensor([0.5, 0.7, 0.0])
+    expanded = rejection_sampler.expand_batch_to_tokens(temperatures, ends, 5, replace_from=0, replace_to=1)
+    assert expanded.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    top_k = rejection_sampler.expand_batch_to_tokens(torch.tensor([3, 4, 5], dtype=torch.int32), ends, 5)
+    assert top_k.tolist() == [3, 3, 5, 5, 5]
