@@ -30,8 +30,13 @@ def running_engine(
     max_videos: int = 0,
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "float32",
+    **more: Any,
 ) -> Iterator[Any]:
-    """Yield a `vllm.LLM` that takes new weights as a training run gives them."""
+    """Yield a `vllm.LLM` that takes new weights as a training run gives them.
+
+    Args:
+        more: further arguments of the engine.
+    """
     cpu.prepare_process()
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -52,6 +57,7 @@ def running_engine(
             logprobs_mode="processed_logprobs",
             worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
             **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
+            **more,
         )
     try:
         yield llm
