@@ -176,6 +176,7 @@ class KitPPOTrainer(BasePPOTrainer):
             position=self.prompts.state_dict(),
             began=began,
             ended=time.perf_counter(),
+            solved=self.prompts.solved,
         )
 
     def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
@@ -195,6 +196,8 @@ class KitPPOTrainer(BasePPOTrainer):
         now = time.perf_counter()
         status["timing/generation"] = made.ended - made.began
         status["timing/step_total"] = now - began
+        if made.solved is not None:
+            status["prompts_solved"] = made.solved
         if isinstance(self.source, RolloutsAhead):
             samples = [sample for group in rollout.groups for sample in group]
             status |= ages(samples, updates=self.step - 1)
@@ -480,7 +483,6 @@ class KitPPOTrainer(BasePPOTrainer):
             **{f"filtered_groups/{reason}": count for reason, count in counts(rollout.dropped).items()},
             "media_bytes": rollout.media_bytes,
             **{part.metric: part.weight for part in rollout.part_weights},
-            **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
             **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),
         }
         if rollout.greedy:
