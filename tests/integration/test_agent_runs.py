@@ -1,17 +1,14 @@
 """Reinforcement learning on episodes through the command, on real Ray, DeepSpeed and vLLM, with a user's environment."""
 
-import gc
 import json
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import openrlhf.utils.deepspeed.deepspeed as upstream
 import pytest
-import ray
 import torch
 from helpers.commands import write_rows
 from helpers.conversations import picture
@@ -19,11 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from lmm_r1.cli import train_ppo_ray
-from lmm_r1.cli.arguments import parse
-from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import run
-from lmm_r1.trainer.samples import told_by_workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -345,35 +338,6 @@ def test_a_file_without_an_environment_is_told_before_anything_starts(tiny_check
     with pytest.raises((UserError, SystemExit)):
         train_ppo_ray.main(argv)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.usefixtures("own_environment")
-def test_of_groups_that_fail_by_one_mistake_one_is_told_and_ray_prints_no_traceback_of_the_others(
-    tiny_checkpoint, tmp_path, capfd
-):
-    argv = command(tmp_path, tiny_checkpoint("qwen2_5_vl"))
-    config = resolve(parse(PPOConfig, argv, prog="train_ppo_ray", description=""))
-    run._start_ray(config)
-
-    @ray.remote(num_cpus=0)
-    def generate_group(number: int) -> None:
-        raise UserError(f"rows.jsonl, line {number}: the environment is wrong")
-
-    def step() -> None:
-        refs = [generate_group.remote(number) for number in range(1, 4)]
-        ray.wait(refs, num_returns=len(refs))
-        with told_by_workers():
-            ray.get(refs)
-
-    try:
-        with pytest.raises(UserError, match="line 1: the environment is wrong$"):
-            step()
-        # Ray tells of a result that nobody has asked for when it is let go.
-        gc.collect()
-        time.sleep(0.5)
-    finally:
-        ray.shutdown()
-    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.full
