@@ -163,6 +163,15 @@ def _read(file: Path) -> Parity:
 
 
 def _gap(record: dict[str, object], *, place: str) -> Gap:
-    texts = {name: text_field(record, name, place=place) for name in ("rows", "weights", "verdict")}
-    numbers = {name: number_field(record, name, place=place) for name in ("mean_exp", "mean", "largest")}
-    return Gap(**texts, **{name: float("inf") if value is None else value for name, value in numbers.items()})
+    def number(name: str) -> float:
+        value = number_field(record, name, place=place)
+        return float("inf") if value is None else value
+
+    return Gap(
+        rows=text_field(record, "rows", place=place),
+        weights=text_field(record, "weights", place=place),
+        mean_exp=number("mean_exp"),
+        mean=number("mean"),
+        largest=number("largest"),
+        verdict=text_field(record, "verdict", place=place),
+    )

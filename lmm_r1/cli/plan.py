@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
@@ -24,6 +24,7 @@ from lmm_r1.config import (
     resolve,
     sized_supervised,
 )
+from lmm_r1.config.gpu_counts import asked_gpus, check_machine
 from lmm_r1.config.plan import (
     PlanDPOConfig,
     PlanKDConfig,
@@ -83,13 +84,16 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
     if not given.data.prompt_dataset:
         unread["data.prompt_dataset"] = NOT_READ
     config = resolve(dotted.replace(_without_machine(given, PPOConfig), unread))
+    if given.gpu_memory_gib is None:
+        # What the run asks of this machine, it would refuse.
+        check_machine(config)
 
     def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
         from lmm_r1.planning.ppo_plan import plan_ppo
 
         return plan_ppo(changed, machine, image=image)
 
-    _print(config, given, path=config.actor.model_name_or_path, make=make)
+    _print(config, given, path=config.actor.model_name_or_path, make=make, gpus=asked_gpus(config))
 
 
 def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> None:
@@ -114,12 +118,14 @@ def _print(
     *,
     path: str | None,
     make: Callable[[Config, Machine, PlanImage | None], Plan],
+    gpus: Mapping[str, int] | None = None,
 ) -> None:
     """Print the plan of a run on the machine that was named; raises UserError where it does not fit.
 
     Args:
         path: of the trained model.
         make: makes the plan of settings on a machine, with an image in each prompt or without.
+        gpus: how many those who share some ask for; None where a launcher says it.
     """
     prepare_training(config)
     from rich.console import Console
@@ -136,6 +142,8 @@ def _print(
     with unpredictable_refused(path):
         plan = make(config, machine, image)
         print_plan(plan, Console(highlight=False))
+        if gpus is not None and machine.gpu_bytes is not None:
+            print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
         judge(config, plan, replan=lambda changed: make(changed, machine, image))
 
 

@@ -132,6 +132,10 @@ def connect(**settings: Any) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Seconds: on a slow machine forked workers answer once their libraries are loaded.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
+    if settings.get("log_to_driver") is False:
+        # Of several workers that fail alike, one is told where their results are awaited; Ray would print the others, each
+        # with its traceback, behind what the run ends with.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         ray.init(**settings, logging_level=logging.WARNING)
     except ConnectionError as error:

@@ -107,9 +107,14 @@ class _Share:
         return not {"actor", "critic"} & set(self.models) or batch % ranks == 0
 
 
+def asked_gpus(config: PPOConfig) -> dict[str, int]:
+    """Return how many GPUs those who share some ask for, the policy's first, of settings without open counts."""
+    return {str(share): _size(config, share) for share in _shares(config)}
+
+
 def needed_gpus(config: PPOConfig) -> int:
     """Return how many GPUs the models and engines of settings without open counts ask for."""
-    return sum(_size(config, share) for share in _shares(config))
+    return sum(asked_gpus(config).values())
 
 
 def check_machine(config: PPOConfig) -> None:
@@ -120,7 +125,7 @@ def check_machine(config: PPOConfig) -> None:
 
 def check_offered(config: PPOConfig, offer: Offer) -> None:
     """Raise UserError where settings without open counts ask for more than a machine has."""
-    asked = {str(share): _size(config, share) for share in _shares(config)}
+    asked = asked_gpus(config)
     told = ", ".join(f"{name} {size}" for name, size in asked.items())
     if offer.per_node and sum(asked.values()) > sum(offer.per_node):
         raise UserError(

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -54,6 +55,8 @@ class ExecutorRollout(EpisodeRollout):
         return self.codec.kit.collapsed(self.codec.processor, token_ids)
 
     def _needed(self, settings: GroupSettings, room: int) -> SamplingParams:
+        """Return what a turn is sampled by; always with log-probs, as training and evaluation may be under way together."""
+        settings = replace(settings, logprobs=True)
         most = min(settings.sampling.max_new_tokens or room, room)
         return self._parameters(settings, max_tokens=most, n_samples=1, output_per="prompt")
 
@@ -62,17 +65,18 @@ class ExecutorRollout(EpisodeRollout):
             self._engine = CalledEngine(
                 engine,
                 collapsed=self._collapsed,
-                needed=self._needed,
-                settings=settings,
+                # Lengths, and what ends a turn, are a run's; whatever else is its own, an episode is told.
+                needed=partial(self._needed, settings),
+                max_len=settings.max_len,
                 guesses=self.codec.engine_bans,
+                weights=self.weights,
             )
         called = self._engine
-        called.settings = settings
         self._playing += 1
         try:
             result = await self._executed(called, opening, settings)
             if result is not None:
-                return await self._sample_of(result, opening, called)
+                return await self._sample_of(result, opening, called, settings)
         except AgentFault:
             logger.exception("%s: nothing can be learnt from its episode", self._place_of(opening.row))
         finally:
@@ -133,14 +137,14 @@ class ExecutorRollout(EpisodeRollout):
         }
         return {**given, "images": images or None} if self.environment.takes_images else given
 
-    async def _sample_of(self, result: Any, opening: Opening, engine: CalledEngine) -> Sample:
+    async def _sample_of(self, result: Any, opening: Opening, engine: CalledEngine, settings: GroupSettings) -> Sample:
         """Return an episode made of what the engine has read and generated.
 
         Raises AgentFault where `execute` returns something else, and UserError where nobody says what it is worth.
         """
         token_ids, spans = _tokens_of(result)
         calls = [engine.call_of(token_ids[:start], token_ids[start:end]) for start, end in spans]
-        pieces = await self._pieces(calls, opening, engine.settings)
+        pieces = await self._pieces(calls, opening, settings)
         reward, score = result.get("reward"), result.get("scores")
         if reward is None and self.scorer is None:
             raise UserError(
@@ -194,7 +198,7 @@ class ExecutorRollout(EpisodeRollout):
                 said = Said("user", self._marked(between), parts)
                 pieces.append(_Piece(segment=await self._observation(between, images, settings), said=said))
             log_probs = call.log_probs if settings.logprobs else None
-            turn = Segment(kind="generated", token_ids=call.generated, log_probs=log_probs)
+            turn = Segment(kind="generated", token_ids=call.generated, log_probs=log_probs, weights=call.weights)
             pieces.append(_Piece(segment=turn, said=Said("assistant", self._turn_text(call, opening))))
             known, shown = (*call.read, *call.generated), call.images
         return pieces

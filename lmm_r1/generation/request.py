@@ -17,7 +17,7 @@ from lmm_r1.generation.engine_weights import EngineWeights
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
-    from vllm.outputs import CompletionOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 
 @dataclass(kw_only=True)
@@ -63,6 +63,8 @@ class Request:
         self.responses = [Response() for _ in range(parameters.n)]
         self.read_token_ids: list[int] | None = None
         """The prompt as the engine has read it, its placeholders expanded; None until it has said so."""
+        self.output: RequestOutput | None = None
+        """What the engine has given last, as it gave it."""
 
     async def sent_to(self, engine: TokenEngine) -> AsyncGenerator[Response, None]:
         """Yield each response whenever it has grown, for the last time when it has ended; leaving early aborts them all.
@@ -73,7 +75,7 @@ class Request:
         with self._noting_weights(request_id):
             async with aclosing(engine.generate(self.prompt, self.parameters, request_id)) as outputs:
                 async for output in outputs:
-                    self.read_token_ids = output.prompt_token_ids
+                    self.output, self.read_token_ids = output, output.prompt_token_ids
                     for part in output.outputs:
                         response = self.responses[part.index]
                         response.add(part)

@@ -96,6 +96,8 @@ def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Chang
     """Yield changes that a run does not have yet, by what they cost in time, and then in what is learnt."""
     on_gpu = plan.machine.gpu_bytes is not None
     if isinstance(config, PPOConfig):
+        if config.train.async_enable and config.train.async_queue_size > 1:
+            yield Change(settings={"train.async_queue_size": 1})
         if on_gpu:
             yield from _engine_changes(config)
         if not config.actor.gradient_checkpointing_enable:

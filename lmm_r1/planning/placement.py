@@ -87,28 +87,39 @@ class Device:
     engine: PlannedEngine | None
     bucket: int
     """That carries new weights to the engines."""
+    overlaps: bool = False
+    """Whether the engine generates while the models work."""
 
     def phases(self) -> list[Phase]:
         """Return what is done one after the other, and what the device holds at most in each."""
-        idle = sum(model.idle for model in self.models)
-        asleep = 0 if self.engine is None else self.engine.asleep
+        idle, asleep = sum(model.idle for model in self.models), self._of_engine
+        together = ", while responses are generated" if self.overlaps else ""
         phases = []
-        if self.engine is not None:
+        if self.engine is not None and not (self.overlaps and self.models):
             phases.append(Phase(name="generation", size=idle + self.engine.share))
         for role in dict.fromkeys(model.role for model in self.models):
             # On a machine without GPUs there may be several of them.
             members = [model for model in self.models if model.role == role]
             name = f"update of the {role}" if members[0].states is not None else f"passes of the {role}"
             more = sum(model.busy() - model.idle for model in members)
-            phases.append(Phase(name=name, size=idle + more + asleep))
+            phases.append(Phase(name=name + together, size=idle + more + asleep))
         policy = next((model for model in self.models if model.role == "policy"), None)
         if policy is not None and self.bucket:
             # What does not sleep holds its weights already.
             awake = 0 if self.engine is None else min(self.engine.share, self.engine.weights + asleep)
+            # Nor does what goes on generating.
+            awake = max(awake, asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
             own = policy.idle + min(gathered, self.bucket)
             phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))
         return phases
+
+    @property
+    def _of_engine(self) -> int:
+        """What the engine holds while models work."""
+        if self.engine is None:
+            return 0
+        return self.engine.share if self.overlaps else self.engine.asleep
 
     @property
     def peak(self) -> Phase:
@@ -117,8 +128,7 @@ class Device:
     def room(self, model: PlannedModel, *, usable: int) -> int:
         """Return what a pass of the model's update may take of a device with `usable` bytes."""
         assert model.states is not None, "a model that is trained"
-        asleep = 0 if self.engine is None else self.engine.asleep
         others = sum(other.idle for other in self.models if other.role != model.role)
         alike = sum(other.role == model.role for other in self.models)
         held = model.context + model.states.steady + model.states.backward
-        return (usable - others - asleep) // alike - held
+        return (usable - others - self._of_engine) // alike - held

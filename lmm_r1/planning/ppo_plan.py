@@ -7,6 +7,8 @@ from dataclasses import replace
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefConfig, RewardConfig
 from lmm_r1.config.shared import OptimizerConfig
+from lmm_r1.config.sizes import MOST_PROMPTS
+from lmm_r1.generation.compact_media import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.engine_memory import planned_engine
@@ -19,6 +21,8 @@ from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_byt
 
 # Passes are cut to multiples of it.
 TOKEN_STEP = 256
+# Of a sample's token in the run's process: an id and a log-prob as objects of Python, 36 and 32, and four tensors.
+SAMPLE_TOKEN_BYTES = 96
 
 
 def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = None) -> Plan:
@@ -50,7 +54,7 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     return Plan(
         machine=machine,
         devices=devices,
-        host=_host(config, machine, devices),
+        host=[*_host(config, machine, devices), *_rollouts_ahead(config, image)],
         pass_tokens=tokens,
         fitting_tokens=fitting,
         longest=longest,
@@ -164,7 +168,8 @@ def _devices(
     train = config.train
     if machine.gpu_bytes is None:
         processes = [model for model in models.values() for _ in range(model.ranks)]
-        return [Device(name="the machine", models=processes, engine=engine, bucket=0)]
+        overlaps = train.async_enable
+        return [Device(name="the machine", models=processes, engine=engine, bucket=0, overlaps=overlaps)]
     together: list[list[Role]]
     value_roles: list[Role] = [role for role in ("critic", "reward") if role in models]
     apart: list[list[Role]] = [value_roles] if train.colocate_critic_reward else [[role] for role in value_roles]
@@ -230,6 +235,24 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
     copies = 1 if config.ds.zero_stage == 3 else policy.ranks
     parts.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
     return parts
+
+
+def rollout_bytes(config: PPOConfig, image: PlanImage | None) -> int:
+    """Return what one rollout holds until it is learnt from, with samples of the longest length.
+
+    Pictures stand in Ray's store once for each prompt; those that episodes show later are not known.
+    """
+    media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
+    samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
+    return (config.rollout.batch_size or MOST_PROMPTS) * (media + samples)
+
+
+def _rollouts_ahead(config: PPOConfig, image: PlanImage | None) -> list[Phase]:
+    """Return what is held of rollouts that wait for their update, beside the one that is learnt from."""
+    if not config.train.async_enable:
+        return []
+    ahead = config.train.async_queue_size
+    return [Phase(name=f"rollouts made ahead ({ahead})", size=ahead * rollout_bytes(config, image))]
 
 
 def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) -> GroupLimit | None:

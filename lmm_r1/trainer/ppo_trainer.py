@@ -178,6 +178,7 @@ class KitPPOTrainer(BasePPOTrainer):
             position=self._prompts_behind(),
             began=began,
             ended=time.perf_counter(),
+            solved=self.prompts.solved,
         )
 
     def _prompts_behind(self) -> dict[str, Any]:
@@ -201,6 +202,8 @@ class KitPPOTrainer(BasePPOTrainer):
         now = time.perf_counter()
         status["timing/generation"] = made.ended - made.began
         status["timing/step_total"] = now - began
+        if made.solved is not None:
+            status["prompts_solved"] = made.solved
         if self.config.train.async_enable or self.config.rollout.oversample > 1:
             samples = [sample for group in rollout.groups for sample in group]
             status |= ages(samples, updates=self.step - 1)
@@ -492,7 +495,6 @@ class KitPPOTrainer(BasePPOTrainer):
             "media_bytes": rollout.media_bytes,
             **({} if rollout.guesses is None else rollout.guesses.metrics()),
             **{part.metric: part.weight for part in rollout.part_weights},
-            **({} if self.prompts.solved is None else {"prompts_solved": self.prompts.solved}),
             **({"reference_step": self.reference_step} if self.config.ref.refresh_steps else {}),
         }
         if rollout.greedy:

@@ -27,6 +27,8 @@ class MadeRollout:
     began: float
     ended: float
     """Of its generation, by `time.perf_counter`."""
+    solved: float | None = None
+    """How often prompts were solved behind it, as a curriculum has measured; None without one."""
     waited_s: float = 0.0
     """How long the engines had nothing to do before it, as it would have been too far ahead of the update."""
 

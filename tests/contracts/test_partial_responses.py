@@ -16,9 +16,11 @@ from lmm_r1.data.sample import WeightSpan
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
+from lmm_r1.generation.engine_arguments import CPU_BLOCK_SIZE
 from lmm_r1.generation.engine_weights import EngineWeights, tokens_under_way
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.run_engines import SCHEDULER
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
@@ -104,7 +106,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     policy.model.save_pretrained(original)
     checkpoint = Checkpoint(str(original))
     codec = PromptCodec(kit=KIT, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids)
-    with running_engine(KIT, original, max_images=2) as llm:
+    # Blocks so small that a picture's are kept for later prompts.
+    blocks = {"block_size": CPU_BLOCK_SIZE, "scheduler_cls": SCHEDULER}
+    with running_engine(KIT, original, max_images=2, **blocks) as llm:
         actor = object.__new__(KitRolloutActor)
         actor.weights, actor.paused = EngineWeights(), False
         yield Run(folder=folder, policy=policy, engine=actor, llm_engine=llm.llm_engine, codec=codec)
@@ -148,3 +152,16 @@ def test_each_token_has_the_log_prob_of_the_weights_that_its_version_names(run):
         assert to_old[: first.tokens].max() <= TOLERANCE
         assert to_new[first.tokens :].max() <= TOLERANCE, "what was read before is computed anew, pictures included"
         assert min(to_old[first.tokens :].max(), to_new[: first.tokens].max()) > 100 * TOLERANCE
+
+
+def test_a_picture_of_an_earlier_turn_which_the_engine_has_kept_is_read_by_the_new_weights_too(run):
+    question = "What does it show, and how often does it show it? " * 3
+    later = encode(KIT, run.codec.processor, [message("user", picture(56, 56), question)])
+    weights = run.saved("kept")
+    run.responses([later], n=1, update=weights)
+    [[whole]] = run.responses([later], n=1, update=None)
+    # Now its prompt stands in the prefix cache, and the picture in one of its first blocks.
+    [[partial]] = run.responses([later], n=1, update=weights)
+    assert partial.token_ids == whole.token_ids
+    assert (torch.tensor(partial.log_probs) - torch.tensor(whole.log_probs)).abs().max() <= TOLERANCE
+    assert [span.tokens > 0 for span in partial.weights] == [True, True]

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+import torch
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
@@ -16,11 +17,11 @@ from lmm_r1.planning import run_plan
 from lmm_r1.planning.advice import refuse_excess
 from lmm_r1.planning.dpo_plan import plan_dpo
 from lmm_r1.planning.engine_memory import WORKSPACE
-from lmm_r1.planning.estimates import estimate
+from lmm_r1.planning.estimates import PlanImage, estimate
 from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import plan_ppo
+from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
 from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
 
 pytestmark = pytest.mark.contract
@@ -91,6 +92,26 @@ def test_a_moving_average_is_a_copy_of_the_trained_weights_in_single_precision_i
     else:
         assert averaged.host_peak == plain.host_peak + more
         assert averaged.devices[0].models[0].idle == policy.idle
+
+
+@pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])
+def test_rollouts_that_are_made_ahead_wait_in_the_machines_memory(rl_run, gpu_bytes):
+    machine = Machine(gpu_bytes=gpu_bytes, host_bytes=64 * GIB)
+    flags = {"rollout__batch_size": 8, "train__batch_size": 8}
+    ahead = {"train__async_enable": True, "train__async_queue_size": 3}
+    in_turn, overlapping = (plan_ppo(rl_run(**flags, **more), machine) for more in ({}, ahead))
+    # 8 prompts x 4 samples x 1,024 tokens x 96 bytes, three times.
+    assert overlapping.host[-1].name == "rollouts made ahead (3)"
+    assert overlapping.host_peak == in_turn.host_peak + 3 * 8 * 4 * 1024 * 96
+    names = [phase.name for device in overlapping.devices for phase in device.phases()]
+    assert ("update of the policy, while responses are generated" in names) == (gpu_bytes is None)
+
+
+def test_the_pictures_of_a_rollout_are_counted_once_for_each_prompt_as_rays_store_holds_them(rl_run):
+    # 64 patches of 1,176 numbers, a byte each, and what its 256 codes stand for, 4 bytes each.
+    image = PlanImage(token_ids=(1,) * 16, media={"pixel_values": torch.zeros(64, 1176)})
+    config = rl_run(rollout__batch_size=8, train__batch_size=8)
+    assert rollout_bytes(config, image) - rollout_bytes(config, None) == 8 * (64 * 1176 + 256 * 4)
 
 
 def test_an_episode_may_take_all_that_its_prompt_leaves(rl_run, with_memory):
@@ -281,6 +302,19 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     assert "each GPU of policy and reference" in said
     assert "update of the policy" in said
     assert "passes of the update: 16,192 tokens" in said
+    assert "GPUs: 1 (actor + ref + engines 1)" in said
+    ahead = [flag for flag in flags if flag != "--train.colocate_all"] + ["--train.async_enable"]
+    main(["plan", *ahead, *one, "--vllm.num_engines", "2", "--gpu_memory_gib", "80"])
+    said = capsys.readouterr().out
+    assert "GPUs: 4 (actor 1, ref 1, engines 2)" in said
+    assert "rollouts made ahead (1)" in said
+    # What a run refuses is refused before.
+    with pytest.raises(SystemExit):
+        main(["plan", *flags, *one, "--train.async_enable", "--gpu_memory_gib", "80"])
+    assert "engines and policy take turns on the same GPUs; leave one of them out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", *ahead, "--actor.num_gpus_per_node", "999", "--ref.num_gpus_per_node", "1"])
+    assert "of which each rank takes one" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         main(["plan", *flags, *one, "--gpu_memory_gib", "80", "--vllm.gpu_memory_utilization", "0.99"])
     assert stopped.value.code == 1

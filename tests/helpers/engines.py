@@ -33,8 +33,13 @@ def running_engine(
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "float32",
     speculation: Speculation | None = None,
+    **more: Any,
 ) -> Iterator[Any]:
-    """Yield a `vllm.LLM` that takes new weights as a training run gives them."""
+    """Yield a `vllm.LLM` that takes new weights as a training run gives them.
+
+    Args:
+        more: further arguments of the engine.
+    """
     cpu.prepare_process()
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -57,6 +62,7 @@ def running_engine(
             disable_log_stats=speculation is None,
             **speculative_arguments(speculation),
             **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
+            **more,
         )
     try:
         yield llm

@@ -70,12 +70,14 @@ def play_group(
     stored: list[Any] | None = None,
     processor: Any = None,
     groups: int = 1,
+    beside: GroupSettings | None = None,
 ) -> Sequence[Sample]:
     """Return the samples of the last of the groups that one rollout plays.
 
     Args:
         make: returns the rollout of what a `GroupRollout` takes, and limits.
         stored: gets the media that are put aside for training.
+        beside: of a further group that is played at the same time as each, whose samples come behind.
     """
     kept = [] if stored is None else stored
 
@@ -94,7 +96,8 @@ def play_group(
 
     async def run() -> Sequence[Sample]:
         for _ in range(groups):
-            samples = await asyncio.wait_for(rollout.run(engine, prompt, asked, weight_version=7), timeout=20)
-        return samples
+            played = [rollout.run(engine, prompt, one, weight_version=7) for one in (asked, beside) if one is not None]
+            samples = await asyncio.wait_for(asyncio.gather(*played), timeout=20)
+        return [sample for group in samples for sample in group]
 
     return asyncio.run(run())

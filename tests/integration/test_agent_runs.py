@@ -56,12 +56,19 @@ class Look(Episode):
         return Answered(shown=(TextPart(f"Look {turn.number}: "), ImagePart(crop)), counts={"looks": 1})
 """
 
-# In OpenRLHF's form: it writes the chat template's marks itself.
+# In OpenRLHF's form: it writes the chat template's marks itself. In the second step, whose rollout is made ahead, it answers
+# the second turn when the first step is learnt from: turns before that are of other weights than the one behind it.
 TURN_BY_TURN = """
+import asyncio
+from pathlib import Path
+
 import torch
 from PIL import Image
 
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+LEARNT = Path(__file__).parent / "run" / "metrics.jsonl"
+BEGUN = []
 
 
 class AgentInstance(AgentInstanceBase):
@@ -69,11 +76,14 @@ class AgentInstance(AgentInstanceBase):
         self.turns = 0
 
     async def reset(self, states, **kwargs):
-        self.turns = 0
+        BEGUN.append(self)
+        self.turns, self.is_ahead = 0, len(BEGUN) > EPISODES
         return {"observation": states["observation"]}
 
     async def step(self, states, **kwargs):
         self.turns += 1
+        while self.turns == 2 and self.is_ahead and not (LEARNT.is_file() and LEARNT.read_text()):
+            await asyncio.sleep(0.01)
         done = self.turns == 3
         reward = torch.tensor(float(len(states["action_text"]) % 2 if done else 0))
         mark = "<|vision_start|><|image_pad|><|vision_end|>" if self.turns == 2 else ""
@@ -91,7 +101,7 @@ class AgentInstance(AgentInstanceBase):
 class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
-"""
+""".replace("EPISODES", str(PROMPTS * SAMPLES))
 # Lets an agent that knows nothing of training talk to the policy over HTTP, and puts its episode together.
 SERVED = """
 import socket
@@ -169,6 +179,9 @@ def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     start_anew(monkeypatch)
 
 
+AHEAD = ("--train.async_enable", "--train.partial_rollout_enable")
+
+
 def command(
     tmp_path: Path,
     model: Path,
@@ -176,7 +189,9 @@ def command(
     environment: str = ENVIRONMENT,
     agent_func: str | None = None,
     pictures: bool = True,
+    together: bool = True,
 ) -> list[str]:
+    """Args: together: models and engine take turns."""
     images = [tmp_path / f"{number}.png" for number in range(PROMPTS * STEPS)]
     for number, path in enumerate(images):
         picture(112 + 28 * number, 84).save(path)
@@ -203,7 +218,8 @@ def command(
         *(*agent, str(tmp_path / "looks.py"), "--data.max_len", "512"),
         *("--ckpt.output_dir", str(tmp_path / "run")),
         *("--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1", "--vllm.num_engines", "1"),
-        *("--train.colocate_all", "--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
+        *(("--train.colocate_all",) * together),
+        *("--algo.kl.init_coef", "0", "--ds.zero_stage", "2", "--ds.param_dtype", "fp32"),
         *("--rollout.batch_size", str(PROMPTS), "--rollout.n_samples_per_prompt", str(SAMPLES)),
         *("--rollout.max_new_tokens", "8", "--train.batch_size", str(PROMPTS * SAMPLES), "--actor.adam.lr", "1e-3"),
         *("--logger.rollouts_per_step", str(PROMPTS * SAMPLES), *more),
@@ -284,21 +300,28 @@ def test_branches_are_computed_once_as_far_as_they_go_together_and_last_turns_of
     [(TURN_BY_TURN, 3.0, 1.0, ("agent/taken", 3.0)), (SERVED, 1.0, 0.0, ("agent/asked", 1.0))],
     ids=["steps", "served"],
 )
-def test_files_in_openrlhfs_form_are_trained_on(
+def test_files_in_openrlhfs_form_are_trained_on_while_the_next_episodes_are_played(
     agent_func, turns, images, log, tiny_checkpoint, tmp_path, own_environment, new_process_group
 ):
     model, pictures = tiny_checkpoint("qwen2_5_vl"), agent_func is TURN_BY_TURN
-    train_ppo_ray.main(command(tmp_path, model, agent_func=agent_func, pictures=pictures))
+    # Weights that are sent and change nothing: the engine's log-probs are the trainer's behind each update, too.
+    ahead = (*AHEAD, "--actor.adam.lr", "1e-12")
+    train_ppo_ray.main(command(tmp_path, model, *ahead, agent_func=agent_func, pictures=pictures, together=False))
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
-    assert 0 < metrics[0]["mismatch/mean"] < 1e-4
     for line in metrics:
+        assert 0 < line["mismatch/mean"] < 1e-4
         assert (line["turns"], line["shown_images"], line["environment_failed"]) == (turns, images, 0.0)
         assert line["reward"] == line["agent_reward"]
         assert line[log[0]] == log[1]
     rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(rollouts) == STEPS * PROMPTS * SAMPLES
+    for line in rollouts:
+        assert sum(tokens for _, tokens in line["weights"]) == line["response_tokens"]
+        assert (line["weight_version"], line["weights"][0][0]) == (0, 0)
     if agent_func is TURN_BY_TURN:
+        assert [[version for version, _ in line["weights"]] for line in rollouts] == [[0]] * 6 + [[0, 1]] * 6
+        assert [line["async/partial_samples"] for line in metrics] == [0.0, 1.0]
         said = [[turn["role"] for turn in line["said"]] for line in rollouts]
         assert said == [["assistant", "user", "assistant", "user", "assistant"]] * len(said)
         assert ["image" in part for part in rollouts[0]["said"][3]["content"]].count(True) == 1

@@ -1,5 +1,7 @@
 """Whether the GPUs of a cluster are real, told from what `ray.nodes()` says of nodes with and without; which is joined."""
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,3 +70,20 @@ def test_a_cluster_left_by_ray_start_is_told_of_and_joined_by_its_address_alone(
     cluster_nodes.connect()
     assert asked[0].get("address") == joined
     assert ("set RAY_ADDRESS=10.0.0.9:6379 to join" in caplog.text) is (joined == "local")
+
+
+@pytest.mark.parametrize("prints", [False, True])
+def test_of_workers_that_fail_alike_ray_prints_those_that_nobody_has_asked_for_only_where_workers_print_at_all(
+    prints, monkeypatch
+):
+    monkeypatch.setattr(cluster_nodes, "find_bootstrap_address", lambda address: None)
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    monkeypatch.setattr(os, "environ", environment)
+    told: list[Exception] = []
+    monkeypatch.setattr(ray._private.worker, "_unhandled_error_handler", told.append)
+    cluster_nodes.connect(log_to_driver=prints)
+    # What Ray calls with the results of a list that were let go when the first one was raised.
+    worker = SimpleNamespace(deserialize_objects=lambda *given: [ValueError("the second one")])
+    ray._private.worker.Worker.raise_errors(worker, [], [])
+    assert len(told) == prints

@@ -1,19 +1,25 @@
 """Files in OpenRLHF's form on a kit whose tokens are characters: what they are given, and what is made of what they return."""
 
+import asyncio
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
 from helpers.conversations import clip, message, row
-from helpers.talking_engine import LIMITS, TalkingEngine, play_group
+from helpers.talking_engine import LIMITS, SETTINGS, TalkingEngine, play_group
 
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
+from lmm_r1.generation.called_engine import CalledEngine
+from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import ExecutorRollout
+from lmm_r1.generation.sampling import sampling_params
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
@@ -101,6 +107,11 @@ class AgentExecutor(AgentExecutorBase):
         CHANGED
         return result
 """
+
+LOOKS_AGAIN = EXECUTES.replace(
+    "                ids = [*ids, *hf_tokenizer(feedback",
+    "                shown.append(shown[0].resize((7, 7)))\n                ids = [*ids, 2, *hf_tokenizer(feedback",
+)
 
 
 @pytest.fixture
@@ -207,19 +218,71 @@ def test_an_executor_may_keep_the_engine_and_call_it_from_other_threads(agent):
 
 
 def test_images_of_the_row_and_of_later_prompts_are_trained_on(agent):
-    text = EXECUTES.replace(
-        "                ids = [*ids, *hf_tokenizer(feedback",
-        "                shown.append(shown[0].resize((7, 7)))\n                ids = [*ids, 2, *hf_tokenizer(feedback",
-    )
     stored = []
     processor = CharacterTokenizer()
-    (sample,), engine = play(agent(text), "5", "2", prompt=PICTURED, stored=stored, processor=processor)
+    (sample,), engine = play(agent(LOOKS_AGAIN), "5", "2", prompt=PICTURED, stored=stored, processor=processor)
     behind = len(sample.segments[0].token_ids) + 2
     assert sample.segments[2].token_ids == (PLACEHOLDER,) * PATCHES + (ord("!"),)
     assert [(item.start, item.key) for item in sample.media] == [(0, "object 1"), (behind, "object 2")]
     assert stored == [{"pixels": 1}, {"pixels": 1}]
     assert (sample.played.images, sample.played.said[1].text) == (1, "<image>!")
     assert [image.size for image in engine.requests[1][0]["multi_modal_data"]["image"]] == [IMAGE.size, (7, 7)]
+
+
+def test_an_evaluation_that_is_under_way_beside_training_takes_nothing_from_its_episodes(agent):
+    """With rollouts that are made ahead the engine has both; an executor may ask for no log-probs by itself."""
+    silent = LOOKS_AGAIN.replace("shown, ranges", "sampling_params.logprobs = None\n        shown, ranges")
+    stored = []
+    evaluation = replace(SETTINGS, logprobs=False, media=False)
+    processor = CharacterTokenizer()
+    given = {"prompt": PICTURED, "stored": stored, "processor": processor, "beside": evaluation}
+    (trained, measured), engine = play(agent(silent), *"5522", **given)
+    assert [parameters.logprobs for _, parameters in engine.requests] == [0] * 4
+    assert [segment.log_probs is not None for segment in trained.generated] == [True, True]
+    assert (len(trained.media), len(stored)) == (2, 2), "the row's picture and the one that was shown later"
+    assert (measured.log_probs, measured.media) == (None, ())
+
+
+class UpdatedEngine(TalkingEngine):
+    """Gets new weights when its second turn has one token."""
+
+    def __init__(self, *turns, weights):
+        super().__init__(*turns)
+        self.weights = weights
+
+    async def generate(self, request, parameters, request_id):
+        if self.requests:
+            self.weights.replaced({request_id: {0: 1}})
+        async for output in super().generate(request, parameters, request_id):
+            yield output
+
+
+def test_each_token_that_an_executor_asks_for_has_the_version_of_the_weights_that_sampled_it(agent):
+    weights = EngineWeights(version=7)
+    engine = UpdatedEngine("5", b"12", weights=weights)
+    rollout = partial(ExecutorRollout, environment=agent(EXECUTES), weights=weights)
+    (sample,) = play_group(rollout, engine, PROMPT)
+    assert [segment.weights for segment in sample.generated] == [((7, 2),), ((7, 1), (8, 1))]
+    assert sample.weights == ((7, 3), (8, 1))
+
+
+def test_of_calls_that_gave_the_same_tokens_by_other_weights_each_is_taken_once():
+    sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=None)
+    asked = sampling_params(sampling, max_tokens=4, banned_token_ids=(), end_token_id=END, output_per="prompt")
+    weights = EngineWeights(version=7)
+
+    async def called() -> CalledEngine:
+        engine = CalledEngine(
+            TalkingEngine("5", "5"), collapsed=list, needed=lambda room: asked, max_len=9, weights=weights
+        )
+        await engine.generate([5, 6], asked)
+        weights.replaced({})
+        await engine.generate([5, 6], asked)
+        return engine
+
+    engine = asyncio.run(called())
+    versions = [engine.call_of([5, 6], [ord("5"), END]).weights for _ in range(3)]
+    assert versions == [((7, 2),), ((8, 2),), ((8, 2),)], "two episodes may have a turn in common"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,19 @@ def test_each_phase_has_what_works_and_what_the_others_hold_meanwhile():
     assert SHARED.peak.name == "generation"
 
 
+def test_an_engine_that_generates_all_the_time_holds_its_share_while_models_work():
+    together = replace(SHARED, overlaps=True)
+    said = ", while responses are generated"
+    assert {phase.name: phase.size // GIB for phase in together.phases()} == {
+        f"update of the policy{said}": 19 + 6 + 3 + 30,
+        f"passes of the reference{said}": 19 + 3 + 5 + 30,
+        "new weights": 19 + 3 + 1 + 30,
+    }
+    assert together.room(POLICY, usable=60 * GIB) == (60 - 3 - 30 - 20) * GIB
+    alone = Device(name="each GPU of an engine", models=[], engine=ENGINE, bucket=0, overlaps=True)
+    assert [phase.name for phase in alone.phases()] == ["generation"]
+
+
 def test_a_model_that_sleeps_holds_its_weights_alone():
     assert replace(POLICY, sleeps=True).idle == 3 * GIB
     assert replace(POLICY, sleeps=True).busy() == POLICY.busy()
@@ -143,6 +156,20 @@ def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
     # With 0.7 of 80 there are 22 + 56 of 76.8 GiB while it generates, with 0.5 also 28 + 40 in an update: no need to sleep.
     assert str(caught.value).endswith("It fits with --vllm.gpu_memory_utilization 0.5")
     refuse_excess(config, plan(), replan=replan)
+
+
+def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():
+    config = dotted.replace(PPOConfig(), {"train.async_enable": True, "train.async_queue_size": 4})
+
+    def replan(changed: PPOConfig) -> Plan:
+        ahead = Phase(name="rollouts made ahead", size=10 * GIB * changed.train.async_queue_size)
+        return replace(plan(host=44), host=[*plan().host, ahead])
+
+    # 3 + 2 of workers and engines, and 40 of rollouts.
+    with pytest.raises(
+        UserError, match=r"memory would hold 45.0 GiB of 44.0 GiB. It fits with --train.async_queue_size 1$"
+    ):
+        refuse_excess(config, replan(config), replan=replan)
 
 
 def test_a_run_that_nothing_makes_fit_is_told_how_much_is_missing():

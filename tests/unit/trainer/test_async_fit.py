@@ -61,6 +61,7 @@ class ScriptedGenerator(KitSamplesGenerator):
     def __init__(self, *arguments: Any, run: "ScriptedTrainer") -> None:
         super().__init__(*arguments)
         self.run = run
+        self.solved_in: int | None = None
 
     def generate(self, rows: Sequence[Row], settings: Any) -> list[list[Sample]]:
         version, step = self.run.version, settings.moment.step
@@ -71,7 +72,8 @@ class ScriptedGenerator(KitSamplesGenerator):
         self.run.order.note(f"generated {step}")
         if step == self.run.fails_at:
             raise UserError("the reward server is gone")
-        of = [[of_answer(item, score=score) for score in (0.0, 1.0)] for item in rows]
+        scores = (0.0, 1.0) if self.solved_in is None else (float(step == self.solved_in),) * 2
+        of = [[of_answer(item, score=score) for score in scores] for item in rows]
         return [[replace(sample, weight_version=version) for sample in group] for group in of]
 
 
@@ -176,6 +178,16 @@ def test_the_next_rollout_is_made_while_the_policy_learns_and_its_weights_are_on
     assert [status["async/staleness_mean"] for status in run.logged] == [0, 1, 1]
     assert [status["async/staleness_max"] for status in run.logged] == [0, 1, 1]
     assert [status["async/stale_samples"] for status in run.logged] == [0, 1, 1]
+
+
+def test_what_a_curriculum_has_measured_is_logged_with_the_step_that_it_was_measured_in(scripted):
+    updates_after = {1: "generated 2", 2: "generated 3"}
+    run = scripted(6, updates_after=updates_after, episodes=2, data__curriculum="easy_first")
+    run.generator.solved_in = 1
+    assert run.fit() == 6
+    # Two of two prompts, of four, of six; then those of the first step come again, and are not solved.
+    assert [status["prompts_solved"] for status in run.logged][:3] == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert run.logged[-1]["prompts_solved"] == 0.0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -7,7 +7,7 @@ from helpers.commands import error_of
 from helpers.hub_server import hub_server
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.trainer.publication import model_files, publish
 
 pytestmark = pytest.mark.unit
@@ -44,6 +44,21 @@ def test_they_alone_are_uploaded_to_a_private_repository_whose_address_is_told(r
     first, second = capsys.readouterr().out.splitlines()
     assert first == "uploading 7 files to me/model ..."
     assert second.startswith("the model is at http://127.0.0.1:")
+
+
+def test_the_moving_average_goes_along_as_a_model_where_the_run_has_made_one(run):
+    average = ["ema/adapter/adapter_config.json", "ema/config.json", "ema/model.safetensors"]
+    for name in (*average, "ema/notes.log"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("{}")
+    averaging = dotted.replace(PPOConfig(), {"ckpt.push_to_hub": "me/model", "train.enable_ema": True})
+    with hub_server() as uploads:
+        publish(averaging, run)
+        assert sorted(uploads.files) == sorted([*MODEL, *average])
+        # One of an earlier run stays where it is.
+        uploads.files.clear()
+        publish(dotted.replace(averaging, {"train.enable_ema": False}), run)
+        assert sorted(uploads.files) == MODEL
 
 
 @pytest.mark.parametrize("command", ["train_sft", "train_ppo_ray"])
