@@ -138,6 +138,9 @@ def hide_unusable() -> None:
         if libraries and not any(map(_loads, libraries)):
             # What Python takes for a module that is not installed.
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+            # It keeps what it found out, which may have been before torch was imported.
+            if utils := sys.modules.get("transformers.utils.import_utils"):
+                getattr(utils, f"is_{name}_available").cache_clear()
 
 
 def _libraries(package: str, pattern: str) -> list[Path]:

@@ -205,6 +205,20 @@ def test_a_package_whose_library_needs_cuda_counts_as_absent_where_there_is_none
     sys.modules.pop("torchaudio", None)
 
 
+def test_transformers_that_looked_before_torch_was_there_looks_again(tmp_path):
+    package = tmp_path / "torchaudio"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
+    (package / "lib" / "_torchaudio.abi3.so").write_bytes(b"no library")
+    asks = (
+        "import sys, transformers.utils as utils; assert utils.is_torchaudio_available(); assert 'torch' not in sys.modules; "
+        "from lmm_r1 import cpu; cpu.hide_unusable(); assert not utils.is_torchaudio_available(); "
+        "import transformers.audio_utils"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", asks], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
 @pytest.mark.usefixtures("without_cuda")
 def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(monkeypatch):
     """vLLM turns its generator back by an offset, which a CPU's does not have."""
