@@ -53,7 +53,6 @@ def main() -> None:
     result = {
         "benchmark": "loops",
         "machine": machine_name(),
-        "threads": os.environ.get("OMP_NUM_THREADS", "all cores"),
         "runs": runs,
     }
     if arguments.output:
@@ -77,6 +76,7 @@ def run(loop: str, seed: int, folder: Path) -> dict:
     return {
         "seed": seed,
         "loop": loop,
+        "threads": os.environ.get("OMP_NUM_THREADS", "all cores"),
         "seconds": float(clock.read_text()),
         "baseline": evaluation["baseline"],
         "stages": stages(output),

@@ -15,6 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lmm_r1/common.sh"
 : "${OUTPUT:=runs/kd_demo}" "${TEACHER:=}" "${LONGEST:=}"
 # shellcheck source=examples/scripts/lmm_r1/loop.sh
 source "$SCRIPTS/loop.sh"
+# shellcheck source=examples/scripts/lmm_r1/reader.sh
+source "$SCRIPTS/reader.sh"
 
 start
 if [[ -z $TEACHER && $CONFIGS == */tiny ]]; then

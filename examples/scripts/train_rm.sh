@@ -16,6 +16,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lmm_r1/common.sh"
 : "${OUTPUT:=runs/rm_rl}" "${RM_MODEL:=}" "${HELD_OUT:=}" "${N:=4}" "${PAIRS:=4}"
 # shellcheck source=examples/scripts/lmm_r1/loop.sh
 source "$SCRIPTS/loop.sh"
+# shellcheck source=examples/scripts/lmm_r1/reader.sh
+source "$SCRIPTS/reader.sh"
 
 # More of them in images: fewer have a right response there, and so a pair.
 PROMPTS=(--modality mixed --image_share 0.67 --rows 6000)

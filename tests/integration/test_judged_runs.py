@@ -131,7 +131,7 @@ def check_served(model: Path, folder: Path, *, policy: Path) -> None:
 def check_rl(model: Path, folder: Path, *, reward: str, policy: Path) -> None:
     """Two steps of RL about the pictures: each response has the reward, and the parts, that the served model gives it here."""
     rows = [
-        {"messages": row["prompt"], "images": row["images"], "answer": ""}
+        {"messages": row["prompt"], "images": row["images"], "answer": "46"}
         for row in records_of(folder / "train_prm.jsonl")
     ]
     (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

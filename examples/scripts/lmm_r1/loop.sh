@@ -32,14 +32,6 @@ start() {
   measure start
 }
 
-# reader: ROOT/reader, the tiny cold start that went on, mostly with images, while its learning rate fell: it sees what the
-# start does not.
-reader() {
-  rows more_solutions --modality mixed --image_share 0.75 --split train --rows 6400 --solutions --min-digits 2 --seed "1$SEED"
-  MODEL=$ROOT/cold_start DATA=$ROOT/data/more_solutions CONFIG=$SFT_CONFIG OUTPUT=$ROOT/reader \
-    supervised_stage train_sft reader --train.seed "$SEED" --lr_scheduler cosine_with_min_lr
-}
-
 # sample NAME FLAGS...: N responses of MODEL to each prompt of DATA, and the rows that FLAGS select into OUTPUT/samples/NAME.
 sample() {
   run_on_rows "$PYTHON" -m lmm_r1.cli.batch_inference --config "$SAMPLING" --model "$MODEL" --data "$DATA" \

@@ -34,6 +34,7 @@ _ROUTER_SCORES: dict[str, RouterScores | None] = {
     "hy_v3": "sigmoid",
     "laguna": "sigmoid",
     "minimax_m2": "sigmoid",
+    "minimax_m3_vl_text": "sigmoid",
     # By the square root of a softplus, and in its first layers by a table of tokens.
     "deepseek_v4": None,
 }
