@@ -32,7 +32,7 @@ DRY_RUNNABLE = [path for path in LAUNCHED if path.name not in ("demo.sh", "visua
 EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
 SAMPLING_CONFIGS = sorted(SCRIPTS.rglob("sampling.yaml"))
 MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
-ROW_CONFIGS = sorted(SCRIPTS.rglob("rows.yaml"))
+ROW_CONFIGS = sorted(SCRIPTS.rglob("*rows.yaml"))
 TRAINING_CONFIGS = sorted(
     set(SCRIPTS.rglob("*.yaml")) - {*EVALUATION_CONFIGS, *SAMPLING_CONFIGS, *MEMORY_CONFIGS, *ROW_CONFIGS}
 )
@@ -369,13 +369,19 @@ def test_the_demo_takes_an_architectures_own_file_where_there_is_one(tmp_path):
 
 def test_the_demo_makes_rows_with_flags_that_parse():
     text = "".join(path.read_text(encoding="utf-8") for path in (SCRIPTS / "demo.sh", STAGES / "digits.sh"))
+    text = re.sub(r'"\$\(demo_config (\w+)\)"', rf"{DEMO}/\1.yaml", text)
     lines = [line.split()[1:] for line in text.splitlines() if line.strip().startswith("rows ")]
     made = {
         name: parse(MakeTaskConfig, ["digits", "--output", name, *flags], prog="p", description="")
         for name, *flags in lines
     }
     assert {name for name, config in made.items() if config.split == "test"} == {"text_test", "image_test"}
-    assert {name for name, config in made.items() if config.solutions} == {"first_solutions", "then_solutions"}
+    worked = {
+        name: (config.rows, config.min_digits, config.max_image_digits)
+        for name, config in made.items()
+        if config.solutions
+    }
+    assert worked == {"first_solutions": (4800, 2, 1), "then_solutions": (8000, 2, None)}
     assert set(re.findall(r"\$ROOT/data/(\w+)", text)) == made.keys()
 
 

@@ -20,9 +20,8 @@ rows() {
 # shellcheck disable=SC2034  # who sources this reads them
 digits() {
   [[ -d $ROOT/tiny ]] || run "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch "$ARCH" --seed "$SEED" --output "$ROOT/tiny"
-  # The cold start sees images of one digit first, then of two and three: without that it learns to read much later.
-  rows first_solutions --modality mixed --split train --rows 4800 --solutions --min-digits 2 --max-image-digits 1
-  rows then_solutions --modality mixed --split train --rows 8000 --solutions --min-digits 2
+  rows first_solutions --config "$(demo_config first_rows)" --modality mixed --split train --solutions
+  rows then_solutions --config "$(demo_config then_rows)" --modality mixed --split train --solutions
   rows text_test --modality text --split test --rows 200
   rows image_test --modality image --split test --rows 200
   SFT_DATA=$ROOT/data/first_solutions,$ROOT/data/then_solutions
