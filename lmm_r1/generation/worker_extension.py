@@ -60,14 +60,18 @@ class FileWeights:
     reload_weights: Callable[..., None]
 
     def load_weights_from(self, folder: str) -> None:
-        """Replace all weights by those in `folder`, which holds weights only."""
+        """Replace all weights by those in `folder`, which holds weights only.
+
+        Features of images stay, as they do where buckets are loaded: the scheduler, which counts on them, is not told here.
+        """
         config = self.model_runner.model_config
-        original = (config.model, config.revision)
+        original, features = (config.model, config.revision), dict(self.model_runner.encoder_cache)
         try:
             self.reload_weights(weights_path=folder)
         finally:
             # vLLM notes the folder as the model's name, from which the processor would then be loaded.
             config.model, config.revision = original
+        self.model_runner.encoder_cache.update(features)
         self._refresh_tied_heads()
         self._refresh_experts()
 
