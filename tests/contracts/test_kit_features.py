@@ -121,6 +121,7 @@ def test_features_come_of_no_weights_but_those_of_tower_and_projector(tiny_check
                 if weight.requires_grad:
                     weight.add_(0.01)
     computed = actor.take_feature_counts().computed
-    assert_equal(together(actor, batch, side="right"), together(plain, batch, side="right"))
+    # Both samples of a prompt have its images, which go through the tower once where they are kept.
+    assert_close(together(actor, batch, side="right"), together(plain, batch, side="right"))
     assert computed
     assert actor.take_feature_counts().computed == 0
