@@ -149,6 +149,10 @@ def test_what_is_kept_from_turn_to_turn_must_be_forgotten_with_an_update(run_of,
     assert moved
     assert kept <= TOLERANCE
     assert not runs
+    run.llm.llm_engine.reset_encoder_cache()
+    assert run.llm.reset_prefix_cache()
+    run.play("crop", count=GROUP, seed=0)
+    assert runs
 
 
 def test_an_engine_takes_an_image_by_its_name_for_what_it_showed_before(run_of, monkeypatch):
