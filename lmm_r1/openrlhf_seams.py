@@ -91,6 +91,8 @@ def install(
     use_liger_kernel: bool = False,
     use_dora: bool = False,
     use_rslora: bool = False,
+    image_cache_gib: float = 0.0,
+    trained: bool = True,
 ) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
@@ -102,10 +104,14 @@ def install(
         freeze_prefix: of the names of weights that are not trained, of policy and value models.
         use_liger_kernel: of value models, to which upstream does not hand it on.
         use_dora, use_rslora: of models that get adapters, whose kinds upstream does not know.
+        image_cache_gib: of all models, for features of their images.
+        trained: whether the process trains its model.
     """
     both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
     asked = {"use_liger_kernel": use_liger_kernel, "use_dora": use_dora, "use_rslora": use_rslora}
     both |= {name: True for name, on in asked.items() if on}
+    if image_cache_gib:
+        both |= {"image_cache_gib": image_cache_gib, "trained": trained}
     if freeze_prefix:
         both["freeze_prefix"] = tuple(freeze_prefix)
     built = {

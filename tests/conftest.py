@@ -30,6 +30,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_engine_gap.py",
         "contracts/test_kit_distillation.py",
         "contracts/test_kit_engines.py",
+        "contracts/test_kit_features.py",
         "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
         "contracts/test_kit_masked.py",

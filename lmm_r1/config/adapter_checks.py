@@ -1,4 +1,4 @@
-"""Which settings of adapters, of weights in 4 bits and of optimizers in 8 bits do not go together."""
+"""Which settings of adapters, of weights in 4 bits, of optimizers in 8 bits and of kept features do not go together."""
 
 from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
 from lmm_r1.errors import UserError
@@ -35,6 +35,12 @@ def check_adapters(ds: DeepSpeedConfig) -> None:
             f"{_FLAG} and --ds.use_universal_ckpt: universal checkpoints have no place for weights in 4 bits; resume on as "
             "many GPUs as before, without it"
         )
+
+
+def check_image_cache(ds: DeepSpeedConfig) -> None:
+    """Raise UserError for less memory than none."""
+    if ds.image_cache_gib < 0:
+        raise UserError(f"--ds.image_cache_gib {ds.image_cache_gib:g} must be 0 or more; 0 keeps nothing")
 
 
 def check_eight_bit(model: OptimizerConfig, ds: DeepSpeedConfig, *, prefix: str, sleeps: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmm_r1 import dotted
-from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
+from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit, check_image_cache
 from lmm_r1.config.algorithm_checks import check_algorithm
 from lmm_r1.config.async_checks import check_async, check_oversampling
 from lmm_r1.config.differences import INSTEAD, NOT_YET
@@ -48,6 +48,7 @@ def check_ppo(config: PPOConfig) -> None:
     check_speculation(config.vllm, prefix="vllm.")
     check_accumulation(config)
     check_adapters(config.ds)
+    check_image_cache(config.ds)
     _check_value_models(config)
     _check_groups(config)
     check_algorithm(config)

@@ -111,6 +111,9 @@ class DeepSpeedConfig:
     load_in_4bit: bool = False
     """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4, double quantization), here and in the models that
     are not trained; vision tower, projector and heads stay as they are."""
+    image_cache_gib: float = 2.0
+    """Host memory, per process of a model, for what a vision tower that is not trained has made of images, so that each goes
+    through it once; 0 keeps nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """LoRA: small adapters are trained, all other weights are frozen."""
 

@@ -1,6 +1,6 @@
 """Which values of a supervised trainer's flags contradict each other: told in one sentence before anything starts."""
 
-from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit
+from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit, check_image_cache
 from lmm_r1.config.checks import (
     TWO_TEMPLATES,
     check_accumulation,
@@ -114,6 +114,7 @@ def check_prm(config: PRMConfig) -> None:
 def _check_supervised(config: SupervisedConfig) -> None:
     check_accumulation(config)
     check_adapters(config.ds)
+    check_image_cache(config.ds)
     check_eight_bit(config, config.ds, prefix="")
     check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
     check_optimizer(config, prefix="")

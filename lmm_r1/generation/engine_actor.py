@@ -154,21 +154,23 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         # Its own mode is to abort.
         await engine.sleep(level=level, mode="keep" if self.paused else "abort")
 
-    async def reset_caches(self) -> None:
+    async def reset_caches(self, *, keep_images: bool) -> None:
         """Forget everything computed with the old weights, once per update: prefixes, image features, processed images.
 
         Stale image features are served silently on a GPU; a stale prefix is served silently everywhere.
+
+        Args:
+            keep_images: the update changed no weight that image features are made with.
         """
         if await self.llm.reset_prefix_cache(reset_running_requests=self.paused) is False:
             # vLLM warns of it in its log and goes on, with keys and values of the old weights.
             raise RuntimeError("the engine still had requests when its weights were replaced")
-        await self.llm.reset_encoder_cache()
-        if self.paused:
-            # Processed images, of which no weight is a part, stay: a request on its way to the engine may count on one.
-            self.weights.replaced(tokens_under_way(self.llm))
-        else:
+        if not keep_images:
+            await self.llm.reset_encoder_cache()
+        # Processed images, of which no weight is a part, stay in a pause: a request on its way to the engine may count on one.
+        if not (keep_images or self.paused):
             await self.llm.reset_mm_cache()
-            self.weights.replaced({})
+        self.weights.replaced(tokens_under_way(self.llm) if self.paused else {})
 
     def guesses_so_far(self) -> Guesses:
         """Return how many tokens the engine has guessed ahead, and how many of them were taken."""

@@ -166,14 +166,19 @@ class VllmEngine:
         """Call a method of the worker, between two requests."""
         self._loop.run_until_complete(self.engine.collective_rpc(method, args=arguments))
 
-    def forget(self) -> None:
-        """Forget everything computed with old weights, once new ones are loaded: prefixes, image features, processed images."""
+    def forget(self, *, keep_images: bool) -> None:
+        """Forget everything computed with old weights, once new ones are loaded: prefixes, image features, processed images.
+
+        Args:
+            keep_images: the new weights are those with which image features were made.
+        """
 
         async def reset() -> None:
             if await self.engine.reset_prefix_cache() is False:
                 raise RuntimeError("the engine still had requests when its weights were replaced")
-            await self.engine.reset_encoder_cache()
-            await self.engine.reset_mm_cache()
+            if not keep_images:
+                await self.engine.reset_encoder_cache()
+                await self.engine.reset_mm_cache()
 
         self._loop.run_until_complete(reset())
 

@@ -89,20 +89,31 @@ class FileWeights(TokenBan):
     reload_weights: Callable[..., None]
 
     def load_weights_from(self, folder: str) -> None:
-        """Replace all weights by those in `folder`, which holds weights only."""
+        """Replace all weights by those in `folder`, which holds weights only.
+
+        Features of images stay, as they do where buckets are loaded: the scheduler, which counts on them, is not told here.
+        """
         config = self.model_runner.model_config
-        original = (config.model, config.revision)
+        original, features = (config.model, config.revision), dict(self._image_features())
         try:
             self.reload_weights(weights_path=folder)
         finally:
             # vLLM notes the folder as the model's name, from which the processor would then be loaded.
             config.model, config.revision = original
+        self._image_features().update(features)
         self._refresh_tied_heads()
         self._refresh_experts()
 
     def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights of these names by tensors of this process, on its own GPU."""
         self.model_runner.model.load_weights(weights=list(weights.items()))
+
+    def _image_features(self) -> dict[str, torch.Tensor]:
+        """Return what the worker keeps of images, by their hashes; vLLM's two model runners have it in two places."""
+        cache = self.model_runner.encoder_cache
+        if cache is None:
+            return {}
+        return cache if isinstance(cache, dict) else cache.encoder_outputs
 
     def _refresh_tied_heads(self) -> None:
         """Pack the output layers again: a tied one has no weights of its own in the folder and keeps its old copy."""

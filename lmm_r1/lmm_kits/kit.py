@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from lmm_r1.data.messages import Message
     from lmm_r1.data.videos import Video
+    from lmm_r1.lmm_kits.features import FeaturePoint
 
 Media: TypeAlias = dict[str, "torch.Tensor"]
 """Media tensors of one prompt or of one batch, under the names that the model's forward takes."""
@@ -127,6 +128,8 @@ class LmmKit(ABC):
     """Prefixes of the names of all other parameters; LoRA adapts the linear layers under them, but for the output layer."""
     untrained_prefixes: ClassVar[tuple[str, ...]] = ()
     """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
+    feature_points: ClassVar[tuple[FeaturePoint, ...]] = ()
+    """Where features of images come to be, in the order in which they are tried: that with the projector before the tower's."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
 

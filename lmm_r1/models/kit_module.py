@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
 from lmm_r1.models.packed.batch_inputs import BatchInputs
 from lmm_r1.models.packed.packing import Targets
@@ -35,6 +37,7 @@ class KitModule:
         self.share_prefix = loaded.share_prefix
         self.trains_vision = loaded.trains_vision
         self.plain_buffers = loaded.plain_buffers
+        self.features = loaded.features
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = loaded.model.config
         # Since someone set it to 0, padding and repeated prompts included.
@@ -43,6 +46,21 @@ class KitModule:
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
         enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
+
+    def forget_features(self) -> None:
+        """Take nothing that was computed of images for what its weights, which may be others now, make of them."""
+        if self.features is not None:
+            self.features.forget()
+
+    @contextmanager
+    def computing_images(self) -> Iterator[None]:
+        """Let every pass within run all images through the vision tower, whatever is known of them."""
+        with nullcontext() if self.features is None else self.features.paused():
+            yield
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """Return how often features of images were needed and made since this was called last."""
+        return FeatureCounts() if self.features is None else self.features.take_counts()
 
     @property
     def _inputs(self) -> BatchInputs:

@@ -26,6 +26,7 @@ from lmm_r1.models.buffers import (
     take_stored,
     weights_alone_cast,
 )
+from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.patches import multiply_patches
@@ -60,6 +61,10 @@ class LoadSettings:
     in_4bit: bool = False
     """The language model's linear layers are kept in 4 bits."""
     use_liger: bool = False
+    image_cache_gib: float = 0.0
+    """Host memory for features of images whose weights stay as they are."""
+    trained: bool = True
+    """Whether weights that take gradients get them."""
     empty: bool = False
     """Build the model of the checkpoint's config alone, with weights on the meta device: to plan with."""
 
@@ -82,6 +87,8 @@ class LoadSettings:
         use_rslora: bool = False,
         load_in_4bit: bool = False,
         use_liger_kernel: bool = False,
+        image_cache_gib: float = 0.0,
+        trained: bool = True,
         ds_config: dict | None = None,
         trust_remote_code: bool = False,
         max_len: int | None = None,
@@ -110,6 +117,8 @@ class LoadSettings:
             max_len=max_len,
             in_4bit=load_in_4bit,
             use_liger=use_liger_kernel,
+            image_cache_gib=image_cache_gib,
+            trained=trained,
             empty=empty,
         )
 
@@ -128,6 +137,8 @@ class LoadedModel:
     """Whether gradients reach the vision tower."""
     plain_buffers: Buffers
     """What all of its buffers must be, whatever is done to it before training."""
+    features: KeptFeatures | None
+    """What keeps features of its images; None where they are made anew in each pass."""
 
 
 def load_model(path: str, settings: LoadSettings) -> LoadedModel:
@@ -165,6 +176,8 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         v.requires_grad for name, v in model.named_parameters() if name.startswith(vision)
     )
     trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None or frozen)
+    keeps = not (settings.empty or is_compiled(settings.ds_config))
+    limit = int(settings.image_cache_gib * GIB) if keeps else 0
     return LoadedModel(
         kit=kit,
         model=model,
@@ -172,6 +185,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         share_prefix=settings.share_prefix,
         trains_vision=trains_vision,
         plain_buffers=buffers,
+        features=keep_features(model, kit, limit=limit, trained=settings.trained),
     )
 
 
@@ -235,6 +249,11 @@ def lora_settings(
 def is_sharded(ds_config: Mapping[str, Any] | None) -> bool:
     """Say whether weights are split over the processes, as ZeRO-3 does."""
     return ds_config is not None and ds_config["zero_optimization"]["stage"] == 3
+
+
+def is_compiled(ds_config: Mapping[str, Any] | None) -> bool:
+    """Say whether DeepCompile makes one graph of each pass, in which nothing is looked up."""
+    return ds_config is not None and bool(ds_config.get("compile", {}).get("deepcompile"))
 
 
 def enable_checkpointing(

@@ -34,6 +34,8 @@ class PlannedModel:
     """Processes of this model on one machine."""
     gpus: int
     """GPUs that it is on, over all machines."""
+    kept: int = 0
+    """In the host's memory, of features of images; without a GPU it is a part of the process itself."""
 
     @property
     def idle(self) -> int:

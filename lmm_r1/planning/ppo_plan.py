@@ -13,6 +13,7 @@ from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.engine_memory import planned_engine
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
+from lmm_r1.planning.kept_features import kept_bytes
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
@@ -131,8 +132,13 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         moment_bytes=moment_bytes(group.optim) if isinstance(group, OptimizerConfig) else MASTER_BYTES,
     )
     per_gradient = width if not on_gpu and zero.stage in (1, 2) else 0
-    estimated = estimate(_settings(config, role, bytes_per_gradient=per_gradient), image)
+    settings = _settings(config, role, bytes_per_gradient=per_gradient)
+    estimated = estimate(settings, image)
     size = estimated.size
+    actor = config.actor
+    again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or config.ds.lora.rank
+    keeps = role not in ("policy", "critic") and bool(again)
+    kept = kept_bytes(settings, image, limit_gib=config.ds.image_cache_gib, keeps=keeps)
     base = PlannedModel(
         role=role,
         estimate=estimated,
@@ -140,11 +146,12 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         resident=0,
         gathered=gathered_bytes(size) if zero.stage == 3 else 0,
         sleeps=False,
-        context=machines.CONTEXT if on_gpu else machines.PROCESS,
+        context=machines.CONTEXT if on_gpu else machines.PROCESS + kept,
         pass_tokens=0,
         host=0,
         ranks=group.gpus_per_node,
         gpus=gpus,
+        kept=kept,
     )
     if role in ("policy", "critic"):
         states = trained_states(size, zero)
@@ -228,6 +235,8 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
     for model in models:
         if model.host:
             parts.append(Phase(name=f"{model.role}, offloaded", size=model.host * model.ranks))
+    if kept := sum(model.kept * model.ranks for model in models):
+        parts.append(Phase(name="features of images", size=kept))
     if engine.host:
         parts.append(Phase(name="engines, asleep", size=engine.host * engine.ranks))
     # Rank 0 gathers the weights whole to write them; before ZeRO-3 every rank has read them.

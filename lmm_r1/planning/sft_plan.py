@@ -8,6 +8,7 @@ from lmm_r1.config import SupervisedConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
+from lmm_r1.planning.kept_features import kept_bytes
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
@@ -63,6 +64,7 @@ def trained_model(
     settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu)
     estimated = estimate(settings, image)
     states = trained_states(estimated.size, zero)
+    kept = kept_bytes(settings, image, limit_gib=config.ds.image_cache_gib, keeps=False)
     return PlannedModel(
         role=role,
         estimate=estimated,
@@ -70,11 +72,12 @@ def trained_model(
         resident=0,
         gathered=gathered_bytes(estimated.size) if zero.stage == 3 else 0,
         sleeps=False,
-        context=machines.CONTEXT if on_gpu else machines.PROCESS,
+        context=machines.CONTEXT if on_gpu else machines.PROCESS + kept,
         pass_tokens=pass_tokens,
         host=states.host,
         ranks=per_machine,
         gpus=processes,
+        kept=kept,
     )
 
 
@@ -110,12 +113,13 @@ def frozen_model(
         resident=0 if offloaded else shard,
         gathered=gathered_bytes(size) if sharded else 0,
         sleeps=False,
-        # It is in the policy's process.
+        # It is in the policy's process, and finds the policy's features of images.
         context=0,
         pass_tokens=pass_tokens,
         host=shard if offloaded else 0,
         ranks=per_machine,
         gpus=processes,
+        kept=kept_bytes(settings, image, limit_gib=config.ds.image_cache_gib, keeps=True),
     )
 
 
@@ -196,6 +200,8 @@ def supervised_plan(
         for other in models[1:]:
             if other.host:
                 host.append(Phase(name=f"{other.role}, offloaded", size=other.host * per_machine))
+        if kept := max(model.kept for model in models):
+            host.append(Phase(name="features of images", size=kept * per_machine))
         copies = 1 if config.ds.zero_stage == 3 else per_machine
         host.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
     room = device.room(policy, usable=machine.usable)

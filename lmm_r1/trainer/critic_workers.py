@@ -12,6 +12,7 @@ from openrlhf.trainer.ray.launcher import RewardModelActor
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
 from lmm_r1.trainer.strategy import KitStrategy
@@ -74,7 +75,7 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's critic worker with the names of `openrlhf_seams` installed, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
-        install_seams(strategy.args)
+        install_seams(strategy.args, trained=True)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         longest = strategy.args.data.max_len
         check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group, longest=longest)
@@ -110,6 +111,10 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
         """Return how many optimizer steps the critic's weights have had; those that fp16 leaves out are none."""
         return self.critic.global_steps - self.critic.skipped_steps
 
+    def take_feature_counts(self) -> FeatureCounts:
+        """As the policy's."""
+        return self.critic.module.take_feature_counts()
+
     def loss_scaling(self) -> LossScaling | None:
         """Return what became of the critic's updates with fp16."""
         return loss_scaling(self.critic)
@@ -123,7 +128,7 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's reward worker with the names of `openrlhf_seams` installed, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.args)
+        install_seams(strategy.args, trained=False)
         super().init_model_from_pretrained(strategy, pretrain)
         longest = strategy.args.data.max_len
         check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group, longest=longest)

@@ -26,6 +26,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.scoring.scored_response import Moment
@@ -249,10 +250,11 @@ class KitPPOTrainer(BasePPOTrainer):
             status = self.ppo_train(global_step)
         status |= self._loss_scaling()
         trained = time.perf_counter()
-        tokens = {
+        tokens: dict[str, float] = {
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
             "tokens/update_computed": self._computed_tokens(),
         }
+        tokens |= self._feature_counts()
         mismatch = self._mismatch()
         self.broadcast_to_vllm()
         if "kl" in status:
@@ -333,6 +335,22 @@ class KitPPOTrainer(BasePPOTrainer):
         counts = ray.get(self.actor_model_group.async_run_method(method_name="take_computed_tokens"))
         # Workers that share rows count all tokens of each.
         return sum(counts[:: self.actor_model_group.duplicate_actors])
+
+    def _feature_counts(self) -> dict[str, float]:
+        """Return how many of the images each model was shown it had features of, and what is kept of them."""
+        if not self.config.ds.image_cache_gib:
+            return {}
+        groups = {
+            "policy": self.actor_model_group,
+            "reference": self.reference_model_group,
+            "critic": self.critic_model_group,
+        }
+        metrics: dict[str, float] = {}
+        for role, group in groups.items():
+            if group is not None:
+                counts = ray.get(group.async_run_method(method_name="take_feature_counts"))
+                metrics |= FeatureCounts.total(counts).metrics(role)
+        return metrics
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Update critic and policy: one after the other where they share GPUs or cores, else at the same time.

@@ -66,6 +66,7 @@ def load_reference(reference: KitActor, file: Path) -> None:
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
             if not sharded or dist.get_rank() == 0:
                 parameter.data.copy_(weights[name])
+    reference.forget_features()
     dist.barrier()
 
 

@@ -84,7 +84,7 @@ class StudentEngine:
         else:
             with written_weights(student) as folder:
                 self.engine.call_workers("load_weights_from", str(folder))
-        self.engine.forget()
+        self.engine.forget(keep_images=not student.trains_vision)
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Take whole weights by the checkpoint's names, as a `Channel` does: the engine is in this process."""

@@ -198,6 +198,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         if not self.config.ckpt.load_enable:
             return 0
         _, states = self.strategy.load_ckpt(self.engine, str(checkpoint_folder(self.config)))
+        self.actor.forget_features()
         return states.get("global_step", 0)
 
     def fit(self, *, start: int, steps: int) -> None:
@@ -399,6 +400,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             "seconds_per_step": seconds,
             "overlong_rows": self.skipped,
         }
+        values |= self.actor.take_feature_counts().metrics("policy")
         if (scaling := self._loss_scaling()) is not None:
             values |= scaling.metrics(self._scaled)
             self._scaled = scaling

@@ -20,9 +20,11 @@ def model_path(config: SupervisedConfig) -> str:
     return path
 
 
-def load_settings(config: SupervisedConfig) -> dict[str, Any]:
+def load_settings(config: SupervisedConfig, *, trained: bool = False) -> dict[str, Any]:
     """Return how every model of a run is loaded, by the names of `LoadSettings`."""
     return {
+        "trained": trained,
+        "image_cache_gib": config.ds.image_cache_gib,
         "attn_implementation": config.ds.attn_implementation,
         "param_dtype": config.ds.param_dtype,
         "packing_samples": config.ds.packing_samples,
@@ -37,7 +39,7 @@ def load_settings(config: SupervisedConfig) -> dict[str, Any]:
 def trained_settings(config: SupervisedConfig, strategy: KitStrategy) -> dict[str, Any]:
     """Return how the model that is trained is loaded."""
     return {
-        **load_settings(config),
+        **load_settings(config, trained=True),
         "ds_config": strategy.get_ds_train_config(),
         "lora_rank": config.ds.lora.rank,
         "lora_alpha": config.ds.lora.alpha,

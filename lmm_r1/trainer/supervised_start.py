@@ -19,6 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.feature_store import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
@@ -116,6 +117,8 @@ def session(
     with StopRequests() as stops, told_ends(stops, folder=folder.path):
         strategy = make_strategy(to_openrlhf_args(config))
         strategy.setup_distributed()
+        if dist.get_world_size() > 1:
+            share_features(f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}")
         resumed = False
         if strategy.is_rank_0():
             resumed = open_run(config, fingerprint, folder=folder)

@@ -21,6 +21,8 @@ from lmm_r1.data.sample import SampleMedia, SentMedia
 from lmm_r1.generation import media_store
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.feature_store import share_features
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.mismatch import Gaps, gaps_of, least_mass, merged, modalities
 from lmm_r1.trainer.moving_average import EMA_FOLDER, MovingAverage
@@ -60,10 +62,17 @@ def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) 
     return {"media": media_store.fetched(rows)}
 
 
-def install_seams(args: SimpleNamespace) -> None:
-    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on."""
+def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
+    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on.
+
+    Args:
+        trained: whether the worker trains its model.
+    """
     if args.train.async_enable:
         cpu.take_cores("models")
+    if ray.is_initialized():
+        cluster = ray.get_runtime_context()
+        share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
     openrlhf_seams.install(
         trust_remote_code=args.train.trust_remote_code,
         share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
@@ -73,7 +82,15 @@ def install_seams(args: SimpleNamespace) -> None:
         use_liger_kernel=args.ds.use_liger_kernel,
         use_dora=args.ds.lora.use_dora,
         use_rslora=args.ds.lora.use_rslora,
+        image_cache_gib=args.ds.image_cache_gib if trained or sees_images_again(args) else 0.0,
+        trained=trained,
     )
+
+
+def sees_images_again(args: SimpleNamespace) -> bool:
+    """Whether a model that is not trained may use features twice: in the next epoch over the data, or those of the policy."""
+    policy_stays = args.actor.freeze_visual_encoder or args.actor.freeze_prefix or args.ds.lora.rank
+    return bool(policy_stays) or args.train.num_episodes > 1
 
 
 class KitActorPPOTrainer(ActorPPOTrainer):
@@ -153,7 +170,8 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             )
             send_buckets(self.actor, channel, split=self.args.ds.tensor_parallel_size > 1)
         if dist.get_rank() == 0:
-            ray.get([engine.reset_caches.remote() for engine in self.vllm_engines])
+            keep_images = not self.actor.trains_vision
+            ray.get([engine.reset_caches.remote(keep_images=keep_images) for engine in self.vllm_engines])
         dist.barrier()
 
     def _broadcast(self, buffer: torch.Tensor) -> None:
@@ -183,7 +201,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
     ) -> None:
-        install_seams(strategy.args)
+        install_seams(strategy.args, trained=True)
         train = strategy.args.train
         averages, train.enable_ema = train.enable_ema, False
         # Upstream's would be a second model, in the precision of the passes, and take the place of the policy in every save.
@@ -258,6 +276,10 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
         return tokens
 
+    def take_feature_counts(self) -> FeatureCounts:
+        """Return how often the policy needed features of images, and made them, since this was called last."""
+        return self.actor.take_feature_counts()
+
     def take_gaps(self) -> Gaps:
         """Return the gaps of the passes since this was called last, where they computed the old log-probs themselves."""
         gaps, self.trainer.gaps = self.trainer.gaps, {}
@@ -275,13 +297,17 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's reference worker with the names of `openrlhf_seams` installed."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.args)
+        install_seams(strategy.args, trained=False)
         super().init_model_from_pretrained(strategy, pretrain)
         check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
 
     def load_reference(self, file: str) -> None:
         """Take the weights of a file that the policy wrote."""
         load_reference(self.model, Path(file))
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """As the policy's."""
+        return self.model.take_feature_counts()
 
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)

@@ -19,6 +19,7 @@ SHORT_RUN = {
     "test_engine_gap.py": SOME,
     "test_kit_buffers.py": SOME,
     "test_kit_engines.py": SOME,
+    "test_kit_features.py": SOME,
     "test_kit_generation.py": SOME,
     "test_kit_masked.py": SOME,
     "test_kit_packing.py": SOME,

@@ -80,7 +80,7 @@ class Run:
             await self.engine.pause_generation()
             held = tokens_under_way(llm)
             await self.engine.load_weights_from(str(update))
-            await self.engine.reset_caches()
+            await self.engine.reset_caches(keep_images=False)
             assert tokens_under_way(llm) == held, "nothing was generated while the weights were replaced"
             await self.engine.resume_generation()
         await asyncio.gather(*tasks)

@@ -66,6 +66,18 @@ class Run:
         load_weights(self.llm, self.actor, folder)
 
 
+def tower_runs(llm: Any) -> list[int]:
+    """Return a list that grows whenever the engine's vision tower runs."""
+    runs: list[int] = []
+
+    def watch(worker: Any) -> None:
+        tower = worker.model_runner.model.visual
+        tower.register_forward_hook(lambda module, inputs, output: runs.append(len(output)))
+
+    llm.collective_rpc(watch)
+    return runs
+
+
 @pytest.fixture
 def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Run]]:
     """A function from a kit's name to a run; the engine stops behind the test."""
@@ -123,6 +135,24 @@ def test_what_is_kept_from_turn_to_turn_must_be_forgotten_with_an_update(run_of,
     assert run.llm.reset_prefix_cache()
     _, after = run.play("crop", count=GROUP, seed=0)
     assert after <= TOLERANCE
+    # An update of the language model alone: what the frozen tower has made of the images is as good as before.
+    moved = 0
+    with torch.no_grad():
+        for name, weight in run.actor.model.named_parameters():
+            if name.startswith(run.actor.kit.language_prefixes):
+                moved += weight.add_(0.02 * torch.randn_like(weight)).numel()
+    run.actor.model.save_pretrained(tmp_path / "language")
+    run.llm.collective_rpc("load_weights_from", args=(str(tmp_path / "language"),))
+    assert run.llm.reset_prefix_cache()
+    runs = tower_runs(run.llm)
+    _, kept = run.play("crop", count=GROUP, seed=0)
+    assert moved
+    assert kept <= TOLERANCE
+    assert not runs
+    run.llm.llm_engine.reset_encoder_cache()
+    assert run.llm.reset_prefix_cache()
+    run.play("crop", count=GROUP, seed=0)
+    assert runs
 
 
 def test_an_engine_takes_an_image_by_its_name_for_what_it_showed_before(run_of, monkeypatch):

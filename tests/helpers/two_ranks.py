@@ -1,6 +1,7 @@
 """Optimizer steps of two DeepSpeed processes over gloo, and the same steps of one process that sees all samples."""
 
 import importlib
+import os
 import pickle
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from helpers.tiny_models import encode, make_actor
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights
+from lmm_r1.models.feature_store import process_store, share_features
 
 RANKS = 2
 Way = Literal["padded", "packed", "shared"]
@@ -46,6 +48,8 @@ class Case:
     checkpointing: dict[str, Any] | None = None
     trained: bool = True
     """Whether it is trained, or only run as a reference model is."""
+    kept_features_gib: float = 0.0
+    """What the two processes keep of images; one process makes all features anew."""
     keeps_small_weights: bool = False
     """Whether ZeRO-3 keeps small weights whole on every rank, which are all of a tiny model, or none."""
 
@@ -190,8 +194,11 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
     if not case.keeps_small_weights:
         strategy.__class__ = NothingKept
     strategy.setup_distributed()
+    process_store.cache_clear()
+    share_features(f"{os.environ['MASTER_PORT']} {case}")
     if not case.trained:
-        return strategy, strategy.prepare(_actor(case, ds_config=strategy.get_ds_eval_config()))
+        kept = {"image_cache_gib": case.kept_features_gib, "trained": False}
+        return strategy, strategy.prepare(_actor(case, ds_config=strategy.get_ds_eval_config(), **kept))
     optimizer = {
         "optim": "adam",
         "muon": {},
@@ -201,7 +208,8 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
         "max_norm": 0.0,
         "scheduler_steps": 100,
     }
-    return strategy, strategy.prepare((_actor(case, ds_config=strategy.get_ds_train_config()), optimizer))[0]
+    kept = {"image_cache_gib": case.kept_features_gib}
+    return strategy, strategy.prepare((_actor(case, ds_config=strategy.get_ds_train_config(), **kept), optimizer))[0]
 
 
 def _without_kept_weights(config: dict[str, Any]) -> dict[str, Any]:

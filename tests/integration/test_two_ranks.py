@@ -24,6 +24,8 @@ LARGE_IMAGES = {
 }
 # Rank 0 has images and videos in one pass, and rank 1 images alone; then videos alone, and texts alone.
 MIXED = {"images": (((1, 2), (0,)), ((2,), (0,))), "videos": (((1, 2), (2,)), ((0,), (0,)))}
+# In the second micro-batch rank 0 has features of all its images, and rank 1 of none; in ways to come, both have.
+KEPT = {"images": (((1, 0), (1,)), ((0,), (2,))), "kept_features_gib": 0.1}
 KIT = "qwen2_5_vl"
 # One without images, one with bidirectional attention to them, one with M-RoPE, one with hundreds of tokens an image.
 WHOLE = frozenset({"llm", "gemma3", KIT, "phi4_multimodal"})
@@ -36,6 +38,14 @@ VARIANTS: dict[str, dict[str, object]] = {
     "LoRA with reentrant checkpointing": {"settings": {"lora_rank": 4}, "checkpointing": {"use_reentrant": True}},
     "small weights kept whole": {"keeps_small_weights": True},
     "not trained": {"trained": False},
+    "kept features": {**KEPT, "settings": {"freeze_visual_encoder": True}},
+    "kept features with LoRA and reentrant checkpointing": {
+        **KEPT,
+        "settings": {"lora_rank": 4},
+        "checkpointing": {"use_reentrant": True},
+    },
+    "kept features, not trained": {**KEPT, "trained": False},
+    "kept features of videos": {**MIXED, "settings": {"freeze_visual_encoder": True}, "kept_features_gib": 0.1},
     "videos": MIXED,
     "videos with a frozen vision tower": {**MIXED, "settings": {"freeze_visual_encoder": True}},
     "videos with reentrant checkpointing": {**MIXED, "checkpointing": {"use_reentrant": True}},

@@ -24,6 +24,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_placeholders,
     check_typed_media,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, last_layer, of_last_layer, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
@@ -42,6 +43,19 @@ class AriaKit(LmmKit):
     processor_class = AriaProcessor
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.",)
+    feature_points = (
+        FeaturePoint(
+            owner="model",
+            method="get_image_features",
+            projects=True,
+            beside=("pixel_mask",),
+            take=pooled,
+            give=of_pooled,
+        ),
+        FeaturePoint(
+            owner="model.vision_tower", beside=("patch_attention_mask",), take=last_layer, give=of_last_layer
+        ),
+    )
     # The projector reads the last layer's output, which this norm comes after.
     untrained_prefixes = ("model.vision_tower.post_layernorm.",)
     zero3_leaf_classes = ("AriaTextMoELayer",)

@@ -24,6 +24,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_placeholders,
     check_typed_media,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 END_OF_TURN = "<end_of_turn>"
@@ -47,6 +48,10 @@ class Gemma3Kit(LmmKit):
     )
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
+    feature_points = (
+        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
+        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+    )
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes = ("model.vision_tower.head.",)
 

@@ -23,6 +23,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
     part_lists,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
@@ -43,6 +44,18 @@ class IdeficsKit(LmmKit):
 
     vision_prefixes = ("model.vision_model.",)
     projector_prefixes = ("model.connector.",)
+    feature_points = (
+        FeaturePoint(
+            owner="model",
+            method="get_image_features",
+            projects=True,
+            unread=("pixel_attention_mask",),
+            items_in=1,
+            take=pooled,
+            give=of_pooled,
+        ),
+        FeaturePoint(owner="model.vision_model", take=last_hidden, give=of_last_hidden),
+    )
     language_prefixes = ("model.text_model.", "lm_head.")
     engine_architecture: ClassVar[str]
     """The name under which `engine_plugin` has the class of `engine_model`: a server that takes chats keeps vLLM's own."""
@@ -209,7 +222,7 @@ class IdeficsKit(LmmKit):
 
 
 def _features_of_all_tiles(
-    model: PreTrainedModel, pixel_values: torch.Tensor, *_: Any, **__: Any
+    model: PreTrainedModel, pixel_values: torch.Tensor, pixel_attention_mask: torch.Tensor | None = None, **_: Any
 ) -> BaseModelOutputWithPooling:
     """Return the features (tiles, tokens, H) of all tiles (1, tiles, 3, side, side).
 

@@ -23,6 +23,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_placeholders,
     check_typed_media,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.video_frames import channels_first
 
@@ -48,6 +49,10 @@ class InternVlKit(LmmKit):
     takes_flash_attention = True
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
+    feature_points = (
+        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
+        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+    )
     # For training the tower with masked patches, which is not done here; the releases have none.
     untrained_prefixes = ("model.vision_tower.embeddings.mask_token",)
 

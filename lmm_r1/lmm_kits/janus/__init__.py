@@ -13,6 +13,7 @@ from transformers import JanusConfig, JanusForConditionalGeneration, JanusProces
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import adds_special_tokens, any_of, check_placeholders, check_typed_media, part_lists
+from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 
@@ -29,6 +30,8 @@ class JanusKit(LmmKit):
     )
     vision_prefixes = ("model.vision_model.",)
     projector_prefixes = ("model.aligner.",)
+    # The aligner, which is small, makes twice as many numbers of them.
+    feature_points = (FeaturePoint(owner="model.vision_model", take=last_hidden, give=of_last_hidden),)
     untrained_prefixes = (
         "model.vqmodel.",
         "model.generation_embeddings.",

@@ -29,6 +29,7 @@ from lmm_r1.lmm_kits.encoding import (
     part_lists,
     within_pixel_bounds,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, last_layer, of_last_layer
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.llava_onevision.features import take_videos_of_any_length
 from lmm_r1.lmm_kits.video_frames import channels_first
@@ -58,6 +59,8 @@ class LlavaOnevisionKit(LmmKit):
     takes_videos = True
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
+    # The projector, which is small, makes three times as many numbers of them in the 7B model.
+    feature_points = (FeaturePoint(owner="model.vision_tower", take=last_layer, give=of_last_layer),)
     # The projector reads the last layer's output, which these come after.
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
 

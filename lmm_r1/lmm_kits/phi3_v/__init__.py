@@ -31,6 +31,7 @@ from lmm_r1.data.messages import Message, TextPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_of, check_image_marks, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, Phi3VImageProcessor, tokens_of_grid
@@ -61,6 +62,7 @@ class Phi3VKit(LmmKit):
         *(f"{_TOWER}encoder.layers.{layer}." for layer in range(_LAST_LAYER)),
     )
     projector_prefixes = (f"{_IMAGES}img_projection.", f"{_IMAGES}glb_GN", f"{_IMAGES}sub_GN")
+    feature_points = (FeaturePoint(owner=_TOWER.removesuffix(".")),)
     language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
     # The projector reads the last layer but one, in the release and in tiny models, which keep the tower's depth.
     untrained_prefixes = (f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm.")

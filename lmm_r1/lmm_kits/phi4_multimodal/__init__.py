@@ -31,6 +31,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
     within_pixel_bounds,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
 
@@ -52,6 +53,14 @@ class Phi4MultimodalKit(LmmKit):
         f"{towers.IMAGE_EMBED}img_projection_",
         f"{towers.IMAGE_EMBED}global_img_feature_extensor",
         f"{towers.IMAGE_EMBED}sub_img_feature_extensor",
+    )
+    feature_points = (
+        FeaturePoint(
+            owner=towers.IMAGE_EMBED.removesuffix("."),
+            method="get_img_features",
+            pixels="img_embeds",
+            beside=("attention_mask",),
+        ),
     )
     language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
     # The last layers of the vision tower belong here too; how many depends on the config, see `towers.dead_prefixes`.

@@ -21,6 +21,7 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
     text_positions,
 )
+from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, image_limits
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
@@ -46,6 +47,9 @@ class QwenVlKit(LmmKit):
     """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
+    feature_points: ClassVar[tuple[FeaturePoint, ...]] = (
+        GridPoint(owner="model.visual", projects=True, take=pooled, give=of_pooled),
+    )
 
     def encode(
         self,

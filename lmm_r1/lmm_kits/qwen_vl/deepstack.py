@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import PretrainedConfig, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.features import GridPoint, Parts
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
 from lmm_r1.lmm_kits.qwen_vl.frames import bounded_steps
@@ -25,12 +27,21 @@ IMAGE_PIXELS = {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 1280}
 VIDEO_PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 4096}
 
 
+def _levels(output: BaseModelOutputWithDeepstackFeatures) -> Parts:
+    return (output.pooler_output, *output.deepstack_features)
+
+
+def _of_levels(parts: Parts) -> BaseModelOutputWithDeepstackFeatures:
+    return BaseModelOutputWithDeepstackFeatures(pooler_output=parts[0], deepstack_features=list(parts[1:]))
+
+
 class DeepstackKit(QwenVlKit):
     """What the tower's inner layers see is added behind the language model's first layers."""
 
     processor_class = Qwen3VLProcessor
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
     projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
+    feature_points = (GridPoint(owner="model.visual", projects=True, take=_levels, give=_of_levels),)
     engine_language_model: ClassVar[str]
     """vLLM's class of the language model alone."""
 

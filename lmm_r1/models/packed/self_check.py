@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1.errors import UserError
+from lmm_r1.models.chances import settings_of_chance
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.packed.check_samples import CheckSample, check_samples, longest_that_fits
 
@@ -55,7 +56,7 @@ def check_packing(
     samples = check_samples(model, longest=longest_that_fits(model, tokens=longest))
     first = None
     for mode in ("evaluation", "training"):
-        with _fixed(model.model, train=mode == "training"), torch.no_grad():
+        with _fixed(model.model, train=mode == "training"), model.computing_images(), torch.no_grad():
             if first is None:
                 first = _results(model, run, samples, group=group)
             together = _results(model, run, samples, group=group)
@@ -144,14 +145,9 @@ def _tolerance(model: KitModule) -> float:
 def _fixed(model: torch.nn.Module, *, train: bool) -> Iterator[None]:
     """Put a model into training or evaluation mode with nothing left to chance, and take it back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    chances = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and _is_chance(module, name)
-    ]
+    chances = list(settings_of_chance(model))
     model.train(train)
-    for module, name, _ in chances:
+    for _, module, name, _ in chances:
         setattr(module, name, 0.0)
     try:
         with warnings.catch_warnings():
@@ -159,14 +155,7 @@ def _fixed(model: torch.nn.Module, *, train: bool) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
             yield
     finally:
-        for module, name, value in chances:
+        for _, module, name, value in chances:
             setattr(module, name, value)
         for module, training in modes:
             module.training = training
-
-
-def _is_chance(module: torch.nn.Module, name: str) -> bool:
-    """Whether an attribute is the probability of a dropout or the strength of a noise."""
-    return any(word in name for word in ("drop", "jitter", "noise")) or (
-        name == "p" and "Dropout" in type(module).__name__
-    )

@@ -36,6 +36,7 @@ REFUSED_IN_RL = [
         "and --ds.deepcompile: layers in 4 bits are not compiled",
     ),
     ({"ds.load_in_4bit": True, **LORA, "ds.use_universal_ckpt": True}, "and --ds.use_universal_ckpt: universal"),
+    ({"ds.image_cache_gib": -1.0}, "must be 0 or more; 0 keeps nothing"),
     ({"ds.lora.use_dora": True}, "is a kind of LoRA; give --ds.lora.rank, too"),
     ({"ds.lora.use_rslora": True}, "is a kind of LoRA; give --ds.lora.rank, too"),
     ({"actor.optim": "adamw_8bit", "ds.adam_offload": True}, "take --actor.optim adam with it"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -324,11 +324,31 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
     async def two_updates() -> list[list[int]]:
         stamped = [(await actor.generate_group(PROMPT, SETTINGS)).samples]
         for _ in range(2):
-            await actor.reset_caches()
+            await actor.reset_caches(keep_images=False)
             stamped.append((await actor.generate_group(PROMPT, SETTINGS)).samples)
         return stamped
 
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("keep_images", "forgotten"),
+    [(False, ["prefix", "encoder", "mm"]), (True, ["prefix"])],
+)
+def test_features_of_images_are_forgotten_unless_their_weights_stay(keep_images, forgotten):
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[..., Awaitable[None]]:
+        async def done(**_: bool) -> None:
+            calls.append(name)
+
+        return done
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm = SimpleNamespace(**{f"reset_{name}_cache": noting(name) for name in ("prefix", "encoder", "mm")})
+    actor.weights, actor.paused = EngineWeights(), False
+    asyncio.run(actor.reset_caches(keep_images=keep_images))
+    assert calls == forgotten
 
 
 def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
@@ -339,7 +359,7 @@ def test_keys_and_values_of_old_weights_are_never_kept_in_silence():
     actor = object.__new__(KitRolloutActor)
     actor.llm, actor.paused = SimpleNamespace(reset_prefix_cache=refused), False
     with pytest.raises(RuntimeError, match="still had requests"):
-        asyncio.run(actor.reset_caches())
+        asyncio.run(actor.reset_caches(keep_images=False))
 
 
 def test_an_engine_that_is_held_up_keeps_its_requests_while_it_sleeps():

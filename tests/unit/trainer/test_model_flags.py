@@ -151,8 +151,10 @@ def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_as
 
 
 def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
-    model, _ = prepared("sft", {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77}, monkeypatch)
-    assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= model.settings.items()
+    flags = {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.image_cache_gib": 0.5}
+    model, _ = prepared("sft", flags, monkeypatch)
+    given = {"freeze_prefix": ("lm_head.",), "max_len": 77, "image_cache_gib": 0.5, "trained": True}
+    assert given.items() <= model.settings.items()
 
 
 def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):
@@ -298,8 +300,9 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
     flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": True}
+    flags["ds.image_cache_gib"] = 0.5
     config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
-    workers.install_seams(to_openrlhf_args(config))
+    workers.install_seams(to_openrlhf_args(config), trained=False)
     assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= given[0].items()
     monkeypatch.undo()
     for module, name in ((ppo_actor, "Actor"), (ppo_critic, "get_llm_for_sequence_regression")):
@@ -312,3 +315,23 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
         assert built.keywords["freeze_prefix"] == ("lm_head.",)
         assert all(built.keywords[name] is True for name in ADAPTER_KINDS)
+        assert {"image_cache_gib": 0.5, "trained": False}.items() <= built.keywords.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "again"),
+    [
+        ({}, False),
+        ({"train.num_episodes": 2}, True),
+        ({"actor.freeze_visual_encoder": True}, True),
+        ({"ds.lora.rank": 4}, True),
+        ({"train.max_epochs": 4}, False),
+    ],
+)
+def test_a_model_that_is_not_trained_keeps_features_that_it_may_use_again(flags, again, monkeypatch):
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
+    args = to_openrlhf_args(dotted.replace(PPOConfig(), {"ds.image_cache_gib": 0.5, **flags}))
+    for trained in (False, True):
+        workers.install_seams(args, trained=trained)
+    assert [settings["image_cache_gib"] for settings in given] == [0.5 * again, 0.5]

@@ -1,0 +1,211 @@
+"""Features of images, kept for towers whose weights stay: each image of a run goes through such a tower once a machine.
+
+They are found by the pixels that the tower gets, so that whatever changes an image, or cuts it otherwise, makes another of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.features import FeaturePoint, Item, Parts
+from lmm_r1.models.chances import chances
+from lmm_r1.models.feature_store import KEY_BYTES, FeatureStore, process_store
+from lmm_r1.models.fingerprints import fingerprints
+
+GIB = 2**30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureCounts:
+    """How often a model's pass needed features, and what is kept of them."""
+
+    needed: int = 0
+    """Images, crops and videos, as often as a pass had them."""
+    computed: int = 0
+    """How many of these went through the tower."""
+    kept_bytes: int = 0
+    """Of all models of the process."""
+
+    @classmethod
+    def total(cls, counts: Sequence[FeatureCounts]) -> FeatureCounts:
+        """Return the counts of several processes together."""
+        return cls(
+            needed=sum(one.needed for one in counts),
+            computed=sum(one.computed for one in counts),
+            kept_bytes=sum(one.kept_bytes for one in counts),
+        )
+
+    def metrics(self, role: str) -> dict[str, float]:
+        """Return what is logged of them; nothing of a model that keeps none, or had no images."""
+        if not self.needed:
+            return {}
+        return {
+            f"image_cache/{role}_found": 1 - self.computed / self.needed,
+            f"image_cache/{role}_gib": self.kept_bytes / GIB,
+        }
+
+
+class KeptFeatures:
+    """Stands in the place of the method at a model's feature point, and calls it for items that it has not seen.
+
+    With ZeRO-3 it calls it in every pass, as the ranks do whose images are new, with an item of the least work if need be:
+    the ranks gather a layer's weights together, and would wait for one that has all it needs.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, point: FeaturePoint, weights: tuple[str, ...], store: FeatureStore
+    ) -> None:
+        """Args: weights: the beginnings of the names of all weights that the features are made with."""
+        self.point = point
+        self.store = store
+        self.counts = FeatureCounts()
+        self._model, self._weights = model, weights
+        self._owner = model.get_submodule(point.owner)
+        self._origin: bytes | None = None
+        self._sharded = False
+        self._paused = False
+        self._original: Callable[..., Any] = getattr(self._owner, point.method)
+        self._signature = inspect.signature(self._original)
+        setattr(self._owner, point.method, self._call)
+
+    def forget(self) -> None:
+        """Take nothing for granted of the weights: others may have been loaded."""
+        self._origin = None
+
+    def take_counts(self) -> FeatureCounts:
+        """Return the counts since this was called last."""
+        counts, self.counts = self.counts, FeatureCounts()
+        return replace(counts, kept_bytes=self.store.nbytes)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the model compute everything anew, and keep nothing of it, while the block runs."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._paused:
+            return self._original(*args, **kwargs)
+        arguments = _named(self._signature, args, kwargs)
+        with torch.no_grad():
+            return self._features(arguments)
+
+    def _features(self, arguments: Mapping[str, Any]) -> Any:
+        point = self.point
+        items = point.items(arguments)
+        assert items, "a pass without images has none of the arguments"
+        keys = self._keys(items, arguments)
+        device = items[0][point.pixels].device
+        ready = {key: parts for key in set(keys) if (parts := self.store.find(key, device=device)) is not None}
+        new = {key: item for key, item in zip(keys, items, strict=True) if key not in ready}
+        self.counts = replace(
+            self.counts, needed=self.counts.needed + len(items), computed=self.counts.computed + len(new)
+        )
+        if new:
+            computed = self._run(list(new.values()), arguments)
+            for key, parts in zip(new, computed, strict=True):
+                self.store.keep(key, parts)
+                ready[key] = parts
+        elif self._sharded:
+            self._run([point.smallest(self._owner, items)], arguments)
+        columns = zip(*(ready[key] for key in keys), strict=True)
+        return point.give(tuple(torch.cat(column) for column in columns))
+
+    def _run(self, items: Sequence[Item], arguments: Mapping[str, Any]) -> list[Parts]:
+        """Return the features of each item."""
+        output = self._original(**{**arguments, **self.point.joined(items)})
+        rows = [self.point.rows(self._owner, item) for item in items]
+        return list(zip(*(part.split(rows) for part in self.point.take(output)), strict=True))
+
+    def _settings(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return what the features depend on beside the items."""
+        point = self.point
+        others = {
+            name: value
+            for name, value in arguments.items()
+            if name not in (point.pixels, *point.beside, *point.unread)
+        }
+        tensors = [name for name, value in others.items() if isinstance(value, torch.Tensor)]
+        assert not tensors, f"{point.owner}.{point.method} gets {tensors}, of which its feature point says nothing"
+        return sorted((name, repr(value)) for name, value in others.items())
+
+    def _keys(self, items: Sequence[Item], arguments: Mapping[str, Any]) -> list[bytes]:
+        common = (self._made_by(), self._settings(arguments))
+        names = list(items[0])
+        prints = iter(fingerprints(item[name] for item in items for name in names))
+        return [
+            _digest(common, [(name, next(prints), item[name].shape, item[name].dtype) for name in names])
+            for item in items
+        ]
+
+    def _made_by(self) -> bytes:
+        """Return what tells these features from those of other weights, or of other ways to compute with them."""
+        if self._origin is None:
+            # DeepSpeed may have put others in the place of those that were loaded.
+            weights = [value for name, value in self._model.named_parameters() if name.startswith(self._weights)]
+            self._sharded = any(hasattr(value, "ds_tensor") for value in weights)
+            prints: Any = fingerprints(value.ds_tensor if self._sharded else value for value in weights)
+            if self._sharded:
+                # All ranks are in their first pass with a vision tower. Their parts together are the weights.
+                ranks: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(ranks, prints)
+                prints = ranks
+            config = self._owner.config
+            kind = (type(self._owner).__qualname__, self.point.method, config._attn_implementation)
+            self._origin = _digest(kind, config.to_json_string(), prints)
+        return self._origin
+
+
+def _digest(*parts: Any) -> bytes:
+    return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()
+
+
+def keep_features(model: PreTrainedModel, kit: LmmKit, *, limit: int, trained: bool) -> KeptFeatures | None:
+    """Let a model keep features of its images up to `limit` bytes; None where their weights change, or it has no images.
+
+    Args:
+        trained: whether its weights that take gradients get them.
+    """
+    if not kit.feature_points or not limit:
+        return None
+    for point in kit.feature_points:
+        weights = (*kit.vision_prefixes, *(kit.projector_prefixes if point.projects else ()))
+        parts = [value for name, value in model.named_parameters() if name.startswith(weights)]
+        if not parts or (trained and any(value.requires_grad for value in parts)):
+            continue
+        by_chance = [name for name in chances(model) if name.startswith(weights)]
+        if trained and by_chance:
+            logger.warning(
+                "features of images are not kept: %s of the frozen vision tower leaves something to chance",
+                by_chance[0],
+            )
+            return None
+        return KeptFeatures(model, point, weights, process_store(limit))
+    return None
+
+
+def _named(signature: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by their names, which the call takes all of them by."""
+    named: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        else:
+            named[name] = value
+    return named
