@@ -1,4 +1,7 @@
-"""A run that generates and trains at the same time, with images, on real Ray, DeepSpeed and vLLM; killed and taken up."""
+"""A run that generates and trains at the same time on real Ray, DeepSpeed and vLLM; killed and taken up.
+
+With images, a filter of groups, a critic and evaluations in its midst.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,18 +18,25 @@ from lmm_r1.data.training_rows import PromptStream
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
 STEPS, PROMPTS, SAMPLES, AHEAD = 6, 2, 2, 2
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
+# Questions whose groups are dropped: one of those that the second step takes, and one of the fourth.
+EASY = (1, 8)
+REWARD = """
+def reward_func(queries, prompts, labels):
+    easy = [float(label == "easy") for label in labels]
+    return {"rewards": [float(len(query) % 2) for query in queries], "extra_logs": {"easy": easy}}
+"""
 
 
 def asked(folder: Path) -> tuple[list[str], Path]:
     """Questions, of which every other one has an image, and the file of their rows."""
-    questions = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS)]
+    questions = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS + len(EASY))]
     rows = []
     for number, text in enumerate(questions):
         image = folder / f"{number}.png"
         picture(56, 56).save(image)
         parts = [{"type": "image", "image": str(image)}] * (number % 2) + [{"type": "text", "text": text}]
-        rows.append({"messages": [{"role": "user", "content": parts}], "answer": "1"})
+        answer = "easy" if number in EASY else "1"
+        rows.append({"messages": [{"role": "user", "content": parts}], "answer": answer})
     return questions, write_rows(folder, *rows)
 
 
@@ -35,6 +45,8 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
 ) -> None:
     questions, rows = asked(tmp_path)
     (tmp_path / "reward.py").write_text(REWARD)
+    held_out = tmp_path / "held_out"
+    held_out.mkdir()
     values = {
         "actor.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
         "actor.adam.lr": 1e-3,
@@ -42,6 +54,9 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
         "data.max_len": 256,
         "reward.remote_url": "reward.py",
         "algo.kl.init_coef": 0,
+        "algo.advantage.estimator": "gae",
+        "algo.dynamic_filtering_part": "easy",
+        "algo.dynamic_filtering_max_batches": 3,
         "rollout.batch_size": PROMPTS,
         "rollout.n_samples_per_prompt": SAMPLES,
         "rollout.max_new_tokens": 100,
@@ -51,12 +66,18 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
         "ds.param_dtype": "fp32",
         "ckpt.output_dir": "run",
         "ckpt.save_steps": 1,
+        "eval.dataset": write_rows(
+            held_out, {"messages": [{"role": "user", "content": "What is 99 + 1?"}], "answer": "1"}
+        ),
+        "eval.steps": 2,
         "logger.rollouts_per_step": PROMPTS * SAMPLES,
     }
-    switches = ("--train.async_enable", "--train.partial_rollout_enable")
+    switches = ("--train.async_enable", "--train.partial_rollout_enable", "--algo.dynamic_filtering_enable")
+    switches += ("--algo.dynamic_filtering_range", "-0.5", "0.5")
     run = tmp_path / "run"
     command = KillableCommand(argv=python("lmm_r1.cli.train_ppo_ray", *switches, *flags(values)), cwd=tmp_path)
-    ended = command.run(kill=lines_in(run / "metrics.jsonl", 3), limit_s=240)
+    # Behind the second step there is a line of its evaluation.
+    ended = command.run(kill=lines_in(run / "metrics.jsonl", 4), limit_s=240)
     assert ended.killed, ended.output
     ended = command.run_here()
     assert ended.code == 0, ended.output
@@ -64,13 +85,29 @@ def test_a_run_made_asynchronously_learns_from_every_prompt_once_though_it_is_ki
     resumed = int(ended.output.partition("resumed at step ")[2].partition("/")[0])
     assert 1 <= resumed < STEPS
 
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [line for line in lines if "reward" in line]
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
-    rollouts = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-    shown = [(rollout["step"], rollout["messages"][0]["content"][-1]["text"]) for rollout in rollouts]
-    order = PromptStream(questions, seed=42, episodes=1)
-    steps = range(1, STEPS + 1)
-    assert shown == [(step, text) for step in steps for text in order.take(PROMPTS) for _ in range(SAMPLES)]
+    assert all("critic_loss" in line and "values" in line for line in metrics)
+    evaluated = [line["step"] for line in lines if any(name.startswith("eval_") for name in line)]
+    assert evaluated == [2, 4, 6]
+    assert [line["filtered_groups"] for line in metrics] == [0, 1, 0, 1, 0, 0]
+    recorded = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    rollouts = [rollout for rollout in recorded if not rollout.get("held_out")]
+    text = {id(rollout): rollout["messages"][0]["content"][-1]["text"] for rollout in rollouts}
+    kept = [(rollout["step"], text[id(rollout)]) for rollout in rollouts if not rollout.get("dropped")]
+    left_out = [(rollout["step"], text[id(rollout)]) for rollout in rollouts if rollout.get("dropped")]
+    order = PromptStream(questions, seed=42, episodes=1).take(len(questions))
+    learnt = [question for question in order if questions.index(question) not in EASY]
+    assert kept == [
+        (step, question)
+        for step in range(1, STEPS + 1)
+        for question in learnt[PROMPTS * (step - 1) : PROMPTS * step]
+        for _ in range(SAMPLES)
+    ]
+    assert left_out == [
+        (step, questions[number]) for step, number in zip((2, 4), EASY, strict=True) for _ in range(SAMPLES)
+    ]
     for rollout in rollouts:
         age = rollout["step"] - 1 - rollout["weight_version"]
         assert 0 <= age <= min(AHEAD, rollout["step"] - 1)

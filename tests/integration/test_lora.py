@@ -23,6 +23,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.trainer import weight_sync, workers
+from lmm_r1.trainer.reference_refresh import load_reference, reference_file, write_reference
 from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
 
 pytestmark = pytest.mark.integration
@@ -246,6 +247,27 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_chec
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())
 
     torch.testing.assert_close(logits(loaded), logits(actor), atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "DoRA, ZeRO-3"])
+def test_a_reference_that_follows_the_policy_takes_its_adapters_merged(run, tiny_checkpoint, tmp_path):
+    stage, flags = RUNS[run]
+    folder = tiny_checkpoint(KIT)
+    strategy = make_run(stage, **flags)
+    actor = prepared(strategy, folder)
+    train(strategy, actor, steps=2)
+    # As its worker makes it: without adapters.
+    eval_config = strategy.get_ds_eval_config(offload=False)
+    bare = KitActor(str(folder), attn_implementation="sdpa", param_dtype="fp32", ds_config=eval_config)
+    reference = strategy.prepare(bare)
+    before, expected = logits(reference), logits(actor)
+    assert (before - expected).abs().max() > 1e-3
+    file = reference_file(tmp_path, 2)
+    write_reference(actor, file)
+    load_reference(reference, file)
+    torch.testing.assert_close(logits(reference), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(actor), expected, atol=0, rtol=0)
 
 
 @pytest.mark.usefixtures("one_process")
