@@ -24,7 +24,14 @@ from pathlib import Path
 from machine import machine_name
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples/scripts"
-LOOPS = ("iterative_dpo", "rejection_sampling", "rm", "kd")
+# The script of each, and its variables.
+LOOPS: dict[str, tuple[str, dict[str, str]]] = {
+    "iterative_dpo": ("train_iterative_dpo.sh", {}),
+    "rejection_sampling": ("train_rejection_sampling.sh", {}),
+    "rm": ("train_rm.sh", {}),
+    "rm_mixed": ("train_rm.sh", {"KIND": "mixed"}),
+    "kd": ("train_kd.sh", {}),
+}
 # What loops of a seed have in common, and the first of them makes; the prompts are each one's own.
 START = (
     "tiny",
@@ -35,7 +42,7 @@ START = (
 )
 # And those that need a better reader than the start.
 READER = ("data/more_solutions", "reader")
-READING = ("rm", "kd")
+READING = ("rm_mixed", "kd")
 # Of a normal distribution: 95 % lie within so many standard deviations.
 _SIGMAS = 1.96
 
@@ -43,7 +50,7 @@ _SIGMAS = 1.96
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="each is all loops, some minutes each")
-    parser.add_argument("--loops", nargs="+", default=LOOPS, choices=LOOPS)
+    parser.add_argument("--loops", nargs="+", default=[*LOOPS], choices=[*LOOPS])
     parser.add_argument("--folder", type=Path, help="keep the runs here, where finished ones are not made again")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
@@ -63,14 +70,15 @@ def main() -> None:
 def run(loop: str, seed: int, folder: Path) -> dict:
     """Run one loop from the seed's cold start, and return what it came to; a finished one is not run again."""
     output, clock = folder / loop, folder / f"{loop}.seconds"
-    variables = {**os.environ, "SEED": str(seed), "PYTHON": sys.executable, "OUTPUT": str(output)}
+    script, own = LOOPS[loop]
+    variables = {**os.environ, **own, "SEED": str(seed), "PYTHON": sys.executable, "OUTPUT": str(output)}
     if not clock.exists():
         for other in LOOPS:
             _copy(START, folder / other, output)
             if loop in READING:
                 _copy(READER, folder / other, output)
         began = time.time()
-        subprocess.run(["bash", str(SCRIPTS / f"train_{loop}.sh")], check=True, env=variables, stdout=sys.stderr)
+        subprocess.run(["bash", str(SCRIPTS / script)], check=True, env=variables, stdout=sys.stderr)
         clock.write_text(f"{time.time() - began:.1f}\n")
     evaluation = json.loads((output / "evaluation.json").read_text())
     return {

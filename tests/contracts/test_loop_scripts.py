@@ -76,7 +76,7 @@ def test_rl_takes_the_rewards_of_the_model_that_learned_the_starts_pairs(tmp_pat
     assert isinstance(rm, RMConfig)
     assert (pairs.model, pairs.data, pairs.select, pairs.engines) == ("a model", "rows.jsonl", "dpo_pairs", 2)
     assert (held_out.model, held_out.data, held_out.select) == ("a model", "more.jsonl", "dpo_pairs")
-    assert (pairs.max_per_prompt, held_out.max_per_prompt) == (4, 1)
+    assert (pairs.max_per_prompt, held_out.max_per_prompt) == (1, 1)
     assert (rm.model.model_name_or_path, rm.data.dataset) == ("a model", str(pairs.selected))
     assert rm.eval.dataset == str(held_out.selected)
     assert (rl.actor.model_name_or_path, rl.data.prompt_dataset) == ("a model", "rows.jsonl")
@@ -95,7 +95,10 @@ def test_a_reward_model_may_start_from_another_model_than_the_policy(tmp_path):
     rm, rl = trained(commands)
     assert (rm.model.model_name_or_path, rl.actor.model_name_or_path) == ("a larger one", "a model")
     assert {job.model for job in of("batch_inference", commands, BatchConfig)} == {"a model"}
-    reader, rm, rl = trained(printed_commands(SCRIPTS / "train_rm.sh", folder=tmp_path, OUTPUT="runs/a loop"))[1:]
+    small = printed_commands(SCRIPTS / "train_rm.sh", folder=tmp_path, OUTPUT="runs/a loop", KIND="mixed")
+    reader, rm, rl = trained(small)[1:]
+    pairs, _ = of("batch_inference", small, BatchConfig)
+    assert (pairs.max_per_prompt, rm.train.max_epochs, rl.data.max_samples) == (4, 3, 1536)
     assert reader.model.model_name_or_path == rl.actor.model_name_or_path == "runs/a loop/cold_start"
     assert rm.model.model_name_or_path == reader.ckpt.output_dir
 
