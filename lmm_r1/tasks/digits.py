@@ -87,7 +87,9 @@ class Page:
                 f"a cell of {self.cell_px} px"
             )
         if not 1 <= self.heights <= self.cells:
-            raise ValueError(f"a page of {self.heights} rows of cells: 1 to {self.cells}, as many as columns, are known")
+            raise ValueError(
+                f"a page of {self.heights} rows of cells: 1 to {self.cells}, as many as columns, are known"
+            )
 
     @property
     def heights(self) -> int:
