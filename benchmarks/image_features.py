@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6, help="layers of the tiny language model")
     parser.add_argument("--groups", type=int, default=4, help="prompts of a step, each with an image of its own")
     parser.add_argument("--samples", type=int, default=8, help="responses per prompt")
+    parser.add_argument("--scale", type=float, default=1.0, help="lengths and image sides are multiplied by it")
     parser.add_argument("--repeats", type=int, default=3, help="times that each way is measured, in turns")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> None:
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the seconds of all ways, and the differences of what they compute."""
     import torch
-    from train_batches import IMAGE, build_tiny_checkpoint, make_batch
+    from train_batches import build_tiny_checkpoint, groups_of, make_batch
 
     from lmm_r1.lmm_kits import get_kit, kit_of
 
@@ -66,7 +67,14 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     processor = kit.load_processor(str(folder), trust_remote_code=False)
     config = kit.load_config(str(folder), trust_remote_code=False)
     groups = [
-        make_batch(kit, processor, config, groups=[IMAGE], samples=arguments.samples, seed=seed)
+        make_batch(
+            kit,
+            processor,
+            config,
+            groups=groups_of("image", scale=arguments.scale),
+            samples=arguments.samples,
+            seed=seed,
+        )
         for seed in range(arguments.groups)
     ]
     alone = [sample for group in groups for sample in samples_of(group)]
