@@ -85,7 +85,9 @@ def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
     before, policy = whole_of(reference), whole_of(engine)
     file = reference_file(folder, 3)
     write_reference(SimpleNamespace(model=engine), file)
-    load_reference(SimpleNamespace(model=reference), file)
+    forgotten: list[bool] = []
+    load_reference(SimpleNamespace(model=reference, forget_features=lambda: forgotten.append(True)), file)
+    assert forgotten == [True], "what an earlier reference made of images is not the new one's"
     given = torch.arange(8.0)[None].to(policy[0].dtype)
     same_output = torch.equal(reference(given), engine(given))
     dist.barrier()

@@ -273,7 +273,12 @@ def test_of_calls_that_gave_the_same_tokens_by_other_weights_each_is_taken_once(
 
     async def called() -> CalledEngine:
         engine = CalledEngine(
-            TalkingEngine("5", "5"), collapsed=list, needed=lambda room: asked, max_len=9, weights=weights
+            TalkingEngine("5", "5"),
+            collapsed=list,
+            needed=lambda room: asked,
+            max_len=9,
+            guesses=False,
+            weights=weights,
         )
         await engine.generate([5, 6], asked)
         weights.replaced({})

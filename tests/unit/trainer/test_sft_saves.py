@@ -10,6 +10,7 @@ from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.trainer.sft import SFTRun
 from lmm_r1.trainer.stopping import SaveSchedule
@@ -39,7 +40,7 @@ class Strategy(SimpleNamespace):
 def run(tmp_path: Path, **flags: object) -> tuple[SFTRun, Strategy]:
     given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
     strategy = Strategy()
-    actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]))
+    actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]), take_feature_counts=FeatureCounts)
     config = dotted.replace(SFTConfig(), given)
     folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
     session = session_of(config, strategy, kit=CharacterKit(), folder=folder)
