@@ -12,6 +12,8 @@ from openrlhf.trainer.ray.launcher import RewardModelActor
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
+from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
@@ -155,3 +157,8 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
 
 CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)
 RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)
+
+
+def shares_device_with_critic(config: PPOConfig) -> bool:
+    """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
+    return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)

@@ -16,7 +16,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from rich.console import Console
 
-from lmm_r1 import cpu
 from lmm_r1.checkpoints.folder import step_of, whole_checkpoints
 from lmm_r1.checkpoints.resume_point import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
@@ -26,11 +25,11 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.checkpoint_strategy import warn_of_passed_over
+from lmm_r1.trainer.critic_workers import shares_device_with_critic
 from lmm_r1.trainer.experience_maker import KitExperienceMaker
 from lmm_r1.trainer.group_filter import GroupFilter, counts
 from lmm_r1.trainer.mismatch import Mismatch, Modality
@@ -42,6 +41,7 @@ from lmm_r1.trainer.rollout_source import MadeRollout, RolloutsAhead, RolloutsIn
 from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, told_by_workers
 from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.trainer.workers import feature_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +254,9 @@ class KitPPOTrainer(BasePPOTrainer):
             "tokens/update_unique": passes.unique_tokens * self.args.train.max_epochs,
             "tokens/update_computed": self._computed_tokens(),
         }
-        tokens |= self._feature_counts()
+        if self.config.ds.image_cache_gib:
+            models = {"policy": self.actor_model_group, "reference": self.reference_model_group}
+            tokens |= feature_metrics({**models, "critic": self.critic_model_group})
         mismatch = self._mismatch()
         self.broadcast_to_vllm()
         if "kl" in status:
@@ -335,22 +337,6 @@ class KitPPOTrainer(BasePPOTrainer):
         counts = ray.get(self.actor_model_group.async_run_method(method_name="take_computed_tokens"))
         # Workers that share rows count all tokens of each.
         return sum(counts[:: self.actor_model_group.duplicate_actors])
-
-    def _feature_counts(self) -> dict[str, float]:
-        """Return how many of the images each model was shown it had features of, and what is kept of them."""
-        if not self.config.ds.image_cache_gib:
-            return {}
-        groups = {
-            "policy": self.actor_model_group,
-            "reference": self.reference_model_group,
-            "critic": self.critic_model_group,
-        }
-        metrics: dict[str, float] = {}
-        for role, group in groups.items():
-            if group is not None:
-                counts = ray.get(group.async_run_method(method_name="take_feature_counts"))
-                metrics |= FeatureCounts.total(counts).metrics(role)
-        return metrics
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Update critic and policy: one after the other where they share GPUs or cores, else at the same time.
@@ -560,11 +546,6 @@ class KitPPOTrainer(BasePPOTrainer):
         self.records.write(step, groups, held_out=True)
         self.console.print("  ".join(f"{name} {value:.3f}" for name, value in logs.items()))
         return logs
-
-
-def shares_device_with_critic(config: PPOConfig) -> bool:
-    """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
-    return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
 
 
 def note_rewards(samples: Sequence[Experience], experiences: Sequence[Experience]) -> None:

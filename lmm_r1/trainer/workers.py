@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import ray
 import torch
 import torch.distributed as dist
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import ReferenceModelActor
+from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 
 from lmm_r1 import cpu, openrlhf_seams
@@ -312,3 +312,17 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
 
 PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
 ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
+
+
+def feature_metrics(groups: Mapping[str, RayActorGroup | None]) -> dict[str, float]:
+    """Return how many of the images each model was shown it had features of since it was last asked, and what is kept.
+
+    Args:
+        groups: the workers of each model, by its role; None where a run has no such model.
+    """
+    metrics: dict[str, float] = {}
+    for role, group in groups.items():
+        if group is not None:
+            counts = ray.get(group.async_run_method(method_name="take_feature_counts"))
+            metrics |= FeatureCounts.total(counts).metrics(role)
+    return metrics
