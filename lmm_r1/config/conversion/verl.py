@@ -1,4 +1,4 @@
-"""verl's settings (`actor_rollout_ref`), as far as Mini-o3's commands give them.
+"""verl's settings (`actor_rollout_ref`), as far as commands of Mini-o3 and with several turns give them.
 
 EasyR1 is made of verl, so its rules hold here, too: settings have its names, and defaults of verl's own.
 """
@@ -12,8 +12,13 @@ from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
 from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
+from lmm_r1.config.conversion.verl_rewards import JUDGE, REWARD_RULES, REWARD_SETTINGS
+from lmm_r1.config.conversion.verl_turns import ACTOR as _ACTOR
+from lmm_r1.config.conversion.verl_turns import IMAGES, IN_PLACE, MULTI_TURN
+from lmm_r1.config.conversion.verl_turns import ROLLOUT as _ROLLOUT
+from lmm_r1.config.conversion.verl_turns import TURN_RULES, TURN_SETTINGS, player
 
-_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+_REF = "actor_rollout_ref.ref"
 
 NAMES = {
     "data.train_batch_size": "data.rollout_batch_size",
@@ -57,6 +62,7 @@ NAMES = {
     f"{_ROLLOUT}.temperature": "worker.rollout.temperature",
     f"{_ROLLOUT}.top_p": "worker.rollout.top_p",
     f"{_ROLLOUT}.top_k": "worker.rollout.top_k",
+    f"{_ROLLOUT}.limit_images": "worker.rollout.limit_images",
     f"{_ROLLOUT}.dtype": "worker.rollout.dtype",
     f"{_ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
     f"{_ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
@@ -84,6 +90,7 @@ DEFAULTS: dict[str, object] = {
     "algorithm.adv_estimator": "gae",
     # Of the loss; that in the reward has a name of its own.
     "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.max_num_gen_batches": 256,
     "worker.critic.optim.lr": 1e-5,
     "data.prompt_key": "problem",
     "data.answer_key": "solution",
@@ -106,35 +113,31 @@ DEFAULTS: dict[str, object] = {
 }
 """Of verl and of Mini-o3's rows, where they are not EasyR1's."""
 
-_TURNS = "several turns with tools are not available in this version: one response is trained per prompt"
-_JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
 _SAME = "what happens here anyway, or of no use here"
 _ABSENT = {
-    _TURNS: (
-        "data.system_prompt data.tool_call data.use_tgt_size data.return_raw_chat data.mask_blank data.tool_call_penalty "
-        f"{_ACTOR}.ignore_exceed {_ACTOR}.ignore_void {_ACTOR}.use_multi_turn_response_mask {_ROLLOUT}.name "
-        f"{_ROLLOUT}.max_generation_round {_ROLLOUT}.val_max_generation_round {_ROLLOUT}.val_limit_mm_per_prompt "
-        f"{_ROLLOUT}.max_total_response_length {_ROLLOUT}.use_raw_image {_ROLLOUT}.multi_turn_prompt_type "
-        f"{_ROLLOUT}.use_relative_coordinates {_ROLLOUT}.stop {_ROLLOUT}.save_traj {_ROLLOUT}.save_traj_dir"
+    JUDGE: "reward_model.reward_manager",
+    "the last <answer> of the last turn is judged, by itself": "data.gpt_extract_answer data.extract_answer_tags",
+    "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
+    "Mini-o3 itself takes the bounds of data": f"{_ROLLOUT}.max_pixels {_ROLLOUT}.min_pixels",
+    "an episode pays nothing for its length; --reward.overlong_buffer_len is for single responses": (
+        "reward_model.overlong_buffer_len"
     ),
-    _JUDGE: (
-        "data.acc_reward_weight data.format_reward_weight data.general_qa_reward_fn data.gpt_general_qa_reward_fn "
-        "data.gpt_extract_answer data.extract_answer_tags data.gpt_threads reward_model.reward_manager "
-        "reward_model.use_hybrid_reward_manager"
-    ),
+    "a loop of your own is a class Environment here (docs/agents.md)": f"{_ROLLOUT}.agent.default_agent_loop",
     "of a group the mean score counts; a part of the reward is named by --algo.dynamic_filtering_part": (
         "algorithm.filter_groups.metric"
     ),
     _SAME: (
         f"{_ROLLOUT}.vllm_infer_batch_size {_ROLLOUT}.mode {_ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
-        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope"
+        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
+        f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {_ROLLOUT}.agent.num_workers "
+        f"{_ROLLOUT}.calculate_log_probs"
     ),
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 # What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
 _BOUNDS = {
-    "trainer.rejection_sample": "trainer.max_num_gen_batches",
+    "trainer.rejection_sample": "algorithm.max_num_gen_batches",
     "algorithm.filter_groups.enable": "algorithm.filter_groups.max_num_gen_batches",
 }
 _RULED = (
@@ -149,7 +152,6 @@ _RULED = (
     _MULTIPLIER,
     *_BOUNDS,
     *_BOUNDS.values(),
-    f"{_ROLLOUT}.limit_mm_per_prompt",
     f"{_ROLLOUT}.val_n",
     f"{_ROLLOUT}.val_do_sample",
     "custom_reward_function.path",
@@ -190,8 +192,8 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
 
 def _sampling(given: Given) -> Iterator[Flag | Note]:
     """verl validates with one greedy response unless it is told otherwise."""
-    if given.has(f"{_ROLLOUT}.limit_mm_per_prompt"):
-        yield Flag("data.max_images_per_prompt", given.group(f"{_ROLLOUT}.limit_mm_per_prompt").get("image", 0))
+    if given.has(IMAGES) and player(given) != "crop":
+        yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
     yield Flag("eval.n_samples_per_prompt", given.whole(f"{_ROLLOUT}.val_n") if given.has(f"{_ROLLOUT}.val_n") else 1)
     sampled = given[f"{_ROLLOUT}.val_do_sample"]
     yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
@@ -235,7 +237,7 @@ def _rejection(given: Given) -> Iterator[Flag | Note]:
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
-            if given[bound] is not None:
+            if given.has(bound):
                 yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
@@ -270,6 +272,10 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
             "verl calls it with data_source, solution_str, ground_truth and extra_info; write "
             "reward_func(queries, prompts, labels, responses, datasources) around it",
         )
+    elif given.has("custom_reward_function.name"):
+        yield Note(
+            "without counterpart", "custom_reward_function.name", "it names a function of custom_reward_function.path"
+        )
 
 
 _EXTRA = tuple(
@@ -283,10 +289,17 @@ VERL = Table(
     command="train_ppo_ray",
     settings=(
         *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
-        *(Setting(name=name, by_rule=True, default=None) for name in _RULED),
+        *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
+        *TURN_SETTINGS,
+        *REWARD_SETTINGS,
         *_EXTRA,
     ),
     # The last word on a flag is that of the last rule.
-    rules=(*EASYR1.rules, _kl, _sampling, _rejection, _policy),
+    rules=(
+        *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
+        *(_kl, _sampling, _rejection, _policy),
+        *TURN_RULES,
+        *REWARD_RULES,
+    ),
     names=NAMES,
 )
