@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from lmm_r1.config.conversion.mini_o3 import crops
 from lmm_r1.config.conversion.table import Flag, Given, Note, Rule, Setting
 from lmm_r1.config.conversion.verl_turns import player
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 
 ADDRESS = "http://127.0.0.1:5000/get_reward"
 """Of `lmm-r1 serve_verifier`, where nothing else is asked for."""
-JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
+JUDGE = (
+    "a verifier judges here: --reward.remote_url names one, or the address of one that `lmm-r1 serve_verifier` starts"
+)
 _FUNCTION = "custom_reward_function.path"
 _HYBRID = "reward_model.use_hybrid_reward_manager"
 _SCORERS = {True: "data.gpt_general_qa_reward_fn", False: "data.general_qa_reward_fn"}
@@ -58,7 +61,7 @@ def _scorer(given: Given) -> Iterator[Flag | Note]:
 
 def _weights(given: Given) -> Iterator[Flag | Note]:
     """(1 - penalty * [tool]) * accuracy + format of all turns + [tool], each with its weight."""
-    if player(given) != "crop" or given.text(_FUNCTION) is not None:
+    if not crops(given) or given.text(_FUNCTION) is not None:
         yield from (Note("without counterpart", name, JUDGE) for name in _MINI_O3 if given.has(name))
         return
     weights = {

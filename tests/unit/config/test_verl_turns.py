@@ -141,7 +141,7 @@ def test_who_answers_in_verl_is_written_anew_in_a_file_beside_its_own():
     assert "a class Environment of talk.py" in notes[f"{MULTI_TURN}.interaction_config_path"]
     flags, notes = tools(enable=True, max_assistant_turns=3)
     assert "train.agent" not in flags
-    assert notes[f"{MULTI_TURN}.enable"].startswith("nobody answers a turn")
+    assert notes[f"{MULTI_TURN}.enable"].endswith("nobody answers a turn: responses of one turn are trained")
     assert notes[f"{MULTI_TURN}.max_assistant_turns"].startswith("of use with")
 
 
