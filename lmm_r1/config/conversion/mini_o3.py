@@ -143,8 +143,7 @@ def _over_turn(given: Given) -> Iterator[Flag | Note]:
         yield Note(
             "another meaning",
             f"{ACTOR}.ignore_exceed",
-            "the group is compared without such an episode, as in Mini-o3's paper; its code leaves the reward in the "
-            "group's mean",
+            "the group is compared without such an episode; Mini-o3's code leaves its reward in the group's mean",
         )
 
 
