@@ -9,18 +9,19 @@ from helpers.conversion_examples import (
     EASYR1_KEYS,
     EASYR1_LEFT_OUT,
     EASYR1_SCRIPTS,
-    HOPED,
-    HOPED_SETTINGS,
     LMM_R1_FLAGS,
     LMM_R1_SCRIPTS,
     VL7B,
 )
 
 from lmm_r1 import dotted
+from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.registry import load_environment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.convert_config import main
 from lmm_r1.cli.yaml_file import parse_settings
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config.checks import agent_options
 from lmm_r1.config.conversion import Conversion, convert, read_run, to_document
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.openrlhf_06 import TABLES, old_flag
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.contract
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "conversion"
 EASYR1_FILE = DATA / "easyr1.yaml"
-KNOWN = dotted.leaf_types(PPOConfig)
 
 
 def converted(path: Path, *overrides: str) -> Conversion:
@@ -44,8 +44,8 @@ def left_out(conversion: Conversion) -> set[str]:
 
 
 def there(flags: dict[str, object]) -> dict[str, object]:
-    """The expected flags of this version: None stands for a flag that is not written down."""
-    return {name: value for name, value in flags.items() if name in KNOWN and (value is not None or name in HOPED)}
+    """The expected flags; of the losses and the KL, None stands for one that is not written down."""
+    return {name: value for name, value in flags.items() if value is not None or name == "data.image_dir"}
 
 
 def read_back(conversion: Conversion) -> PPOConfig | SFTConfig:
@@ -59,17 +59,13 @@ def read_back(conversion: Conversion) -> PPOConfig | SFTConfig:
 def test_an_example_of_easyr1_becomes_the_flags_worked_out_by_hand(script, tmp_path):
     overrides, changes, more_left_out = EASYR1_SCRIPTS[script]
     conversion = converted(EASYR1_FILE, *overrides.split())
-    assert conversion.flags == there(EASYR1_FLAGS | HOPED | changes)
-    missing = {theirs for ours, theirs in HOPED_SETTINGS.items() if ours not in KNOWN}
-    expected = EASYR1_LEFT_OUT | missing | more_left_out
+    assert conversion.flags == there(EASYR1_FLAGS | changes)
+    expected = EASYR1_LEFT_OUT | more_left_out
     if "ds.lora.alpha" in changes:
         expected -= {"worker.actor.model.lora.alpha", "worker.actor.model.lora.target_modules"}
     assert left_out(conversion) == expected
-    config = read_back(conversion)
     # A file with a template is not there to be read.
-    resolved = resolve(
-        config if "data.prompt_template" not in KNOWN else dotted.replace(config, {"data.prompt_template": None})
-    )
+    resolved = resolve(dotted.replace(read_back(conversion), {"data.prompt_template": None}))
     assert resolved.rollout.batch_size == 512
 
 
@@ -92,13 +88,19 @@ def test_a_script_of_lmm_r1_becomes_the_flags_worked_out_by_hand(script):
     assert resolve(read_back(conversion)).algo.advantage.estimator == estimator
 
 
-def test_mini_o3_becomes_what_can_be_trained_here_and_a_list_of_what_cannot():
+def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
     conversion = converted(DATA / "mini_o3.bash")
     expected = {
         "data.prompt_dataset": "/data/minio3/VisualProbe_train/train.json,/data/minio3/DeepEyes_train_4K/train.json",
         "data.label_key": "solution",
-        "data.max_len": 16384,
-        "data.max_images_per_prompt": 12,
+        "train.agent": "crop",
+        "agent.max_turns": 6,
+        "agent.max_images": 11,  # 12 with that of the question
+        "data.max_images_per_prompt": 1,
+        "data.max_len": 32768,  # an episode with its prompt
+        "rollout.max_new_tokens": 8192,  # a turn
+        "agent.overturn": "mask",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
         "rollout.batch_size": 256,
         "rollout.n_samples_per_prompt": 16,
         "train.batch_size": 512,  # 32 prompts x 16
@@ -108,6 +110,7 @@ def test_mini_o3_becomes_what_can_be_trained_here_and_a_list_of_what_cannot():
         "algo.kl.init_coef": 0.0,
         "algo.dynamic_filtering_enable": True,
         "algo.dynamic_filtering_range": [0.0, 1.0],
+        "algo.dynamic_filtering_max_batches": 256,
         "eval.n_samples_per_prompt": 1,
         "eval.temperature": 0.0,
         "eval.steps": 5,
@@ -116,16 +119,67 @@ def test_mini_o3_becomes_what_can_be_trained_here_and_a_list_of_what_cannot():
         "train.dynamic_batch_enable": False,
     }
     assert {name: conversion.flags[name] for name in expected} == expected
-    assert {
-        "actor_rollout_ref.rollout.max_generation_round",
-        "actor_rollout_ref.actor.ignore_exceed",
-        "data.tool_call",
-        "reward_model.use_hybrid_reward_manager",
+    # Right answers alone are paid for, as in the published run.
+    assert "reward.part_weights" not in conversion.flags
+    rollout = "actor_rollout_ref.rollout"
+    assert left_out(conversion) == {
+        f"{rollout}.val_max_generation_round",
+        f"{rollout}.multi_turn_prompt_type",
+        "data.general_qa_reward_fn",
+        "data.gpt_extract_answer",
+        "data.extract_answer_tags",
+        "data.gpt_threads",
+        "reward_model.reward_manager",
         "algorithm.kl_ctrl.kl_coef",
-    } <= left_out(conversion)
+        *SAME,
+        *(f"{rollout}.{name}" for name in ("vllm_infer_batch_size", "free_cache_engine", "max_num_batched_tokens")),
+    }
     # Notes have the names of the file, not those of the table.
     assert not any("worker." in note.subject + note.text for note in conversion.notes)
-    read_back(conversion)
+    config = resolve(read_back(conversion))
+    assert isinstance(config, PPOConfig)
+    environment = load_environment("crop", options=agent_options(config.agent))
+    assert isinstance(environment, CropEnvironment)
+    assert (environment.bounds.min_pixels, environment.bounds.max_pixels) == (40_000, 2_000_000)
+
+
+def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trainer_takes():
+    conversion = converted(DATA / "verl_tools.bash")
+    expected = {
+        "train.agent": "config/geo3k_tool_config.py",
+        "agent.max_turns": 5,
+        "agent.overturn": "keep",
+        "data.max_len": 4096,
+        "rollout.max_new_tokens": 2048,
+        "reward.remote_url": "math",
+    }
+    assert {name: conversion.flags[name] for name in expected} == expected
+    multi_turn = "actor_rollout_ref.rollout.multi_turn"
+    told = {note.subject: note.text for note in conversion.notes}
+    assert "TOOLS of config/geo3k_tool_config.py" in told[f"{multi_turn}.tool_config_path"]
+    assert (
+        "1024 characters" in told[f"{multi_turn}.max_tool_response_length, {multi_turn}.tool_response_truncate_side"]
+    )
+    assert left_out(conversion) == {
+        "data.return_raw_chat",
+        "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.rollout.name",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        f"{multi_turn}.max_tool_response_length, {multi_turn}.tool_response_truncate_side",
+    }
+    assert resolve(read_back(conversion)).train.agent == "config/geo3k_tool_config.py"
+
+
+SAME = (
+    "actor_rollout_ref.rollout.mode",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "trainer.val_generations_to_log_to_wandb",
+    "trainer.log_training_rollouts_freq",
+    "trainer.train_generations_to_log_to_wandb",
+    "trainer.use_3drope",
+    "data.return_raw_chat",
+)
+"""What Mini-o3's command says beside, and what happens here anyway."""
 
 
 OTHER_VALUES: dict[str, object] = {
@@ -168,12 +222,27 @@ def test_no_setting_of_easyr1_is_ignored(name):
     assert (before.flags, before.notes) != (after.flags, after.notes)
 
 
+IMAGES_OF_VERL = ("limit_mm_per_prompt", "val_limit_mm_per_prompt")
+NOBODY: dict[str, object] = {"custom_reward_function.path": "r.py", "data.val_files": "v", "trainer.val_freq": 5}
+CROPS: dict[str, object] = {
+    "actor_rollout_ref.rollout.name": "vllm_multi_turn_tool_call",
+    "actor_rollout_ref.rollout.val_max_generation_round": 12,
+    "data.use_tool_reward_weight": 0.5,
+}
+TOOLS_OF_VERL: dict[str, object] = {
+    "actor_rollout_ref.rollout.multi_turn.enable": True,
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "t.yaml",
+}
+
+
+@pytest.mark.parametrize("base", [NOBODY, CROPS, TOOLS_OF_VERL], ids=["nobody", "crops", "tools"])
 @pytest.mark.parametrize("name", [setting.name for setting in VERL.settings if setting.name not in EASYR1.by_name])
-def test_no_setting_of_verl_is_ignored(name):
-    special = {"actor_rollout_ref.rollout.limit_mm_per_prompt": {"image": 3}, "algorithm.use_kl_in_reward": True}
-    base = {"custom_reward_function.path": "r.py", "data.val_files": "v", "trainer.val_freq": 5}
+def test_no_setting_of_verl_is_ignored(name, base):
+    special = {f"actor_rollout_ref.rollout.{name}": {"image": 3} for name in IMAGES_OF_VERL}
+    special |= {"algorithm.use_kl_in_reward": True, "data.tool_call_penalty": 0.2}
     before = convert(base, VERL)
-    after = convert(base | {name: special.get(name, "3")}, VERL)
+    setting = VERL.by_name[name]
+    after = convert(base | {name: special.get(name, another(name, base.get(name, setting.default)))}, VERL)
     assert (before.flags, before.notes) != (after.flags, after.notes)
 
 

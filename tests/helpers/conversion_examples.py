@@ -1,17 +1,6 @@
 """What the example scripts of EasyR1 and LMM-R1 become here, worked out by hand, and the settings that EasyR1 has."""
 
 # Flags that not every version has; where they are missing, notes say so.
-HOPED = {
-    "data.min_pixels": 262144,
-    "data.max_pixels": 4194304,
-    "data.prompt_template": "./examples/format_prompt/math.jinja",
-    "data.video_key": "videos",
-    "data.video_fps": 2.0,
-    "data.image_dir": None,
-    "data.tokenizer_chat_template": None,
-    "train.max_steps": None,
-    "eval.before_training": True,
-}
 # data.val_batch_size, the two parts of val_override_config that are set, and what is shown of a validation.
 EASYR1_LEFT_OUT = {
     "data.val_batch_size",
@@ -19,12 +8,6 @@ EASYR1_LEFT_OUT = {
     "worker.actor.model.lora.alpha",
     "worker.actor.model.lora.target_modules",
     "trainer.val_generations_to_log",
-}
-HOPED_SETTINGS = {
-    "data.min_pixels": "data.min_pixels",
-    "data.max_pixels": "data.max_pixels",
-    "data.prompt_template": "data.format_prompt",
-    "eval.before_training": "trainer.val_before_train",
 }
 EASYR1_FLAGS = {
     "actor.model_name_or_path": "Qwen/Qwen2.5-7B-Instruct",
@@ -57,6 +40,10 @@ EASYR1_FLAGS = {
     "data.input_key": "problem",
     "data.label_key": "answer",
     "data.image_key": "images",
+    "data.image_dir": None,
+    "data.min_pixels": 262144,
+    "data.max_pixels": 4194304,
+    "data.prompt_template": "./examples/format_prompt/math.jinja",
     "data.max_images_per_prompt": 0,
     "data.max_len": 4096,  # 2048 + 2048
     "data.overlong_prompts": "skip",
@@ -69,6 +56,7 @@ EASYR1_FLAGS = {
     "eval.dataset": "hiyouga/math12k",
     "eval.split": "test",
     "eval.steps": 5,
+    "eval.before_training": True,
     "eval.n_samples_per_prompt": 1,
     "eval.temperature": 0.6,
     "logger.trackers": ["wandb"],

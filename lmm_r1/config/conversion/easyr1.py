@@ -7,7 +7,6 @@ from lmm_r1.config.conversion.easyr1_algorithm import MAX_TRIES
 from lmm_r1.config.conversion.easyr1_rules import RULES
 from lmm_r1.config.conversion.table import Setting, Table
 
-NO_VIDEO_FLAG = "stands in the video part of a row"
 SYNCED = "the weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP"
 
 
@@ -23,26 +22,15 @@ def _without(name: str, says: str, *harmless: object) -> Setting:
     return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
 
 
-def _hoped(name: str, flag: str, *, default: object, says: str, harmless: tuple[object, ...] = (None,)) -> Setting:
-    """Return a setting for a flag that a version may have or not."""
-    return Setting(name=name, flags=(flag,), default=default, says=says, harmless=harmless)
-
-
 DATA = (
     _ruled("data.train_files", ""),
     _ruled("data.val_files"),
     _to("data.prompt_key", "data.input_key", default="prompt"),
     _to("data.answer_key", "data.label_key", default="answer"),
     _to("data.image_key", "data.image_key", default="images"),
-    _hoped(
-        "data.video_key",
-        "data.video_key",
-        default="videos",
-        says="the column with videos is called videos here; rename it",
-        harmless=("videos",),
-    ),
-    _hoped("data.image_dir", "data.image_dir", default=None, says="paths of images start from the row file's folder"),
-    _hoped("data.video_fps", "data.video_fps", default=2.0, says=NO_VIDEO_FLAG, harmless=(2.0,)),
+    _without("data.video_key", "the column with videos is called videos here; rename it", "videos"),
+    _to("data.image_dir", "data.image_dir", default=None),
+    _without("data.video_fps", "fps stands in the video part of a row", 2.0),
     _ruled("data.max_prompt_length", 512),
     _ruled("data.max_response_length", 512),
     _to("data.rollout_batch_size", "rollout.batch_size", default=512),
@@ -52,26 +40,14 @@ DATA = (
         None,
     ),
     _without("data.val_batch_size", "all rows of --eval.dataset are generated together", -1),
-    _hoped(
-        "data.format_prompt",
-        "data.prompt_template",
-        default=None,
-        says="this version takes no prompt template; put the text into the rows",
-    ),
-    _hoped(
-        "data.override_chat_template",
-        "data.tokenizer_chat_template",
-        default=None,
-        says="RL takes the chat template of the checkpoint; save it with another one",
+    _to("data.format_prompt", "data.prompt_template", default=None),
+    _without(
+        "data.override_chat_template", "RL takes the chat template of the checkpoint; save it with another one", None
     ),
     _without("data.shuffle", "rows are shuffled in every episode", True),
     _ruled("data.seed", 1),
-    _hoped(
-        "data.min_pixels", "data.min_pixels", default=262144, says="this version takes it from the rows' image parts"
-    ),
-    _hoped(
-        "data.max_pixels", "data.max_pixels", default=4194304, says="this version takes it from the rows' image parts"
-    ),
+    _to("data.min_pixels", "data.min_pixels", default=262144),
+    _to("data.max_pixels", "data.max_pixels", default=4194304),
     _ruled("data.filter_overlong_prompts", True),
     _without("data.filter_overlong_prompts_workers", "prompts are measured when they are generated for", 16),
 )
@@ -156,13 +132,7 @@ ROLLOUT = (
     _to("worker.rollout.n", "rollout.n_samples_per_prompt", default=1),
     _to("worker.rollout.temperature", "rollout.temperature", default=1.0),
     _to("worker.rollout.top_p", "rollout.top_p", default=1.0),
-    _hoped(
-        "worker.rollout.top_k",
-        "rollout.top_k",
-        default=-1,
-        says="this version samples from the whole vocabulary or by --rollout.top_p",
-        harmless=(-1,),
-    ),
+    _to("worker.rollout.top_k", "rollout.top_k", default=-1),
     _without("worker.rollout.seed", "--train.seed seeds the engines too", 1),
     _to("worker.rollout.limit_images", "data.max_images_per_prompt", default=0),
     _without("worker.rollout.dtype", "the engines take --ds.param_dtype", "bf16"),
@@ -219,12 +189,7 @@ CRITIC = tuple(
 
 TRAINER = (
     _to("trainer.total_epochs", "train.num_episodes", default=15),
-    _hoped(
-        "trainer.max_steps",
-        "train.max_steps",
-        default=None,
-        says="a run ends with its episodes (--train.num_episodes, --data.max_samples)",
-    ),
+    _without("trainer.max_steps", "a run ends with its episodes (--train.num_episodes, --data.max_samples)", None),
     _to("trainer.project_name", "logger.wandb.project", default="easy_r1"),
     _ruled("trainer.experiment_name", "demo"),
     _ruled("trainer.logger", ("console", "wandb")),

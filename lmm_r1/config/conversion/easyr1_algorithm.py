@@ -48,7 +48,17 @@ MAX_TRIES = 20
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 
 
-def _batches(given: Given) -> Results:
+def longest_sample(given: Given) -> int:
+    """Return the tokens of the longest sample, prompt and response together."""
+    return given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
+
+
+def batches(given: Given, *, longest: int | None = None) -> Results:
+    """Samples of an update, and those of a pass or its tokens.
+
+    Args:
+        longest: tokens of the longest sample, where that is not `longest_sample`.
+    """
     prompts, samples = given.whole("worker.actor.global_batch_size"), given.whole("worker.rollout.n")
     yield Flag("train.batch_size", prompts * samples)
     yield Note(
@@ -62,7 +72,7 @@ def _batches(given: Given) -> Results:
     yield Flag("train.dynamic_batch_enable", fills)
     if not fills:
         return
-    longest = given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
+    longest = longest_sample(given) if longest is None else longest
     for setting, flag in (
         ("worker.actor.micro_batch_size_per_device_for_update", "train.max_tokens_per_gpu"),
         ("worker.actor.micro_batch_size_per_device_for_experience", "rollout.max_tokens_per_gpu"),
@@ -254,7 +264,7 @@ def _lora(given: Given) -> Results:
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
-    _batches,
+    batches,
     _estimator,
     _kl,
     _filter,

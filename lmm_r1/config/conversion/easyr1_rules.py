@@ -36,7 +36,8 @@ def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str],
     return [name for name, _, _ in listed], splits[0] if splits else None
 
 
-def _lengths(given: Given) -> Results:
+def lengths(given: Given) -> Results:
+    """Tokens of prompt and response, which are bounded together here."""
     prompt, response = given.whole("data.max_prompt_length"), given.whole("data.max_response_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
@@ -45,6 +46,9 @@ def _lengths(given: Given) -> Results:
         "data.max_prompt_length, data.max_response_length",
         f"--data.max_len {prompt + response} is both together, prompt with images ({prompt}) and response ({response})",
     )
+
+
+def _overlong_prompts(given: Given) -> Results:
     if given.switch("data.filter_overlong_prompts"):
         yield Flag("data.overlong_prompts", "skip")
     else:
@@ -213,7 +217,8 @@ def _records(given: Given) -> Results:
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     _rows,
-    _lengths,
+    lengths,
+    _overlong_prompts,
     _seed,
     _gpus,
     _validation,

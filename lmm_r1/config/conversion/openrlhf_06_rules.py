@@ -104,7 +104,7 @@ def _media(given: Given) -> Results:
             yield Note("without counterpart", "limit_mm_per_prompt", f"{kind}: no limit is needed")
     for name, value in _json(given, "processor_kwargs").items():
         if name in ("min_pixels", "max_pixels"):
-            yield Flag(f"data.{name}", value, of=f"processor_kwargs {name}")
+            yield Flag(f"data.{name}", value)
         else:
             yield Note("without counterpart", "processor_kwargs", f"{name}: the processor is the checkpoint's own")
 
@@ -117,7 +117,7 @@ def _frozen(given: Given) -> Results:
         yield Flag("actor.freeze_visual_encoder", True)
         yield Note("another meaning", "freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
     else:
-        yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]), of="freeze_prefix")
+        yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]))
 
 
 def _json(given: Given, name: str) -> Mapping[str, object]:

@@ -37,7 +37,7 @@ class Setting:
     default: object = OURS
     """Theirs; where ours differs, it is written down, so that the run stays the same."""
     flags: tuple[str, ...] = ()
-    """Ours, which take the value as it is. Where one of them does not exist, the setting has no counterpart."""
+    """Ours, which take the value as it is."""
     by_rule: bool = False
     """Whether a rule makes flags or notes of it, together with others."""
     says: str = ""
@@ -52,8 +52,6 @@ class Flag:
 
     name: str
     value: object
-    of: str = ""
-    """Their setting, of a flag that a version may have or not."""
 
 
 @dataclass(frozen=True)
@@ -181,22 +179,19 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
     notes: list[Note] = []
     for setting in table.settings:
         value = given[setting.name]
-        if setting.flags and all(flag in known for flag in setting.flags):
+        if setting.flags:
             for flag in setting.flags:
                 if given.has(setting.name):
                     flags[flag] = value
                 elif setting.default is not OURS and not _equal(dotted.get(ours, flag), value):
                     flags[flag] = value
                     defaults.append(flag)
-        elif not setting.by_rule and value not in setting.harmless and (given.has(setting.name) or setting.flags):
-            text = f"{value} is lost; {setting.says}" if setting.flags else setting.says
-            notes.append(Note("without counterpart", setting.name, text))
+        elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
+            notes.append(Note("without counterpart", setting.name, setting.says))
     for rule in table.rules:
         for result in rule(given):
             if isinstance(result, Note):
                 notes.append(result)
-            elif result.of and result.name not in known:
-                notes.append(Note("without counterpart", result.of, f"this version has no --{result.name}"))
             else:
                 flags[result.name] = result.value
     for name in values:

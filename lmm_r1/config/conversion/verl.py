@@ -1,4 +1,4 @@
-"""verl's settings (`actor_rollout_ref`), as far as Mini-o3's commands give them.
+"""verl's settings (`actor_rollout_ref`), as far as commands of Mini-o3 and with several turns give them.
 
 EasyR1 is made of verl, so its rules hold here, too: settings have its names, and defaults of verl's own.
 """
@@ -11,41 +11,44 @@ from dataclasses import replace
 from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.conversion.easyr1 import EASYR1
 from lmm_r1.config.conversion.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
+from lmm_r1.config.conversion.mini_o3 import ACTOR, IMAGES, ROLLOUT, crops
 from lmm_r1.config.conversion.table import Flag, Given, Note, Setting, Table
+from lmm_r1.config.conversion.verl_rewards import JUDGE, REWARD_RULES, REWARD_SETTINGS
+from lmm_r1.config.conversion.verl_turns import IN_PLACE, MULTI_TURN, TURN_RULES, TURN_SETTINGS
 
-_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+_REF = "actor_rollout_ref.ref"
 
 NAMES = {
     "data.train_batch_size": "data.rollout_batch_size",
     "data.gen_batch_size": "data.mini_rollout_batch_size",
-    f"{_ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
-    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
-    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
-    f"{_ACTOR}.grad_clip": "worker.actor.max_grad_norm",
-    f"{_ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
-    f"{_ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
-    f"{_ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
-    f"{_ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
-    f"{_ACTOR}.tau_pos": "worker.actor.tau_positive",
-    f"{_ACTOR}.tau_neg": "worker.actor.tau_negative",
-    f"{_ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
-    f"{_ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
-    f"{_ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
-    f"{_ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
-    f"{_ACTOR}.strategy": "worker.actor.strategy",
-    f"{_ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
-    f"{_ACTOR}.kl_loss_type": "algorithm.kl_penalty",
-    f"{_ACTOR}.kl_loss_coef": "algorithm.kl_coef",
-    f"{_ACTOR}.optim.lr": "worker.actor.optim.lr",
-    f"{_ACTOR}.optim.betas": "worker.actor.optim.betas",
-    f"{_ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
-    f"{_ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
-    f"{_ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
-    f"{_ACTOR}.optim.min_lr_ratio": "worker.actor.optim.min_lr_ratio",
-    f"{_ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
-    f"{_ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
-    f"{_ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
+    f"{ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
+    f"{ACTOR}.grad_clip": "worker.actor.max_grad_norm",
+    f"{ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
+    f"{ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
+    f"{ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
+    f"{ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
+    f"{ACTOR}.tau_pos": "worker.actor.tau_positive",
+    f"{ACTOR}.tau_neg": "worker.actor.tau_negative",
+    f"{ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
+    f"{ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
+    f"{ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
+    f"{ACTOR}.strategy": "worker.actor.strategy",
+    f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
+    f"{ACTOR}.kl_loss_type": "algorithm.kl_penalty",
+    f"{ACTOR}.kl_loss_coef": "algorithm.kl_coef",
+    f"{ACTOR}.optim.lr": "worker.actor.optim.lr",
+    f"{ACTOR}.optim.betas": "worker.actor.optim.betas",
+    f"{ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
+    f"{ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
+    f"{ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
+    f"{ACTOR}.optim.min_lr_ratio": "worker.actor.optim.min_lr_ratio",
+    f"{ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
+    f"{ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
+    f"{ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
     "actor_rollout_ref.model.path": "worker.actor.model.model_path",
     "actor_rollout_ref.model.use_remove_padding": "worker.actor.padding_free",
     "actor_rollout_ref.model.enable_gradient_checkpointing": "worker.actor.model.enable_gradient_checkpointing",
@@ -53,18 +56,19 @@ NAMES = {
     "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
     "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
     "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
-    f"{_ROLLOUT}.n": "worker.rollout.n",
-    f"{_ROLLOUT}.temperature": "worker.rollout.temperature",
-    f"{_ROLLOUT}.top_p": "worker.rollout.top_p",
-    f"{_ROLLOUT}.top_k": "worker.rollout.top_k",
-    f"{_ROLLOUT}.dtype": "worker.rollout.dtype",
-    f"{_ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
-    f"{_ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
-    f"{_ROLLOUT}.enforce_eager": "worker.rollout.enforce_eager",
-    f"{_ROLLOUT}.enable_chunked_prefill": "worker.rollout.enable_chunked_prefill",
-    f"{_ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
-    f"{_ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
-    f"{_ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
+    f"{ROLLOUT}.n": "worker.rollout.n",
+    f"{ROLLOUT}.temperature": "worker.rollout.temperature",
+    f"{ROLLOUT}.top_p": "worker.rollout.top_p",
+    f"{ROLLOUT}.top_k": "worker.rollout.top_k",
+    f"{ROLLOUT}.limit_images": "worker.rollout.limit_images",
+    f"{ROLLOUT}.dtype": "worker.rollout.dtype",
+    f"{ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
+    f"{ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
+    f"{ROLLOUT}.enforce_eager": "worker.rollout.enforce_eager",
+    f"{ROLLOUT}.enable_chunked_prefill": "worker.rollout.enable_chunked_prefill",
+    f"{ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
+    f"{ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
+    f"{ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
     f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
     "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
     "critic.model.path": "worker.critic.model.model_path",
@@ -84,6 +88,7 @@ DEFAULTS: dict[str, object] = {
     "algorithm.adv_estimator": "gae",
     # Of the loss; that in the reward has a name of its own.
     "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.max_num_gen_batches": 256,
     "worker.critic.optim.lr": 1e-5,
     "data.prompt_key": "problem",
     "data.answer_key": "solution",
@@ -106,52 +111,47 @@ DEFAULTS: dict[str, object] = {
 }
 """Of verl and of Mini-o3's rows, where they are not EasyR1's."""
 
-_TURNS = "several turns with tools are not available in this version: one response is trained per prompt"
-_JUDGE = "start a verifier (`lmm-r1 serve_verifier`) and give its address as --reward.remote_url"
 _SAME = "what happens here anyway, or of no use here"
 _ABSENT = {
-    _TURNS: (
-        "data.system_prompt data.tool_call data.use_tgt_size data.return_raw_chat data.mask_blank data.tool_call_penalty "
-        f"{_ACTOR}.ignore_exceed {_ACTOR}.ignore_void {_ACTOR}.use_multi_turn_response_mask {_ROLLOUT}.name "
-        f"{_ROLLOUT}.max_generation_round {_ROLLOUT}.val_max_generation_round {_ROLLOUT}.val_limit_mm_per_prompt "
-        f"{_ROLLOUT}.max_total_response_length {_ROLLOUT}.use_raw_image {_ROLLOUT}.multi_turn_prompt_type "
-        f"{_ROLLOUT}.use_relative_coordinates {_ROLLOUT}.stop {_ROLLOUT}.save_traj {_ROLLOUT}.save_traj_dir"
+    JUDGE: "reward_model.reward_manager",
+    "the last <answer> of the last turn is judged, by itself": "data.gpt_extract_answer data.extract_answer_tags",
+    "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
+    "Mini-o3 itself takes the bounds of data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
+    "an episode pays nothing for its length; --reward.overlong_buffer_len is for single responses": (
+        "reward_model.overlong_buffer_len"
     ),
-    _JUDGE: (
-        "data.acc_reward_weight data.format_reward_weight data.general_qa_reward_fn data.gpt_general_qa_reward_fn "
-        "data.gpt_extract_answer data.extract_answer_tags data.gpt_threads reward_model.reward_manager "
-        "reward_model.use_hybrid_reward_manager"
-    ),
+    "a loop of your own is a class Environment here (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
     "of a group the mean score counts; a part of the reward is named by --algo.dynamic_filtering_part": (
         "algorithm.filter_groups.metric"
     ),
     _SAME: (
-        f"{_ROLLOUT}.vllm_infer_batch_size {_ROLLOUT}.mode {_ROLLOUT}.free_cache_engine "
+        f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
-        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope"
+        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
+        f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {ROLLOUT}.agent.num_workers "
+        f"{ROLLOUT}.calculate_log_probs"
     ),
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 # What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
 _BOUNDS = {
-    "trainer.rejection_sample": "trainer.max_num_gen_batches",
+    "trainer.rejection_sample": "algorithm.max_num_gen_batches",
     "algorithm.filter_groups.enable": "algorithm.filter_groups.max_num_gen_batches",
 }
 _RULED = (
     "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty_in_reward",
-    f"{_ACTOR}.loss_agg_mode",
-    f"{_ACTOR}.loss_scale_factor",
+    f"{ACTOR}.loss_agg_mode",
+    f"{ACTOR}.loss_scale_factor",
     "algorithm.norm_adv_by_std_in_grpo",
     "algorithm.kl_ctrl.kl_coef",
-    f"{_ACTOR}.entropy_coeff",
-    f"{_ACTOR}.clip_ratio",
+    f"{ACTOR}.entropy_coeff",
+    f"{ACTOR}.clip_ratio",
     _MULTIPLIER,
     *_BOUNDS,
     *_BOUNDS.values(),
-    f"{_ROLLOUT}.limit_mm_per_prompt",
-    f"{_ROLLOUT}.val_n",
-    f"{_ROLLOUT}.val_do_sample",
+    f"{ROLLOUT}.val_n",
+    f"{ROLLOUT}.val_do_sample",
     "custom_reward_function.path",
     "custom_reward_function.name",
 )
@@ -190,15 +190,15 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
 
 def _sampling(given: Given) -> Iterator[Flag | Note]:
     """verl validates with one greedy response unless it is told otherwise."""
-    if given.has(f"{_ROLLOUT}.limit_mm_per_prompt"):
-        yield Flag("data.max_images_per_prompt", given.group(f"{_ROLLOUT}.limit_mm_per_prompt").get("image", 0))
-    yield Flag("eval.n_samples_per_prompt", given.whole(f"{_ROLLOUT}.val_n") if given.has(f"{_ROLLOUT}.val_n") else 1)
-    sampled = given[f"{_ROLLOUT}.val_do_sample"]
+    if given.has(IMAGES) and not crops(given):
+        yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
+    yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
+    sampled = given[f"{ROLLOUT}.val_do_sample"]
     yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
 
 
 def _aggregation(given: Given) -> Iterator[Flag | Note]:
-    mean, length = given.text(f"{_ACTOR}.loss_agg_mode"), given[f"{_ACTOR}.loss_scale_factor"]
+    mean, length = given.text(f"{ACTOR}.loss_agg_mode"), given[f"{ACTOR}.loss_scale_factor"]
     if mean == "seq-mean-token-sum":
         yield Flag("actor.loss_agg_mode", CONSTANT)
         yield Flag("actor.loss_agg_length", 1)
@@ -207,16 +207,16 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     elif mean is not None:
         yield Note(
             "without counterpart",
-            f"{_ACTOR}.loss_agg_mode",
+            f"{ACTOR}.loss_agg_mode",
             f"{mean} is not here, and token-mean is written in its place; there is "
             f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
         )
     if length is None:
         return
     if mean == CONSTANT:
-        yield Flag("actor.loss_agg_length", given.whole(f"{_ACTOR}.loss_scale_factor"))
+        yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
     else:
-        yield Note("without counterpart", f"{_ACTOR}.loss_scale_factor", f"belongs to loss_agg_mode {CONSTANT}")
+        yield Note("without counterpart", f"{ACTOR}.loss_scale_factor", f"belongs to loss_agg_mode {CONSTANT}")
 
 
 def _deviations(given: Given) -> Iterator[Flag | Note]:
@@ -235,7 +235,7 @@ def _rejection(given: Given) -> Iterator[Flag | Note]:
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
-            if given[bound] is not None:
+            if given.has(bound):
                 yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
@@ -254,10 +254,10 @@ def _rejection(given: Given) -> Iterator[Flag | Note]:
 def _policy(given: Given) -> Iterator[Flag | Note]:
     yield from _aggregation(given)
     yield from _deviations(given)
-    if given[f"{_ACTOR}.entropy_coeff"]:
-        yield Flag("actor.entropy_coef", given.number(f"{_ACTOR}.entropy_coeff"))
-    if given[f"{_ACTOR}.clip_ratio"] is not None:
-        both = given.number(f"{_ACTOR}.clip_ratio")
+    if given[f"{ACTOR}.entropy_coeff"]:
+        yield Flag("actor.entropy_coef", given.number(f"{ACTOR}.entropy_coeff"))
+    if given[f"{ACTOR}.clip_ratio"] is not None:
+        both = given.number(f"{ACTOR}.clip_ratio")
         sides = [f"worker.actor.clip_ratio_{side}" for side in ("low", "high")]
         if given.text("worker.actor.loss_type") != "sapo":
             yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
@@ -269,6 +269,10 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
             "custom_reward_function.path",
             "verl calls it with data_source, solution_str, ground_truth and extra_info; write "
             "reward_func(queries, prompts, labels, responses, datasources) around it",
+        )
+    elif given.has("custom_reward_function.name"):
+        yield Note(
+            "without counterpart", "custom_reward_function.name", "it names a function of custom_reward_function.path"
         )
 
 
@@ -283,10 +287,17 @@ VERL = Table(
     command="train_ppo_ray",
     settings=(
         *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
-        *(Setting(name=name, by_rule=True, default=None) for name in _RULED),
+        *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
+        *TURN_SETTINGS,
+        *REWARD_SETTINGS,
         *_EXTRA,
     ),
     # The last word on a flag is that of the last rule.
-    rules=(*EASYR1.rules, _kl, _sampling, _rejection, _policy),
+    rules=(
+        *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
+        *(_kl, _sampling, _rejection, _policy),
+        *TURN_RULES,
+        *REWARD_RULES,
+    ),
     names=NAMES,
 )

@@ -214,24 +214,28 @@ def test_losses_of_verl_have_our_names(tmp_path):
 
 def test_batches_that_verl_may_draw_for_a_step_are_multiples_of_the_steps_prompts(tmp_path):
     batches = "data: {train_batch_size: 64, gen_batch_size: 96}\n"
-    filtered = "trainer: {rejection_sample: true, max_num_gen_batches: 5}\n"
+    filtered = "trainer: {rejection_sample: true}\n"
+    # Mini-o3's default.
     flags, _ = verl(tmp_path, more=filtered)
+    assert flags["algo.dynamic_filtering_max_batches"] == 256
+    bound = "max_num_gen_batches: 5"
+    flags, _ = verl(tmp_path, algorithm=bound, more=filtered)
     assert (flags["algo.dynamic_filtering_enable"], flags["algo.dynamic_filtering_max_batches"]) == (True, 5)
     # 5 x 96 = 480 prompts are eight times 64, the last time in part.
-    flags, _ = verl(tmp_path, more=batches + filtered)
+    flags, _ = verl(tmp_path, algorithm=bound, more=batches + filtered)
     assert flags["algo.dynamic_filtering_max_batches"] == 8
     # Twice as many: 10 x 96 = 960 are fifteen times 64.
     more = filtered.replace("}", ", rejection_sample_multiplier: 2}")
-    flags, notes = verl(tmp_path, more=batches + more)
+    flags, notes = verl(tmp_path, algorithm=bound, more=batches + more)
     assert flags["algo.dynamic_filtering_max_batches"] == 15
     assert "trainer.rejection_sample_multiplier" in notes
     # DAPO's names; 0 is no bound there and here.
     flags, notes = verl(tmp_path, algorithm="filter_groups: {enable: true, metric: acc, max_num_gen_batches: 0}")
     assert (flags["algo.dynamic_filtering_enable"], flags["algo.dynamic_filtering_max_batches"]) == (True, 0)
     assert "--algo.dynamic_filtering_part" in notes["algorithm.filter_groups.metric"]
-    flags, notes = verl(tmp_path, more="trainer: {max_num_gen_batches: 5}\n")
+    flags, notes = verl(tmp_path, algorithm=bound)
     assert "algo.dynamic_filtering_max_batches" not in flags
-    assert notes["trainer.max_num_gen_batches"] == "nothing is filtered without trainer.rejection_sample"
+    assert notes["algorithm.max_num_gen_batches"] == "nothing is filtered without trainer.rejection_sample"
 
 
 def test_settings_of_a_critic_are_listed_where_there_is_none():
