@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 ORDINARY_TOKENS = 384
+PLACE_STD = 0.5  # Of a position embedding, beside patches whose features have a standard deviation of about one.
 
 # The pre-tokenizer of GPT-4 and Qwen: contractions, words with one leading space, single digits, punctuation, spaces.
 _SPLIT_PATTERN = (
@@ -43,6 +45,16 @@ def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> di
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+
+
+def show_places(positions: torch.Tensor) -> None:
+    """Draw a tower's position embeddings (N, C) anew, as large as what patches show.
+
+    Fresh ones are so small that nothing behind the tower finds out where in an image a token lies; trained ones are not.
+    """
+    import torch
+
+    torch.nn.init.normal_(positions, std=PLACE_STD)
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:

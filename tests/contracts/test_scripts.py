@@ -16,6 +16,7 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_task import MakeTaskConfig
 from lmm_r1.cli.make_task import main as make_task
+from lmm_r1.cli.make_tiny_model import TinyModelConfig
 from lmm_r1.cli.prepare_data import PrepareDataConfig
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, checkpoint_folder, resolve
 from lmm_r1.config.batch_inference import BatchConfig
@@ -33,8 +34,10 @@ EVALUATION_CONFIGS = sorted(SCRIPTS.rglob("evaluate.yaml"))
 SAMPLING_CONFIGS = sorted(SCRIPTS.rglob("sampling.yaml"))
 MEMORY_CONFIGS = sorted((SCRIPTS / "lmm_r1/configs/memory").iterdir())
 ROW_CONFIGS = sorted(SCRIPTS.rglob("*rows.yaml"))
+TINY_CONFIGS = sorted(SCRIPTS.rglob("tiny.yaml"))
 TRAINING_CONFIGS = sorted(
-    set(SCRIPTS.rglob("*.yaml")) - {*EVALUATION_CONFIGS, *SAMPLING_CONFIGS, *MEMORY_CONFIGS, *ROW_CONFIGS}
+    set(SCRIPTS.rglob("*.yaml"))
+    - {*EVALUATION_CONFIGS, *SAMPLING_CONFIGS, *MEMORY_CONFIGS, *ROW_CONFIGS, *TINY_CONFIGS}
 )
 # By the name of the file; any other is of RL.
 SUPERVISED_CONFIGS = {
@@ -338,6 +341,13 @@ def test_a_shipped_sampling_yaml_parses_and_samples_with_room_for_a_prompt(path)
     config = parse(BatchConfig, argv, prog="p", description="")
     assert config.temperature > 0
     assert config.max_new_tokens < config.max_model_len
+
+
+@pytest.mark.parametrize("path", TINY_CONFIGS, ids=relative)
+def test_shipped_settings_of_a_tiny_model_are_of_sizes_that_it_can_have(path):
+    argv = ["--config", str(path), "--arch", "qwen2_5_vl", "--output", "tiny"]
+    config = parse(TinyModelConfig, argv, prog="p", description="")
+    assert config.hidden_size % 64 == 0 < config.layers
 
 
 @pytest.mark.parametrize("path", ROW_CONFIGS, ids=relative)

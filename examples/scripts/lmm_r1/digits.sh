@@ -19,7 +19,8 @@ rows() {
 # digits: a random model ROOT/tiny, what its cold start learns from and how, and held-out rows.
 # shellcheck disable=SC2034  # who sources this reads them
 digits() {
-  [[ -d $ROOT/tiny ]] || run "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch "$ARCH" --seed "$SEED" --output "$ROOT/tiny"
+  [[ -d $ROOT/tiny ]] || run "$PYTHON" -m lmm_r1.cli.make_tiny_model --config "$(demo_config tiny)" --arch "$ARCH" \
+    --seed "$SEED" --output "$ROOT/tiny"
   rows first_solutions --config "$(demo_config first_rows)" --modality mixed --split train --solutions
   rows then_solutions --config "$(demo_config then_rows)" --modality mixed --split train --solutions
   rows text_test --modality text --split test --rows 200

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, heads_of, text_settings, train_character_bpe
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, heads_of, show_places, text_settings, train_character_bpe
 
 # In the order of the released ids, with the tokens of images at the vocabulary's end.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
@@ -78,6 +78,7 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     model = Gemma3ForConditionalGeneration(_config(spec, tokenizer))
     # A fresh projector is zero, and images would change nothing.
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=spec.hidden_size**-0.5)
+    show_places(model.model.vision_tower.embeddings.position_embedding.weight)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<end_of_turn>")]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -133,7 +134,9 @@ def _config(spec: TinyModelSpec, tokenizer: GemmaTokenizer) -> Gemma3Config:
                 "full_attention" if layer % 2 else "sliding_attention" for layer in range(spec.layers, 0, -1)
             ],
             "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                # The releases' factor is 8 and their base 1,000,000, which leave a head as narrow as this one no rotation
+                # by which it could tell the tokens of an image apart.
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20_000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },

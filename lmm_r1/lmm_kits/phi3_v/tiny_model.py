@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
 from lmm_r1.lmm_kits.phi3_v.image_processing import Phi3VImageProcessor
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VVisionTower
 from lmm_r1.lmm_kits.phi3_v.processing import Phi3VProcessor
-from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, save_model, text_settings, train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, save_model, show_places, text_settings, train_tokenizer
 
 SPECIAL_TOKENS = (
     "<unk>",
@@ -38,6 +38,8 @@ CHAT_TEMPLATE = """\
 CLIP_WIDTH = 32
 PATCH_SIZE = 56
 CROP_TOKENS = 9
+# Of the layers' output matrices, of which 2 x 24 add up.
+BRANCH_SCALE = 0.1
 
 
 def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
@@ -52,9 +54,21 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     )
     torch.manual_seed(spec.seed)
     model = Phi3VForCausalLM(_config(spec, tokenizer))
+    _rescale_tower(model.model.vision_embed_tokens.img_processor["vision_model"])
     save_model(model, tokenizer, folder)
     image_processor = Phi3VImageProcessor(num_img_tokens=CROP_TOKENS)
     Phi3VProcessor(image_processor, tokenizer, chat_template=CHAT_TEMPLATE).save_pretrained(folder)
+
+
+@torch.no_grad()
+def _rescale_tower(tower: Phi3VVisionTower) -> None:
+    """Let so deep a tower show at its end what patches and places were at its beginning, as a trained one does."""
+    patches = tower.embeddings.patch_embedding.weight
+    torch.nn.init.normal_(patches, std=patches[0].numel() ** -0.5)
+    show_places(tower.embeddings.position_embedding.weight)
+    for layer in tower.encoder.layers:
+        for branch in (layer.self_attn.out_proj, layer.mlp.fc2):
+            branch.weight *= BRANCH_SCALE
 
 
 def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Phi3VConfig:

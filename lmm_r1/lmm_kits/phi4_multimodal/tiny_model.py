@@ -21,7 +21,7 @@ from transformers import (
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER, chat_template
-from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, show_places, text_settings, train_tokenizer
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
 SPECIAL_TOKENS = (
@@ -74,6 +74,7 @@ def _rescale_vision_tower(model: Phi4MultimodalForCausalLM) -> None:
     for name, weight in model.named_parameters():
         if name.startswith(VISION_TOWER) and weight.dim() > 1 and "embedding" not in name:
             torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+    show_places(model.get_parameter(f"{VISION_TOWER}embeddings.position_embedding.weight"))
 
 
 def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> Phi4MultimodalConfig:

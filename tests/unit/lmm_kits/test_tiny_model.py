@@ -1,4 +1,8 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from safetensors import safe_open
 
 from lmm_r1.lmm_kits.tiny_model import train_character_bpe, train_tokenizer
 
@@ -49,3 +53,11 @@ def test_a_character_bpe_learns_the_most_frequent_pair_first_and_keeps_words_lin
     assert all(" " not in piece and "\n" not in piece for piece in pieces)
     assert "12" not in pieces
     assert {"▁", "!", "~", "Z"} <= set(pieces)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "phi3_v", "phi4_multimodal"])
+def test_where_a_patch_lies_is_as_visible_as_what_it_shows(arch: str, tiny_checkpoint: Callable[[str], Path]):
+    # A fresh embedding has 0.09 to 0.18, and no language model behind it learnt which token to read.
+    with safe_open(tiny_checkpoint(arch) / "model.safetensors", framework="pt") as file:
+        (places,) = (name for name in file.keys() if name.endswith("embeddings.position_embedding.weight"))
+        assert file.get_tensor(places).std().item() == pytest.approx(0.5, rel=0.05)
