@@ -34,15 +34,16 @@ from lmm_r1.config.speculation import Speculation
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Row
 
-GUESSED = (0, 2, 4, 8)
-FACTORS = (1.0, 1.25, 1.5, 2.0)
-MAX_LEN, MAX_NEW_TOKENS = 512, 200
+MAX_LEN = 512
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--responses", type=int, default=48, help="one after the other")
+    parser.add_argument("--guessed", type=int, nargs="+", default=[0, 2, 4, 8], help="tokens guessed ahead")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 1.25, 1.5, 2.0], help="of over-sampling")
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="longest response")
     parser.add_argument("--cold_start_rows", type=int, default=9600, help="of the supervised start, once each")
     parser.add_argument("--folder", type=Path, help="keep rows and cold start here")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
@@ -58,11 +59,20 @@ def main() -> None:
             "benchmark": "rollout_steps",
             "machine": machine_name(),
             "guesses": [
-                one_by_one(folder / "start", rows[: arguments.responses], guessed=guessed, temperature=temperature)
+                one_by_one(
+                    folder / "start",
+                    rows[: arguments.responses],
+                    guessed=guessed,
+                    temperature=temperature,
+                    longest=arguments.max_new_tokens,
+                )
                 for temperature in (0.0, 1.0)
-                for guessed in GUESSED
+                for guessed in arguments.guessed
             ],
-            "oversampling": [rollouts(folder / "start", rows, factor=factor) for factor in FACTORS],
+            "oversampling": [
+                rollouts(folder / "start", rows, factor=factor, longest=arguments.max_new_tokens)
+                for factor in arguments.factors
+            ],
         }
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
@@ -86,8 +96,8 @@ class Steps:
             self.seconds += time.thread_time() - began
 
 
-def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: float) -> dict[str, Any]:
-    """Return the steps that a token takes where an engine has one response at a time."""
+def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: float, longest: int) -> dict[str, Any]:
+    """Return the steps that a token takes where an engine has one response at a time, of `longest` tokens at most."""
     from lmm_r1.generation.engine import EngineSettings, SamplingSettings
     from lmm_r1.generation.vllm_engine import VllmEngine
 
@@ -107,7 +117,7 @@ def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: f
     )
     engine = VllmEngine(str(model), settings)
     steps = Steps(engine.engine.engine)
-    sampling = SamplingSettings(n_samples=1, temperature=temperature, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS)
+    sampling = SamplingSettings(n_samples=1, temperature=temperature, top_p=1.0, max_new_tokens=longest)
     tokens, texts = 0, []
     for number, row in enumerate(rows):
         for outcome in engine.respond([(number, row)], sampling):
@@ -125,13 +135,13 @@ def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: f
     }
 
 
-def rollouts(model: Path, rows: Sequence[Row], *, factor: float) -> dict[str, Any]:
+def rollouts(model: Path, rows: Sequence[Row], *, factor: float, longest: int) -> dict[str, Any]:
     """Return what a rollout takes where `factor` times as many prompts are under way as a step has."""
     from lmm_r1.data.training_rows import PromptStream
     from lmm_r1.trainer.over_sampling import GroupsUnderWay, kept_tokens
 
     actor, steps, loop = start_actor(model)
-    generator = generator_of(actor, loop, under_way=GroupsUnderWay(factor=factor, most_held=1))
+    generator = generator_of(actor, loop, under_way=GroupsUnderWay(factor=factor, most_held=1), longest=longest)
     prompts = PromptStream(rows, seed=1, episodes=1)
     took: dict[str, list[float]] = {"steps": [], "cpu_seconds": [], "held_over_groups": [], "kept_tokens": []}
     lengths: list[list[int]] = []
@@ -145,7 +155,7 @@ def rollouts(model: Path, rows: Sequence[Row], *, factor: float) -> dict[str, An
         took["kept_tokens"].append(kept_tokens(samples, updates=actor.weights.version))
         lengths.append([sample.generated_tokens for sample in samples])
         # As after an update.
-        asyncio.run_coroutine_threadsafe(actor.reset_caches(), loop).result()
+        asyncio.run_coroutine_threadsafe(actor.reset_caches(keep_images=False), loop).result()
     actor.llm.engine.engine_core.shutdown()
     loop.call_soon_threadsafe(loop.stop)
     return {
@@ -205,7 +215,7 @@ def start_actor(model: Path) -> tuple[Any, Steps, asyncio.AbstractEventLoop]:
     return actor, Steps(actor.llm.engine), loop
 
 
-def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any) -> Any:
+def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any, longest: int) -> Any:
     """Return what makes a run's rollouts, on an actor of this process."""
     from lmm_r1.generation.engine import SamplingSettings
     from lmm_r1.generation.group import GroupSettings
@@ -242,7 +252,7 @@ def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any)
         logger=SimpleNamespace(rollouts_per_step=0),
         reward=SimpleNamespace(deadline_s=3600.0),
     )
-    sampling = SamplingSettings(n_samples=SAMPLES, temperature=1.0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS)
+    sampling = SamplingSettings(n_samples=SAMPLES, temperature=1.0, top_p=1.0, max_new_tokens=longest)
     settings = GroupSettings(
         sampling=sampling, max_len=MAX_LEN, logprobs=True, ignore_eos=False, overlong_prompts="error", media=True
     )

@@ -13,6 +13,8 @@ from lmm_r1.lmm_kits import LmmKit
 
 # Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
 CPU_BLOCK_SIZE = 32
+SCHEDULER = "lmm_r1.generation.picture_scheduler.picture_scheduler"
+"""For vLLM, whose process imports it: any request may have to make room for others, and then needs its pictures again."""
 
 
 def engine_arguments(
@@ -49,6 +51,7 @@ def engine_arguments(
         "tensor_parallel_size": tensor_parallel_size,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager or not on_gpu,
+        "scheduler_cls": SCHEDULER,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         **speculative_arguments(speculation),
         **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),

@@ -20,8 +20,6 @@ from lmm_r1.lmm_kits import Checkpoint
 logger = logging.getLogger(__name__)
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-SCHEDULER = "lmm_r1.generation.picture_scheduler.picture_scheduler"
-"""For vLLM, whose process imports it; see there."""
 # GPU share of an engine, and of a model's worker, where they live on one GPU.
 COLOCATED_SHARE = 0.2
 
@@ -105,7 +103,6 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             speculation=config.vllm.speculation,
         ),
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
-        **({"scheduler_cls": SCHEDULER} if _may_lose_pictures(config) else {}),
         "enable_sleep_mode": config.vllm.enable_sleep,
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
         "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
@@ -122,13 +119,3 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             else None
         ),
     }
-
-
-def _may_lose_pictures(config: PPOConfig) -> bool:
-    """Say whether the engines' workers are to have the pictures that stand in the prefix cache as well.
-
-    Requests that run on across updates need them, and those that make room for others, as vLLM lets them; to workers in
-    other processes they would be sent with every turn for the sake of those few.
-    """
-    in_one_process = config.vllm.tensor_parallel_size == 1
-    return config.vllm.enable_prefix_caching and (config.train.partial_rollout_enable or in_one_process)

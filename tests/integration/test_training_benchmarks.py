@@ -107,6 +107,24 @@ def test_trees_say_what_branches_cost_with_and_without_the_turns_they_share(tmp_
     assert (separate, prompt) == (3 * tree, tree + 2 * 3 * tree // 4)
 
 
+@pytest.mark.full
+def test_rollout_steps_counts_passes_with_guesses_and_with_more_prompts_under_way_than_a_step_has(tmp_path):
+    sizes = ["--rollouts", "2", "--responses", "2", "--max_new_tokens", "8", "--cold_start_rows", "64"]
+    file = tmp_path / "result.json"
+    result = last_line_of("rollout_steps.py", *sizes, "--guessed", "2", "--factors", "1.5", "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert [entry["temperature"] for entry in result["guesses"]] == [0.0, 1.0]
+    for entry in result["guesses"]:
+        assert 2 <= entry["tokens"] <= 2 * 8
+        assert entry["steps_per_token"] == round(entry["steps"] / entry["tokens"], 4) > 0
+    (oversampled,) = result["oversampling"]
+    # Of 64 prompts a step of 32 has 48 under way.
+    assert (oversampled["oversample"], oversampled["rollouts"]) == (1.5, 2)
+    assert 0 < oversampled["tokens_per_rollout"] <= 32 * 8 * 8
+    assert oversampled["longest"] <= 8
+    assert oversampled["held_over_groups_per_rollout"] <= 16
+
+
 def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):
     file = tmp_path / "result.json"
     sizes = ["--device", "cpu", "--scale", "0.02", "--repeats", "1", "--output", str(file)]
