@@ -54,7 +54,9 @@ def build_tiny(spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str
     )
     torch.manual_seed(spec.seed)
     model = Phi3VForCausalLM(_config(spec, tokenizer))
-    _rescale_tower(model.model.vision_embed_tokens.img_processor["vision_model"])
+    tower = model.model.vision_embed_tokens.img_processor["vision_model"]
+    assert isinstance(tower, Phi3VVisionTower)
+    _rescale_tower(tower)
     save_model(model, tokenizer, folder)
     image_processor = Phi3VImageProcessor(num_img_tokens=CROP_TOKENS)
     Phi3VProcessor(image_processor, tokenizer, chat_template=CHAT_TEMPLATE).save_pretrained(folder)
