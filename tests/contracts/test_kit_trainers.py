@@ -145,6 +145,9 @@ def started(checkpoint_of, larger_teacher, tmp_path) -> Callable[..., Supervised
         flags["model.model_name_or_path"] = checkpoint.path
         if method == "frozen":
             flags["model.freeze_prefix"] = (*kit.vision_prefixes, *kit.projector_prefixes)
+        if method == "full" and kit.vision_prefixes:
+            # A feature of a patch sums up to 9,408 weights, which one step of Adam moves all alike.
+            flags["adam.vision_lr"] = 3e-5
         if trainer == "prm":
             flags["model.placeholder_token"] = "*"
         if trainer == "kd":
