@@ -1,7 +1,7 @@
-"""vLLM's scheduler for engines whose requests may lose what is kept of them: it sends all pictures to the workers.
+"""vLLM's scheduler for all engines, any of whose requests may lose what is kept of them: it sends all pictures to the workers.
 
 vLLM 0.29 leaves out the tensors of pictures whose keys and values are in the prefix cache when a request begins: those of an
-episode's earlier turns. Where the caches are emptied for new weights while it runs, or it makes room for others, its pictures
+episode's earlier turns, and of a prompt that another response has read. Where the caches are emptied for new weights while it runs, or it makes room for others, its pictures
 are to be computed once more, and its worker would have none.
 """
 
