@@ -1,5 +1,6 @@
 """The example configurations of EasyR1, LMM-R1 and Mini-o3 become the flags that were worked out by hand."""
 
+import math
 import re
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
         "vllm.num_engines": 64,
         "algo.kl.init_coef": 0.0,
         "algo.dynamic_filtering_enable": True,
-        "algo.dynamic_filtering_range": [0.0, 1.0],
+        "algo.dynamic_filtering_range": [-math.inf, math.inf],
+        "algo.dynamic_filtering_min_std": 1e-4,
         "algo.dynamic_filtering_max_batches": 256,
         "eval.n_samples_per_prompt": 1,
         "eval.temperature": 0.0,

@@ -5,6 +5,7 @@ EasyR1 is made of verl, so its rules hold here, too: settings have its names, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -121,9 +122,6 @@ _ABSENT = {
         "reward_model.overlong_buffer_len"
     ),
     "a loop of your own is a class Environment here (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
-    "of a group the mean score counts; a part of the reward is named by --algo.dynamic_filtering_part": (
-        "algorithm.filter_groups.metric"
-    ),
     _SAME: (
         f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
@@ -133,11 +131,16 @@ _ABSENT = {
     ),
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
+_REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
 # What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
 _BOUNDS = {
-    "trainer.rejection_sample": "algorithm.max_num_gen_batches",
-    "algorithm.filter_groups.enable": "algorithm.filter_groups.max_num_gen_batches",
+    _REJECTION: "algorithm.max_num_gen_batches",
+    _FILTER: "algorithm.filter_groups.max_num_gen_batches",
 }
+_METRIC = "algorithm.filter_groups.metric"
+_RIGHT = "acc"
+"""Of the metrics of a group that DAPO may look at, the one that is no reward."""
+_MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _RULED = (
     "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty_in_reward",
@@ -148,6 +151,7 @@ _RULED = (
     f"{ACTOR}.entropy_coeff",
     f"{ACTOR}.clip_ratio",
     _MULTIPLIER,
+    _METRIC,
     *_BOUNDS,
     *_BOUNDS.values(),
     f"{ROLLOUT}.val_n",
@@ -180,6 +184,7 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
         return
     if not given.switch("algorithm.use_kl_loss"):
         yield Flag("algo.kl.init_coef", 0.0)
+        yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
         yield Note(
             "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
         )
@@ -233,22 +238,41 @@ def _deviations(given: Given) -> Iterator[Flag | Note]:
 def _rejection(given: Given) -> Iterator[Flag | Note]:
     """Groups of equal rewards are drawn again until a step is full, or has taken its bound of batches."""
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
+    if given.has(_METRIC) and not given[_FILTER]:
+        yield Note("without counterpart", _METRIC, f"nothing is filtered without {_FILTER}")
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
             if given.has(bound):
                 yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
-        yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
-        yield Note(
-            "another meaning",
-            switch,
-            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1",
-        )
+        yield from _kept_groups(given, switch)
         if given[bound] is not None:
             yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
     if multiplier != 1.0:
         yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts at a time as it lacks groups")
+
+
+def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
+    """Groups are kept there whose rewards, or answers, differ."""
+    if switch == _REJECTION:
+        least = _MINI_O3_LEAST_STD
+        yield Note(
+            "another meaning", switch, "a response whose judge fails stops the run here; there its group is dropped"
+        )
+    elif given[_METRIC] == _RIGHT:
+        yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
+        yield Note(
+            "another meaning",
+            _METRIC,
+            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1; a part of the "
+            "reward is named by --algo.dynamic_filtering_part",
+        )
+        return
+    else:
+        least = _LEAST_STD
+    yield Flag("algo.dynamic_filtering_range", [-math.inf, math.inf])
+    yield Flag("algo.dynamic_filtering_min_std", least)
 
 
 def _policy(given: Given) -> Iterator[Flag | Note]:

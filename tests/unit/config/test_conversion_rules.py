@@ -1,5 +1,6 @@
 """Scripts as bash would read them, and rules of the conversion that no example script needs."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,9 @@ def test_kl_of_verl_has_one_estimator_as_a_loss_and_another_in_the_reward(tmp_pa
     flags, _ = verl(tmp_path, algorithm="kl_penalty: mse, use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.02}")
     assert (flags["algo.kl.use_loss"], flags["algo.kl.estimator"]) == (False, "k2")
     assert flags["algo.kl.init_coef"] == 0.02
+    # Without any, none that is meant for a loss, which a run would warn of.
+    flags, _ = verl(tmp_path, actor="use_kl_loss: false")
+    assert (flags["algo.kl.init_coef"], flags["algo.kl.estimator"]) == (0.0, "k1")
     flags, notes = verl(tmp_path, actor="use_kl_loss: true, kl_loss_coef: 0.5", algorithm="use_kl_in_reward: true")
     assert (flags["algo.kl.use_loss"], flags["algo.kl.init_coef"]) == (True, 0.5)
     assert "one of them" in notes["algorithm.use_kl_in_reward"]
@@ -212,6 +216,27 @@ def test_losses_of_verl_have_our_names(tmp_path):
     assert flags["algo.advantage.estimator"] == "dr_grpo"
 
 
+def test_groups_that_verl_learns_from_are_those_whose_rewards_differ(tmp_path):
+    def kept(**settings):
+        flags, notes = verl(tmp_path, **settings)
+        assert flags["algo.dynamic_filtering_enable"]
+        return flags["algo.dynamic_filtering_range"], flags.get("algo.dynamic_filtering_min_std"), notes
+
+    # Mini-o3's code drops groups with a deviation of the rewards below 1e-4.
+    bounds, least, notes = kept(more="trainer: {rejection_sample: true}\n")
+    assert (bounds, least) == ([-math.inf, math.inf], 1e-4)
+    assert "judge fails" in notes["trainer.rejection_sample"]
+    # DAPO's scores of 1 and -1 have a mean of 0 or less where most are wrong, and are learnt from all the same.
+    for metric in ("score", "seq_reward", "seq_final_reward"):
+        assert kept(algorithm=f"filter_groups: {{enable: true, metric: {metric}}}")[:2] == (
+            [-math.inf, math.inf],
+            1e-6,
+        )
+    bounds, least, notes = kept(algorithm="filter_groups: {enable: true, metric: acc}")
+    assert (bounds, least) == ([0.0, 1.0], None)
+    assert "--algo.dynamic_filtering_part" in notes["algorithm.filter_groups.metric"]
+
+
 def test_batches_that_verl_may_draw_for_a_step_are_multiples_of_the_steps_prompts(tmp_path):
     batches = "data: {train_batch_size: 64, gen_batch_size: 96}\n"
     filtered = "trainer: {rejection_sample: true}\n"
@@ -232,7 +257,6 @@ def test_batches_that_verl_may_draw_for_a_step_are_multiples_of_the_steps_prompt
     # DAPO's names; 0 is no bound there and here.
     flags, notes = verl(tmp_path, algorithm="filter_groups: {enable: true, metric: acc, max_num_gen_batches: 0}")
     assert (flags["algo.dynamic_filtering_enable"], flags["algo.dynamic_filtering_max_batches"]) == (True, 0)
-    assert "--algo.dynamic_filtering_part" in notes["algorithm.filter_groups.metric"]
     flags, notes = verl(tmp_path, algorithm=bound)
     assert "algo.dynamic_filtering_max_batches" not in flags
     assert notes["algorithm.max_num_gen_batches"] == "nothing is filtered without trainer.rejection_sample"
