@@ -137,6 +137,7 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
     """Return a run of one of the ways, in single precision, with a reference model of its own."""
     from lmm_r1 import dotted
     from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
+    from lmm_r1.records.run_folder import RunFolder
     from lmm_r1.records.trackers import Trackers
     from lmm_r1.trainer.dpo import DPORun
     from lmm_r1.trainer.dpo_rows import PairEncoder
@@ -160,7 +161,7 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
         config=config,
         checkpoint=checkpoint,
         strategy=strategy,
-        folder=None,
+        folder=RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=DPORun.kind),
         stops=StopRequests(),
         trackers=Trackers(),
         steps=1,

@@ -115,6 +115,7 @@ def made_run(folder: Path, way: str, rows: list[StepRow], *, batch: int) -> PRMR
     from lmm_r1 import dotted
     from lmm_r1.config import PRMConfig, resolve, to_openrlhf_args
     from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.records.run_folder import RunFolder
     from lmm_r1.records.trackers import Trackers
     from lmm_r1.trainer.prm import PRMRun
     from lmm_r1.trainer.prm_rows import StepEncoder
@@ -140,7 +141,7 @@ def made_run(folder: Path, way: str, rows: list[StepRow], *, batch: int) -> PRMR
         config=config,
         checkpoint=checkpoint,
         strategy=strategy,
-        folder=None,
+        folder=RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=PRMRun.kind),
         stops=StopRequests(),
         trackers=Trackers(),
         steps=1,
