@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from train_batches import SENTENCE, GroupBatch, GroupSizes, noise_picture, ordinary_tokens, prompt_of
 
-from lmm_r1.data.messages import ImagePart, Message, TextPart
-from lmm_r1.data.sample import PlacedMedia
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
+from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.turns import encode_turn
 
@@ -67,7 +67,8 @@ def branches_of(
         return ordinary[torch.randint(len(ordinary), (sizes.generated,), generator=generator)].tolist()
 
     common = [generated() for _ in range(shared_turns)]
-    rows, masks, media = [], [], []
+    rows, masks = [], []
+    media: list[SampleMedia] = []
     for _ in range(branches):
         own = [*common, *(generated() for _ in range(turns - shared_turns))]
         ids, mask = list(prompt.token_ids), [0] * len(prompt.token_ids)
@@ -99,5 +100,5 @@ def branches_of(
 
 def _shown(kit: LmmKit, processor: Any, sizes: TurnSizes, *, noise: random.Random) -> EncodedPrompt:
     images = [] if sizes.image_side is None else [noise_picture(sizes.image_side, noise=noise)]
-    parts = (*(ImagePart(image) for image in images), TextPart(SENTENCE * sizes.sentences))
-    return encode_turn(kit, processor, Message(role="user", parts=parts), images=images)
+    parts: list[Part] = [*(ImagePart(image) for image in images), TextPart(SENTENCE * sizes.sentences)]
+    return encode_turn(kit, processor, Message(role="user", parts=tuple(parts)), images=images)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, TextPart
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
+from lmm_r1.data.sample import SampleMedia
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
 
 SENTENCE = " Then add up the digits, sort them and say which is the largest."
 NOISE_SIDE = 8
@@ -29,6 +30,15 @@ class GroupSizes:
     image_side: int | None = None
     """Pixels of each side of the prompt's one image; None for a text prompt."""
 
+    def scaled(self, scale: float) -> GroupSizes:
+        """Return sizes with all numbers of tokens multiplied by `scale`."""
+        shortest, longest = (max(1, round(scale * length)) for length in self.responses)
+        return GroupSizes(
+            prompt_tokens=round(scale * self.prompt_tokens),
+            responses=(shortest, longest),
+            image_side=None if self.image_side is None else round(scale**0.5 * self.image_side),
+        )
+
 
 TEXT = GroupSizes(prompt_tokens=128, responses=(32, 256))
 # 19 x 19 tokens of 28 x 28 pixels for the Qwen-VL kits: an image of 361 tokens in a prompt of about 400.
@@ -43,7 +53,7 @@ class GroupBatch:
     sequences: torch.Tensor  # (B, T)
     attention_mask: torch.Tensor  # (B, T)
     action_mask: torch.Tensor  # (B, T - 1)
-    media: list[Media | None]
+    media: list[SampleMedia]
     """One entry per row; rows of one group hold the same object."""
     prompt_lengths: tuple[int, ...]
     """One per group."""
@@ -64,14 +74,7 @@ def build_tiny_checkpoint(kit: LmmKit, folder: Path, *, hidden_size: int, layers
 
 def groups_of(kind: str, *, scale: float = 1.0) -> list[GroupSizes]:
     """Return the groups of one of `KINDS`, with all numbers of tokens multiplied by `scale`."""
-    return [
-        GroupSizes(
-            prompt_tokens=round(scale * sizes.prompt_tokens),
-            responses=tuple(max(1, round(scale * length)) for length in sizes.responses),
-            image_side=None if sizes.image_side is None else round(scale**0.5 * sizes.image_side),
-        )
-        for sizes in KINDS[kind]
-    ]
+    return [sizes.scaled(scale) for sizes in KINDS[kind]]
 
 
 def make_batch(
@@ -117,8 +120,8 @@ def prompt_of(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.R
     images = [] if sizes.image_side is None else [noise_picture(sizes.image_side, noise=noise)]
 
     def encode(text: str) -> EncodedPrompt:
-        parts = (*(ImagePart(image) for image in images), TextPart(text))
-        message = Message(role="user", parts=parts)
+        parts: list[Part] = [*(ImagePart(image) for image in images), TextPart(text)]
+        message = Message(role="user", parts=tuple(parts))
         return kit.encode(processor, [message], images=images, videos=(), add_generation_prompt=True)
 
     bare = encode(question)

@@ -16,19 +16,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from machine import machine_name
 from memory import peak_bytes
 
 from lmm_r1 import cpu
+from lmm_r1.data.sample import placed
 
 if TYPE_CHECKING:
     from policy_updates import PolicyUpdate
     from train_batches import GroupBatch
 
 KINDS = ("text", "image", "mixed")
+
+
+class Named(Protocol):
+    """What one of the ways is called."""
+
+    @property
+    def way(self) -> str: ...
+
+
+WayT = TypeVar("WayT", bound=Named)
 
 
 def main() -> None:
@@ -114,12 +126,20 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
     def update(way: PolicyUpdate) -> float:
         return way.update(batch, old=old, advantages=advantages)
 
-    ways, losses = {}, []
+    def log_probs(way: PolicyUpdate) -> torch.Tensor:
+        return way.log_probs(batch)
+
+    losses: list[float] = []
+
+    def noted_update(way: PolicyUpdate) -> None:
+        losses.append(update(way))
+
+    ways = {}
     for way in updates:
-        peak = peak_bytes(lambda way=way: losses.append(update(way)))
+        peak = peak_bytes(partial(noted_update, way))
         ways[way.way] = {**counts_of(way, batch), "update_peak_mib": round(peak / 2**20)}
     speedups = {}
-    for name, run in (("update", update), ("no_grad", lambda way: way.log_probs(batch))):
+    for name, run in (("update", update), ("no_grad", log_probs)):
         times = times_of(updates, run, repeats=repeats)
         for way in updates:
             ways[way.way][f"{name}_seconds"] = round(statistics.median(row[way.way] for row in times), 4)
@@ -138,15 +158,13 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
     }
 
 
-def times_of(
-    updates: Sequence[PolicyUpdate], run: Callable[[PolicyUpdate], Any], *, repeats: int
-) -> list[dict[str, float]]:
+def times_of(ways: Sequence[WayT], run: Callable[[WayT], object], *, repeats: int) -> list[dict[str, float]]:
     """Return the seconds of all ways, in turns, beginning with another one each time."""
     times = []
     for repeat in range(repeats):
-        first = repeat % len(updates)
+        first = repeat % len(ways)
         row = {}
-        for way in [*updates[first:], *updates[:first]]:
+        for way in [*ways[first:], *ways[:first]]:
             began = time.perf_counter()
             run(way)
             row[way.way] = time.perf_counter() - began
@@ -157,7 +175,7 @@ def times_of(
 def counts_of(way: PolicyUpdate, batch: GroupBatch) -> dict[str, Any]:
     """Return what reached the model's forward: tokens, patches and bytes of media for each group with an image."""
     tokens = way.passed["input_ids"].numel()
-    names = {name for media in batch.media if media is not None for name in media} & way.passed.keys()
+    names = {name for row in batch.media for item in placed(row) for name in item.tensors} & way.passed.keys()
     media = [way.passed[name] for name in sorted(names)]
     groups = len({id(item) for item in batch.media if item is not None})
     return {

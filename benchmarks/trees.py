@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,12 +133,15 @@ def measure_batch(ways: Sequence[Way], batch: BranchBatch, *, repeats: int) -> d
     def update(way: Way) -> float:
         return way.run(lambda own: own.update(batch, old=old, advantages=advantages))
 
+    def log_probs(way: Way) -> torch.Tensor:
+        return way.run(lambda own: own.log_probs(batch))
+
     for way in ways:
         # The first step makes the optimizer's state.
         update(way)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for way in ways:
-        peak = peak_bytes(lambda way=way: update(way))
+        peak = peak_bytes(partial(update, way))
         passed = way.own.passed
         found[way.way] = {
             "tokens_computed": passed["input_ids"].numel(),
@@ -145,7 +149,7 @@ def measure_batch(ways: Sequence[Way], batch: BranchBatch, *, repeats: int) -> d
             "update_peak_mib": round(peak / 2**20),
         }
     speedups = {}
-    for name, run in (("update", update), ("no_grad", lambda way: way.run(lambda own: own.log_probs(batch)))):
+    for name, run in (("update", update), ("no_grad", log_probs)):
         times = times_of(ways, run, repeats=repeats)
         for way in ways:
             found[way.way][f"{name}_seconds"] = round(statistics.median(row[way.way] for row in times), 4)

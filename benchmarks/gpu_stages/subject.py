@@ -14,6 +14,7 @@ from gpu_stages.policy import Policy, policy_loss
 from gpu_stages.vision import prepare_tower
 from train_batches import GroupBatch, GroupSizes, build_tiny_checkpoint, make_batch
 
+from lmm_r1.data.sample import placed
 from lmm_r1.lmm_kits import LmmKit, get_kit
 from lmm_r1.models.packed.attention import use_packed_attention
 
@@ -100,7 +101,7 @@ class Subject:
             GroupWork(
                 prompt=prompt,
                 responses=batch.response_lengths[index * samples : (index + 1) * samples],
-                images=(len(batch.media[index * samples]["pixel_values"]),),
+                images=tuple(len(item.tensors["pixel_values"]) for item in placed(batch.media[index * samples])),
             )
             for index, prompt in enumerate(batch.prompt_lengths)
         ]
