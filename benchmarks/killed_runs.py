@@ -73,12 +73,11 @@ def main() -> None:
 
 def make_scenarios(folder: Path) -> dict[str, Scenario]:
     """Make a tiny model and rows, and return the commands that train on them."""
-    quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     tiny, rows, prompts = folder / "tiny", folder / "rows", folder / "prompts"
-    subprocess.run(python("lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(tiny)), **quiet)
+    run_quietly(python("lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(tiny)))
     task = python("lmm_r1.cli.make_task", "digits", "--modality", "mixed", "--split", "train")
-    subprocess.run([*task, "--rows", "160", "--solutions", "--output", str(rows)], **quiet)
-    subprocess.run([*task, "--rows", "24", "--output", str(prompts)], **quiet)
+    run_quietly([*task, "--rows", "160", "--solutions", "--output", str(rows)])
+    run_quietly([*task, "--rows", "24", "--output", str(prompts)])
     (folder / "reward.py").write_text(REWARD)
     sft = f"--model.model_name_or_path {tiny} --data.dataset {rows} --train.batch_size 4 --train.micro_batch_size 4"
     rl = (
@@ -118,6 +117,10 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
             seen=lambda run: [line["messages"] for line in records(run / "rollouts.jsonl")],
         ),
     }
+
+
+def run_quietly(argv: list[str]) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def measure(scenario: Scenario, folder: Path, *, kills: int, chance: random.Random) -> dict[str, Any]:

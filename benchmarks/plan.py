@@ -25,7 +25,7 @@ from memory import forget_peak, resident_bytes, resident_peak
 from lmm_r1 import cpu
 
 if TYPE_CHECKING:
-    from lmm_r1.planning.pass_memory import EmptyModel, PassBatch
+    from lmm_r1.planning.pass_memory import EmptyModel, PassBatch, Role
 
 STEPS = 2
 MIB = 2**20
@@ -35,7 +35,7 @@ MIB = 2**20
 class Case:
     """One training."""
 
-    role: str = "policy"
+    role: Role = "policy"
     arch: str = "qwen2_5_vl"
     hidden_size: int = 512
     layers: int = 8

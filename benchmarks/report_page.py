@@ -124,9 +124,11 @@ def in_browser(browser, page: Path, *, repeats: int) -> dict:
         loads.append(tab.evaluate("performance.getEntriesByType('navigation')[0].domInteractive"))
         paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
         loads[-1] = (tab.evaluate(paint), loads[-1])
+    assert tab is not None, "loaded once at least"
     heap = tab.call("Runtime.getHeapUsage")["usedSize"]
     tab.call("Performance.enable", timeDomain="threadTicks")
-    changes, work = ({name: [] for name in CHANGES} for _ in range(2))
+    changes: dict[str, list[float]] = {name: [] for name in CHANGES}
+    work: dict[str, list[float]] = {name: [] for name in CHANGES}
     for _ in range(repeats):
         for name, wanted in CHANGES.items():
             field = "text" if "text" in wanted else next(iter(wanted))

@@ -21,11 +21,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from machine import machine_name
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, TextPart, to_json
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, to_json
 from remote_rm.client import RewardClient
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +43,15 @@ class Way:
 
     server: str
     clients: int
+
+
+class Asked(TypedDict):
+    """A sample as `RewardClient.reward` takes it."""
+
+    query: str
+    prompt: str
+    label: str
+    response: str
 
 
 WAYS = {
@@ -114,11 +124,11 @@ def summary(rounds: Sequence[dict[str, tuple[float, list[float]]]], *, samples: 
     }
 
 
-def requests(kind: str, *, count: int, folder: Path) -> list[dict[str, str]]:
+def requests(kind: str, *, count: int, folder: Path) -> list[Asked]:
     """Return samples in groups with a prompt in common, with responses of different lengths."""
-    made = []
+    made: list[Asked] = []
     for index in range(count):
-        parts = [TextPart(f"{index // GROUP + 1}. {QUESTION}")]
+        parts: list[Part] = [TextPart(f"{index // GROUP + 1}. {QUESTION}")]
         if kind == "image":
             file = folder / f"{index // GROUP}.png"
             if not file.exists():
@@ -132,7 +142,7 @@ def requests(kind: str, *, count: int, folder: Path) -> list[dict[str, str]]:
     return made
 
 
-async def rewards(endpoint: str, asked: Sequence[dict[str, str]], clients: int) -> tuple[float, list[float]]:
+async def rewards(endpoint: str, asked: Sequence[Asked], clients: int) -> tuple[float, list[float]]:
     """Return the seconds that all samples took, and their rewards."""
     async with RewardClient([endpoint], connections=clients) as client:
         started = time.perf_counter()
@@ -187,6 +197,7 @@ def running(model: Path, folder: Path, *, name: str, threads: int, flags: Sequen
         ) as process,
     ):
         try:
+            assert process.stdout is not None, "it is a pipe"
             line = process.stdout.readline()
             if not line.startswith("reward server: "):
                 raise SystemExit(f"the server did not start:\n{log.read_text()}")

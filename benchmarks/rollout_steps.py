@@ -121,8 +121,10 @@ def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: f
     tokens, texts = 0, []
     for number, row in enumerate(rows):
         for outcome in engine.respond([(number, row)], sampling):
-            tokens += sum(completion.num_tokens for completion in outcome.completions)
-            texts += [completion.text for completion in outcome.completions]
+            for completion in outcome.completions:
+                assert completion.num_tokens is not None, "the engine counts them"
+                tokens += completion.num_tokens
+                texts.append(completion.text)
     engine.close()
     return {
         "temperature": temperature,

@@ -175,6 +175,7 @@ def measure(file: Path, *, steps: int) -> dict[str, Any]:
     from lmm_r1.data.files import read_row_file
     from lmm_r1.data.images import load_image
     from lmm_r1.data.messages import images_of
+    from lmm_r1.data.stored_bytes import StoredBytes
     from lmm_r1.data.training_rows import PromptStream
 
     began = time.perf_counter()
@@ -183,12 +184,14 @@ def measure(file: Path, *, steps: int) -> dict[str, Any]:
     measured |= {"resident_mib": status("VmRSS"), "anonymous_mib": status("RssAnon")}
     if not steps:
         return measured
-    parts = [image for row in rows for image in images_of(row.messages)]
-    assert len(parts) == len(rows)
-    chosen = random.Random(1).sample(parts, min(SINGLE_READS, len(parts)))
+    images = [image for row in rows for image in images_of(row.messages)]
+    stored = [image.source for image in images if isinstance(image.source, StoredBytes)]
+    del images
+    assert len(stored) == len(rows)
+    chosen = random.Random(1).sample(stored, min(SINGLE_READS, len(stored)))
     began = time.perf_counter()
-    for part in chosen:
-        part.source.read()
+    for source in chosen:
+        source.read()
     measured["read_milliseconds_per_image"] = round((time.perf_counter() - began) / len(chosen) * 1e3, 3)
     stream = PromptStream(rows, seed=1, episodes=10**6)
     resident: dict[int, float] = {}

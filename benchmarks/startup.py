@@ -35,15 +35,14 @@ def main() -> None:
 def measure(folder: Path) -> dict:
     """Run one step on a tiny model with images and return its timeline and the CPU time of each process."""
     module = [sys.executable, "-m"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = subprocess.DEVNULL
     tiny = [*module, "lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(folder / "tiny")]
-    subprocess.run(tiny, check=True, **quiet)
+    subprocess.run(tiny, check=True, stdout=quiet, stderr=quiet)
     task = [*module, "lmm_r1.cli.make_task", "digits", "--modality", "mixed", "--rows", str(ROWS)]
-    subprocess.run([*task, "--output", str(folder / "rows")], check=True, **quiet)
+    subprocess.run([*task, "--output", str(folder / "rows")], check=True, stdout=quiet, stderr=quiet)
     port_file = folder / "port"
-    server = subprocess.Popen(
-        [*module, "remote_rm.math_verifier", "--port", "0", "--port-file", str(port_file)], **quiet
-    )
+    verifier = [*module, "remote_rm.math_verifier", "--port", "0", "--port-file", str(port_file)]
+    server = subprocess.Popen(verifier, stdout=quiet, stderr=quiet)
     try:
         while not port_file.exists():
             time.sleep(0.1)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class ModelSizes:
     """How many patches a window holds at most."""
 
     @classmethod
-    def of(cls, model: torch.nn.Module) -> ModelSizes:
+    def of(cls, model: PreTrainedModel) -> ModelSizes:
         """Return the sizes of a model of the Qwen2.5-VL kind."""
         text, vision = model.config.text_config, model.config.vision_config
         weights = {

@@ -31,8 +31,10 @@ def tasks(setting: Setting) -> list[Task]:
     return found
 
 
-def _torch(setting: Setting, weights: list[torch.Tensor], **settings: bool) -> Any:
-    return torch.optim.AdamW(weights, lr=LEARNING_RATE, **settings)
+def _torch(
+    setting: Setting, weights: list[torch.Tensor], *, fused: bool | None = None, foreach: bool | None = None
+) -> Any:
+    return torch.optim.AdamW(weights, lr=LEARNING_RATE, fused=fused, foreach=foreach)
 
 
 def _deepspeed(setting: Setting, weights: list[torch.Tensor], *, name: str) -> Any:

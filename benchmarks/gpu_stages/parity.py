@@ -50,8 +50,7 @@ def _compared(setting: Setting, name: str, save: Save) -> Result:
 
 
 def _loaded(kit: LmmKit, folder: Path, place: torch.device, dtype: torch.dtype) -> Any:
-    settings = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": False}
-    model = kit.load_model(str(folder), **settings)
+    model = kit.load_model(str(folder), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
     # Some kits' projectors start at zero; without this, their images would not matter.
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

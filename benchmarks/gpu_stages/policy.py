@@ -56,10 +56,10 @@ class Policy:
         inputs = BatchInputs.of(self.model, kit=self.kit, config=self.model.config)
         if layout == "padded":
             rows, width = sequences.shape
-            arguments = inputs.padded(sequences, attention_mask, batch.media)
-            target_ids = torch.zeros_like(arguments["input_ids"])
+            padded = inputs.padded(sequences, attention_mask, batch.media)
+            target_ids = torch.zeros_like(padded["input_ids"])
             target_ids[:rows, : width - 1] = sequences[:, 1:]
-            return self._predicted(arguments, target_ids, logits=logits)[:rows, : width - 1] * wanted
+            return self._predicted(padded, target_ids, logits=logits)[:rows, : width - 1] * wanted
         packed, arguments = inputs.packed(
             sequences,
             attention_mask,

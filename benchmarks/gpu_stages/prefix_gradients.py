@@ -71,6 +71,7 @@ def _values(setting: Setting, subject: Subject, *, layout: str, logits: str) -> 
         values = {"log_probs": log_probs.detach().float().cpu(), "action_mask": batch.action_mask}
         lengths = [prompt + length for length in batch.response_lengths]
         for name, output in outputs.items():
+            assert output.grad is not None, f"{name} does not reach the loss"
             values[name] = _on_prompt(output.grad, layout=layout, prompt=prompt, lengths=lengths).float().cpu()
         for name, weight in model.named_parameters():
             if name.endswith(tuple(f"{part}.weight" for part in PROJECTIONS)) and "visual" not in name:
