@@ -16,13 +16,15 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from machine import machine_name
 
+# The step without models is the tests'.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-import ray
-from helpers.media_steps import PATCH, Engine, Step, Worker, counted_bytes, start_cluster
-from openrlhf.trainer.ray.launcher import RayActorGroup
+
+if TYPE_CHECKING:
+    from helpers.media_steps import Step
 
 WAYS = ("in_band", "by_reference")
 PATCHES_PER_TOKEN = 4
@@ -38,6 +40,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median counts")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
+
+    import ray
+    from helpers.media_steps import start_cluster
+
     start_cluster()
     try:
         result = measure(arguments)
@@ -50,6 +56,10 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict:
     """Make the steps of both ways in turns and return the medians."""
+    import ray
+    from helpers.media_steps import PATCH, Engine, Step, Worker
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+
     patches = arguments.image_tokens * PATCHES_PER_TOKEN
     workers = [RayActorGroup(1, 1, Worker, num_gpus_per_actor=0.5) for _ in range(3)]
     steps = {}
@@ -82,6 +92,8 @@ def measure(arguments: argparse.Namespace) -> dict:
 
 def timed(step: Step) -> dict[str, float]:
     """Make a step and return its seconds, part by part, and what passed through this process."""
+    from helpers.media_steps import counted_bytes
+
     with counted_bytes() as count:
         began = time.perf_counter()
         parts = step.run()

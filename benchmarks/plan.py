@@ -3,7 +3,7 @@
 python benchmarks/plan.py [--cases NAME ...] [--output benchmarks/results/plan.json]
 
 Each training runs in a process of its own: a model is made, loaded and given to DeepSpeed's engine by the strategy of the
-trainers, then makes three optimizer steps. Measured is the peak of its resident memory in those steps, above what it had
+trainers, then makes two optimizer steps. Measured is the peak of its resident memory in those steps, above what it had
 before the model was loaded; predicted is what `lmm_r1.planning` says of the same settings and batch, from the config alone.
 """
 
@@ -75,7 +75,9 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", choices=list(CASES), default=list(CASES), help="; ".join(CASES)
+    )
     parser.add_argument("--measure", metavar="NAME", help="only measure this case in this process, for the benchmark")
     parser.add_argument("--model", type=Path, help="the case's checkpoint")
     parser.add_argument(

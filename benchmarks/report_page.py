@@ -73,7 +73,7 @@ NEXT = """new Promise((done) => {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=5000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")

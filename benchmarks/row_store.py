@@ -63,7 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=1_000)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", choices=list(CASES), default=list(CASES), help="; ".join(CASES)
+    )
     parser.add_argument("--measure", type=Path, metavar="FILE", help="only measure this file here, for the benchmark")
     parser.add_argument(
         "--output", type=Path, help="also write the JSON to this file, with its cases that are not run"

@@ -21,7 +21,7 @@ ROWS = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

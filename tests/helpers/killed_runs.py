@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from helpers.commands_here import run_here
 from helpers.stopping.moments import MOMENT, FileMoment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +75,9 @@ class KillableCommand:
 
     def run_here(self) -> Ended:
         """Run to the end in this process, where the libraries are loaded."""
+        # It loads them, for which whoever only starts processes need not wait.
+        from helpers.commands_here import run_here
+
         _, _, module, *arguments = self.argv
         ended = run_here(module.rpartition(".")[2], arguments, folder=self.cwd)
         return Ended(killed=False, code=ended.code, output=ended.stdout + ended.stderr)
