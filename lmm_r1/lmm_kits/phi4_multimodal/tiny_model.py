@@ -21,7 +21,7 @@ from transformers import (
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, VISION_TOWER, chat_template
-from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, show_places, text_settings, train_tokenizer
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, heads_of, save_model, show_places, text_settings, train_tokenizer
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
 SPECIAL_TOKENS = (
@@ -36,7 +36,8 @@ SPECIAL_TOKENS = (
     "<|/tool|>",
 )
 ROTATED = 0.75  # of a head's width, as in the release
-VISION_LAYERS = 3  # of which the last is not used, as in the release
+VISION_LAYERS = 2  # of which the last is not used, as in the release
+VISION_WIDTH = 64  # whatever the language model's is: 2,048 patches and more make most of what an image takes
 AUDIO_WIDTH = 16
 
 
@@ -97,10 +98,10 @@ def _config(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerFast) -> Phi4Mult
             "long_factor": [1.0 + index for index in range(frequencies)],
         },
         vision_config={
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": 2 * spec.hidden_size,
+            "hidden_size": VISION_WIDTH,
+            "intermediate_size": 2 * VISION_WIDTH,
             "num_hidden_layers": VISION_LAYERS,
-            "num_attention_heads": heads,
+            "num_attention_heads": VISION_WIDTH // HEAD_DIM,
             "image_token_id": tokenizer.image_token_id,
         },
         audio_config={
