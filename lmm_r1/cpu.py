@@ -316,6 +316,27 @@ def take_seeds() -> None:
     CPUModelRunner._bookkeeping_sync = rewound
 
 
+def prepare_engine() -> None:
+    """Let vLLM in this process pack all weights alike, and leave the process its number of threads; once or more.
+
+    How oneDNN lays out packed weights depends on the number of threads where AVX-512 is missing, and vLLM 0.29 computes
+    with all weights of one shape as the first of them are laid out (`ClassMatmulCacheKey` in csrc/cpu/dnnl_helper.h).
+    Numba, which guesses tokens, gives the process as many threads as there are cores: weights that came later were misread.
+    """
+    if own_cuda():
+        return
+    import torch
+    from vllm import _custom_ops as operators
+
+    # Read with numba; another value later ends in its error.
+    if "numba" not in sys.modules:
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
+    for name in "create_onednn_mm", "create_onednn_scaled_mm":
+        create = getattr(operators, name)
+        if not isinstance(create, _Packing):
+            setattr(operators, name, _Packing(create, torch.get_num_threads()))
+
+
 def mend_guesses() -> None:
     """Let vLLM's CPU backend sample guessed tokens by their request's temperature, top_p and top_k; once or more.
 
@@ -347,3 +368,22 @@ class _Launched:
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         return self._function
+
+
+class _Packing:
+    """Packs weights with the same number of threads whenever it is called."""
+
+    def __init__(self, create: Callable[..., object], threads: int) -> None:
+        self._create, self._threads = create, threads
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        import torch
+
+        threads = torch.get_num_threads()
+        if threads == self._threads:
+            return self._create(*args, **kwargs)
+        torch.set_num_threads(self._threads)
+        try:
+            return self._create(*args, **kwargs)
+        finally:
+            torch.set_num_threads(threads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from lmm_r1 import cpu
+
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
     "LmmR1Gemma3ForConditionalGeneration": "lmm_r1.lmm_kits.gemma3.engine_model:Gemma3ForConditionalGeneration",
@@ -24,9 +26,10 @@ AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 
 
 def register() -> None:
-    """Tell vLLM and transformers in this process of the classes; may be called again."""
+    """Tell vLLM and transformers in this process of the classes, and mend what a CPU computes; may be called again."""
     from vllm import ModelRegistry
 
+    cpu.prepare_engine()
     for module in AUTO_CLASS_MODULES:
         importlib.import_module(module).register_auto_classes()
     for architecture, place in ENGINE_CLASSES.items():

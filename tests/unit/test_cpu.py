@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.warm_python import warm_python
 
 from lmm_r1 import cpu
 from lmm_r1.cluster.worker_processes import run_environment
@@ -313,3 +314,34 @@ def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypa
     assert expanded.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
     top_k = rejection_sampler.expand_batch_to_tokens(torch.tensor([3, 4, 5], dtype=torch.int32), ends, 5)
     assert top_k.tolist() == [3, 3, 5, 5, 5]
+
+
+# Weights of the same shapes, packed by turns as processes with one thread and with two pack them.
+PACKED = """
+import torch
+from vllm.platforms import current_platform
+from lmm_r1 import cpu
+current_platform.import_kernels()
+cpu.prepare_engine()
+from vllm import _custom_ops as operators
+for width, height in (16, 160), (64, 192), (64, 339):
+    weights = torch.randn(height, width, generator=torch.Generator().manual_seed(0))
+    for threads in 1, 2, 1:
+        torch.set_num_threads(threads)
+        packed = operators.create_onednn_mm(weights.t(), 32)
+        assert torch.get_num_threads() == threads
+        for rows in 1, 8, 100:
+            given = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
+            torch.testing.assert_close(operators.onednn_mm(packed, given, None), given @ weights.t(), atol=1e-4, rtol=1e-4)
+import numba
+print("threads of numba:", numba.config.NUMBA_NUM_THREADS)
+"""
+
+
+def test_weights_packed_with_other_numbers_of_threads_give_the_same_without_avx512(tmp_path):
+    (tmp_path / "packed.py").write_text(PACKED)
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "LMM_R1_BACKEND": "cpu"}
+    command = [warm_python(), str(tmp_path / "packed.py"), ""]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "threads of numba: 1" in told.stdout, "as many as OMP_NUM_THREADS says"
