@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.kit_settings import SOME
 
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Message
     from lmm_r1.lmm_kits import EncodedPrompt
 
-# One without images, one with bidirectional attention to them, one with M-RoPE and videos.
-SOME = frozenset({"llm", "gemma3", "qwen2_5_vl"})
 SHORT_RUN = {
     "test_engine_gap.py": SOME,
     "test_kit_buffers.py": SOME,

@@ -1,6 +1,7 @@
 """Whatever is not trained (rotary frequencies, positions, scales) is that of a plain load under every ZeRO stage."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.deepspeed_process import destroy_engines, one_process
+from helpers.kit_settings import by_turns
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
@@ -79,9 +81,7 @@ def tensor_attributes(model: torch.nn.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=4))
 def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoint, one_rank):
     from lmm_r1.models.actor import KitActor
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
+from helpers.kit_settings import by_turns
 from helpers.longrope import LONGROPE, with_longrope
 from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
 from helpers.packed_batches import (
@@ -141,8 +142,7 @@ def zero(doubles: Callable[[str], dict[str, Results]]) -> Callable[[str], set[st
     return lambda name: zeros(doubles(name)["alone"].gradients)
 
 
-@pytest.mark.parametrize(("way", "side", "mode"), PASSES)
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize(("name", "way", "side", "mode"), by_turns(KITS, PASSES, turns=2))
 def test_log_probs_entropies_and_gradients_are_those_of_the_samples_one_by_one(
     load, batch_of, alone, zero, name, way, side, mode
 ):
@@ -155,7 +155,7 @@ def test_log_probs_entropies_and_gradients_are_those_of_the_samples_one_by_one(
 
 @pytest.mark.parametrize(
     ("name", "variant", "way", "checkpointing"),
-    [(name, *case) for name in KITS for case in TRAINED if name in IMAGE_KITS or case[0] != "frozen"],
+    [case for case in by_turns(KITS, TRAINED, turns=3) if case[0] in IMAGE_KITS or case[1] != "frozen"],
 )
 def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapters(
     load, batch_of, alone, zero, monkeypatch, name, variant, way, checkpointing

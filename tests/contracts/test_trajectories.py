@@ -40,6 +40,8 @@ SINGLE, DOUBLE = 1e-5, 1e-12
 # How the trainer's model may compute them together; a further way is a further name here and in `Models.running`.
 WAYS = ("packed", "shared")
 PASS_SAMPLES = 20
+# Of the module's scope, for which pytest runs the tests of a kit one behind another: they share what was played.
+of_kits = pytest.mark.parametrize("name", PLAYING, scope="module")
 
 
 class Trajectories:
@@ -89,7 +91,7 @@ def test_every_environment_has_a_case():
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", PLAYING)
+@of_kits
 def test_what_is_trained_on_is_what_was_shown_and_generated_to_the_token(trajectories, name, case, count):
     played = trajectories(name, case, count)
     samples, tokenizer = played.samples, played.policy.tokenizer
@@ -183,7 +185,7 @@ def test_the_trainer_gets_the_pixels_that_the_engine_is_shown(trajectories, name
             torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", PLAYING)
+@of_kits
 def test_the_trajectories_are_of_many_kinds(trajectories, name):
     """Random ones that all ended with their first turn would prove nothing."""
     everything = [(case, sample) for case in CASES for sample in trajectories(name, case, 24).samples]
@@ -232,7 +234,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-@pytest.mark.parametrize("name", PLAYING)
+@of_kits
 def test_log_probs_of_trajectories_together_are_those_of_each_alone(trajectories, folder_of, name, dtype, count):
     per_case = -(-count // len(CASES) // GROUP) * GROUP
     played = [trajectories(name, case, per_case) for case in CASES]
