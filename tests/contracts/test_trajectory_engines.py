@@ -1,6 +1,5 @@
 """Episodes on a real engine: its log-probs are the trainer's in every turn, also with what it keeps from turn to turn."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
@@ -11,6 +10,7 @@ import pytest
 import torch
 from helpers.engines import disturb, load_weights, running_engine
 from helpers.environment_cases import CASES
+from helpers.kit_settings import by_turns
 from helpers.packed_batches import Batch, log_probs_of
 from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
 from helpers.tiny_models import make_actor
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 TOLERANCE = 1e-4
-COUNT = 32
 MAX_NEW_TOKENS = (4, 12, 24)
 
 
@@ -104,22 +103,28 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
         engine.__exit__(None, None, None)
 
 
+def cases_of(name: str) -> list[str]:
+    """All cases for three kits, and a third of them by turns for each other, which `test_trajectories` plays all of."""
+    return [case for one, case in by_turns(PLAYING, [(case,) for case in CASES], turns=3) if one == name]
+
+
 @pytest.mark.parametrize("name", PLAYING)
 def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name):
     run = run_of(name)
-    turns = images = 0
+    played, turns, images = 0, 0, 0
     for update in range(2):
         if update:
             run.update(tmp_path / "weights", seed=2)
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(cases_of(name)):
             # What an update changes shows in a few of them.
             if update and number % 3:
                 continue
-            samples, distance = run.play(case, count=math.ceil(COUNT / len(CASES) / 2), seed=number)
+            samples, distance = run.play(case, count=GROUP, seed=number)
             assert distance <= TOLERANCE, (case, update, distance)
+            played += len(samples)
             turns += sum(len(sample.generated) for sample in samples)
             images += sum(sample.played.images for sample in samples)
-    assert turns > 1.5 * COUNT
+    assert turns > 1.2 * played, "more turns than one"
     assert bool(images) == run.images
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 KIND = pytest.mark.parametrize("kind", KINDS)
 # How many of the answers that the rules leave open are left to sympy, with their share of time, for each kind.
 BY_SYMPY = pytest.mark.parametrize("by_sympy", [10, pytest.param(100, marks=[pytest.mark.full, pytest.mark.slow])])
-generated = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+generated = settings(max_examples=75, deadline=None, derandomize=True, database=None)
 
 SOME_STRANGERS = 12
 """Labels of other kinds that each label is compared with in the short run."""
