@@ -1,11 +1,10 @@
 """Every flag of `lmm-r1 train_dpo`: OpenRLHF's names, and a few of this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar
 
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
-from lmm_r1.config.shared import AdamConfig, EvalConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.shared import AdamConfig, EvalConfig, LoggerConfig, WandbConfig, named_after_the_minute
 from lmm_r1.config.supervised import (
     SupervisedConfig,
     SupervisedDataConfig,
@@ -70,9 +69,7 @@ class DPOEvalConfig(EvalConfig):
 class DPOLoggerConfig(LoggerConfig):
     stage_name: str = "dpo"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_dpo", run_name=f"exp_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("exp", project="openrlhf_train_dpo"))
     """Weights & Biases."""
 
 

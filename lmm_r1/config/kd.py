@@ -1,12 +1,11 @@
 """Every flag of `lmm-r1 train_kd`: those of `train_sft`, the teacher's, and which distance to it is made small."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar, Literal
 
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
 from lmm_r1.config.sft import ModelConfig, SFTConfig, SFTLoggerConfig
-from lmm_r1.config.shared import WandbConfig
+from lmm_r1.config.shared import WandbConfig, named_after_the_minute
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
 
@@ -55,9 +54,7 @@ class StudentEngineConfig:
 class KDLoggerConfig(SFTLoggerConfig):
     stage_name: str = "kd"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_kd", run_name=f"kd_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("kd", project="openrlhf_train_kd"))
     """Weights & Biases."""
 
 

@@ -1,12 +1,11 @@
 """Every flag of `lmm-r1 train_kto`: the names of OpenRLHF's former command where it had them, and this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar
 
 from lmm_r1.config.dpo import DPOEvalConfig, PreferenceTrainConfig, ReferredConfig
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
-from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig, named_after_the_minute
 from lmm_r1.config.supervised import SupervisedDataConfig, TrainedModelConfig
 
 
@@ -45,9 +44,7 @@ class KTOTrainConfig(PreferenceTrainConfig):
 class KTOLoggerConfig(LoggerConfig):
     stage_name: str = "kto"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_kto", run_name=f"kto_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("kto", project="openrlhf_train_kto"))
     """Weights & Biases."""
 
 

@@ -1,7 +1,6 @@
 """Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and a few of this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar, Literal, TypeAlias
 
 from lmm_r1.config.first_help import Example, FirstHelp
@@ -16,6 +15,7 @@ from lmm_r1.config.shared import (
     OptimizerConfig,
     TrainConfig,
     WandbConfig,
+    named_after_the_minute,
 )
 from lmm_r1.config.speculation import SpeculationFlags
 
@@ -468,9 +468,7 @@ class PPOLoggerConfig(LoggerConfig):
     least; 0 writes none."""
     worker_logs: bool = False
     """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_ppo", run_name=f"ppo_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("ppo", project="openrlhf_train_ppo"))
     """Weights & Biases."""
 
 

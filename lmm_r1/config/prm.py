@@ -1,12 +1,11 @@
 """Every flag of `lmm-r1 train_prm`: the names of OpenRLHF's former command where it had them, and this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar
 
 from lmm_r1.config.dpo import DPOEvalConfig
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
-from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.shared import AdamConfig, LoggerConfig, WandbConfig, named_after_the_minute
 from lmm_r1.config.supervised import (
     SupervisedConfig,
     SupervisedDataConfig,
@@ -49,9 +48,7 @@ class PRMTrainConfig(SupervisedTrainConfig):
 class PRMLoggerConfig(LoggerConfig):
     stage_name: str = "prm"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_prm", run_name=f"prm_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("prm", project="openrlhf_train_prm"))
     """Weights & Biases."""
 
 

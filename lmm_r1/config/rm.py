@@ -1,12 +1,11 @@
 """Every flag of `lmm-r1 train_rm`: OpenRLHF's names, and a few of this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar
 
 from lmm_r1.config.dpo import PreferenceDataConfig, PreferenceTrainConfig
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
-from lmm_r1.config.shared import AdamConfig, DeepSpeedConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.shared import AdamConfig, DeepSpeedConfig, LoggerConfig, WandbConfig, named_after_the_minute
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 
 LOSS_TYPES = ("sigmoid", "regression")
@@ -39,9 +38,7 @@ class RMDeepSpeedConfig(DeepSpeedConfig):
 class RMLoggerConfig(LoggerConfig):
     stage_name: str = "rm"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_rm", run_name=f"rm_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("rm", project="openrlhf_train_rm"))
     """Weights & Biases."""
 
 

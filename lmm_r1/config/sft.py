@@ -1,11 +1,10 @@
 """Every flag of `lmm-r1 train_sft`: OpenRLHF's names, and a few of this project's own."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar
 
 from lmm_r1.config.first_help import Example, FirstHelp, supervised_help
-from lmm_r1.config.shared import AdamConfig, DataConfig, EvalConfig, LoggerConfig, WandbConfig
+from lmm_r1.config.shared import AdamConfig, DataConfig, EvalConfig, LoggerConfig, WandbConfig, named_after_the_minute
 from lmm_r1.config.supervised import (
     SupervisedConfig,
     SupervisedDataConfig,
@@ -48,9 +47,7 @@ class SFTEvalConfig(EvalConfig):
 class SFTLoggerConfig(LoggerConfig):
     stage_name: str = "sft"
     """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(
-        default_factory=lambda: WandbConfig(project="openrlhf_train_sft", run_name=f"sft_{datetime.now():%m%dT%H:%M}")
-    )
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("sft", project="openrlhf_train_sft"))
     """Weights & Biases."""
 
 

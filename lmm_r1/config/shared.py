@@ -1,6 +1,7 @@
 """Groups of flags that reinforcement learning and supervised training have in common."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
@@ -170,6 +171,11 @@ class WandbConfig:
     """Name of the run, in every tracker."""
     mode: Literal["online", "offline"] | None = None
     """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, else online."""
+
+
+def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
+    """Return the defaults of a run of `kind`, such as "ppo": it is named after when its flags are read, as in OpenRLHF."""
+    return WandbConfig(project=project, run_name=f"{kind}_{datetime.now():%m%dT%H:%M}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -523,3 +523,8 @@ def test_restarts_need_a_number_and_something_to_go_on_from():
         resolve(ppo(ckpt__max_restarts=-1))
     with pytest.raises(UserError, match="^--ckpt.max_restarts 1: with --ckpt.disable_ds no step is saved"):
         resolve(ppo(ckpt__max_restarts=1, ckpt__disable_ds=True))
+
+
+def test_a_run_that_is_not_given_a_name_is_named_after_the_minute():
+    names = [config().logger.wandb.run_name for config in (PPOConfig, SFTConfig)]
+    assert names == ["ppo_1126T13:07", "sft_1126T13:07"]

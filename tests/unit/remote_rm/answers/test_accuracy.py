@@ -175,7 +175,7 @@ def test_an_overlong_answer_is_compared_as_a_string():
 )
 def test_degenerate_answers_are_refused_quickly(piece):
     answer = (piece * 1000)[:1000]
-    started = time.perf_counter()
+    started = time.process_time()
     assert not quick_match(answer, "1, 3, 5")
     assert not quick_match(answer, "12.5 cm")
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5

@@ -163,7 +163,7 @@ def test_it_agrees_with_sympy_on_random_expressions(first, second):
 def test_it_takes_milliseconds(text):
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         same_algebra(text, "x")
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     assert min(seconds) < 0.1

@@ -161,6 +161,6 @@ def test_a_class_is_the_same_whatever_its_case_and_spaces():
     "piece", ["{", "[", "(", "(1,2)   ", "{a", "[1,", "(1,2),", '{"label":', "<|object_ref_start|>", "\\"]
 )
 def test_endless_repetition_is_read_in_linear_time(piece):
-    started = time.perf_counter()
+    started = time.process_time()
     boxes_in((piece * 20_000)[:20_000])
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5

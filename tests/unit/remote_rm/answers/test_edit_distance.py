@@ -57,6 +57,6 @@ def test_likeness_is_a_share_of_the_longer_text():
 
 
 def test_ten_thousand_characters_take_a_fraction_of_a_second():
-    started = time.perf_counter()
+    started = time.process_time()
     assert edit_distance("ab" * 5000, "ba" * 5000) == 2
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0

@@ -64,9 +64,9 @@ def test_nested_braces_of_a_box_are_balanced():
     "piece", [r"\boxed{", "<think>", "</think><think>", "answer is ", "$", r"\(", "1,234", "<answer>", "answer:::"]
 )
 def test_endless_repetition_is_read_in_linear_time(piece):
-    started = time.perf_counter()
+    started = time.process_time()
     final_answer(piece * 20_000)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_prompt_that_is_no_rendered_template_does_no_harm():
 
 
 def test_a_megabyte_of_padding_is_cut_in_no_time():
-    started = time.perf_counter()
+    started = time.process_time()
     assert find_response("4" + "<pad> " * 200_000) == "4"
     assert find_response("<pad>" * 200_000 + "4", prompt="Q <image>") == "<pad>" * 200_000 + "4"
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

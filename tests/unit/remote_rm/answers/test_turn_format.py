@@ -86,9 +86,9 @@ def test_the_tags_of_the_calls_are_told():
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>1</tool_call>", "</think>", " ", "<think>"])
 def test_endless_repetition_is_read_in_linear_time(piece):
-    started = time.perf_counter()
+    started = time.process_time()
     turns_kept(["<think>a</think>" + piece * 20_000 + "x", ANSWER])
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_without_call_tags_every_turn_answers():
