@@ -76,6 +76,7 @@ class VerifierPool:
         self._waiting: FairQueue[_Job] = FairQueue()
         self._idle: list[WorkerProcess] = []
         self._alive: set[WorkerProcess] = set()
+        self._killed: list[WorkerProcess] = []
         self._tasks: dict[asyncio.Task[None], _Job | None] = {}
         self._busy = 0
         self._stalled = 0
@@ -137,9 +138,10 @@ class VerifierPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in workers:
             worker.kill()
-        await asyncio.gather(*(worker.ended() for worker in workers))
+        await asyncio.gather(*(worker.ended() for worker in [*workers, *self._killed]))
         self._idle.clear()
         self._alive.clear()
+        self._killed.clear()
 
     async def judge(self, items: Sequence[Item]) -> list[Score]:
         """Return one score per item, in their order; cancelled, it frees the places and workers of its items.
@@ -325,6 +327,8 @@ class VerifierPool:
         assert worker is not None
         worker.kill()
         self._alive.discard(worker)
+        # On a machine without a free core they take a while to be gone, and `stop` leaves none of them behind.
+        self._killed = [*(one for one in self._killed if one.is_running), worker]
 
     def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Score | None:
         """None, or after too many losses a wrong answer; raises PoolUnavailable where no worker can be started."""

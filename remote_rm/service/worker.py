@@ -98,6 +98,11 @@ class WorkerProcess:
         """Whether it may be given another item."""
         return not self._is_retiring and self._channel.is_open
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there, as a killed one may still be for a moment."""
+        return self._process.is_alive()
+
     async def judge(self, item: Item, *, timeout_seconds: float) -> Score:
         """Return the score; raises TimeoutError, with the worker still computing, VerifierFailed or WorkerLost.
 
