@@ -70,9 +70,9 @@ def without_sleep(config: PPOConfig) -> PPOConfig:
 
 
 def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
-    """Wait until all engines stand, and put them to sleep where they are to: before models come to their GPUs.
+    """Wait until all engines are ready, and put them to sleep if they sleep at all: before models are loaded on their GPUs.
 
-    An engine measures the free memory while it starts, and vLLM asserts that nobody else takes or gives any then.
+    A starting engine measures the free memory, and vLLM asserts that no other process frees any in the meantime.
     """
     # A call is answered when the constructor, which loads the model and sets the cache up, is through.
     ray.get([engine.__ray_ready__.remote() for engine in engines])

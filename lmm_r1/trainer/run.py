@@ -227,13 +227,10 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
 def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
 ) -> _Workers:
-    """Start the actors of engines and models; where they share GPUs, the engines are settled before a model's starts."""
+    """Start the processes of engines and models together: models import their libraries while the engines load."""
     shared = _shared_gpus(config)
     everywhere = shared if config.train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
-    # Without CUDA there is no card whose memory they share, and starting together takes less time.
-    if config.train.colocate_all and cpu.has_cuda():
-        settle_engines(config, engines)
     actor = _group(config, PolicyWorker, config.actor, shared)
     reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
     critic, reward = _value_groups(config, everywhere)
@@ -271,11 +268,15 @@ def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
 def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
     """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
 
+    Engines on the same GPUs are ready, and asleep if they sleep, before the first model is loaded.
+
     Args:
         steps: optimizer steps of the run.
     """
     trainer.choose_checkpoint()
     config, strategy = trainer.config, trainer.strategy
+    if config.train.colocate_all and cpu.has_cuda():
+        settle_engines(config, trainer.vllm_engines)
     path = config.actor.model_name_or_path
     refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)
     for group, own_path in (

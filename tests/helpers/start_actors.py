@@ -66,6 +66,9 @@ class Model:
     def __init__(self, world_size: int, rank: int, address: str | None, port: int | None) -> None:
         ray.get(ray.get_actor("events").note.remote("model"))
 
+    def init_model_from_pretrained(self, *given: object) -> None:
+        ray.get(ray.get_actor("events").note.remote("model loads"))
+
     def broadcast_to_vllm(self) -> None:
         ray.get(ray.get_actor("events").note.remote("weights are sent"))
 

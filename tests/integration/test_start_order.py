@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from types import SimpleNamespace
 
 import pytest
@@ -46,21 +45,30 @@ def cluster() -> Iterator[None]:
 
 
 def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: None) -> list[str]:
-    """Start the workers of a run, do something with them, and return what they wrote down."""
+    """Start the workers of a run, load their models, do something with them, and return what they wrote down."""
     events = Events.options(name="events").remote()
     workers = run._start_workers(config, max_images=0, max_videos=0)
     groups = (workers.actor, workers.reference, workers.critic)
     handles = [*workers.engines, *(handle for group in groups for handle in group._actor_handlers)]
+    trainer = SimpleNamespace(
+        config=config,
+        strategy=None,
+        choose_checkpoint=lambda: None,
+        vllm_engines=workers.engines,
+        actor_model_group=workers.actor,
+        reference_model_group=workers.reference,
+        reward_model_group=None,
+        critic_model_group=workers.critic,
+    )
     try:
+        run._load_models(trainer, steps=1)
         ray.get([handle.__ray_ready__.remote() for handle in handles])
         then(workers)
         noted: list[str] = ray.get(events.all.remote())
     finally:
         for handle in (*handles, events):
             ray.kill(handle)
-    # Engines start side by side: on a busy machine one may stand before the process of another has started.
-    first = list(takewhile(lambda event: event in ("engine starts", "engine stands"), noted))
-    return [*sorted(first, reverse=True), *noted[len(first) :]]
+    return noted
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
 
 
 @pytest.mark.parametrize("sleep", [True, False])
-def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_when_they_are_needed(configured, sleep):
+def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_loads_and_wake_when_they_are_needed(configured, sleep):
     config = configured(has_cuda=True, sleep=sleep)
     args = to_openrlhf_args(config)
 
@@ -102,13 +110,11 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
             generator.rollout(PromptStream([question] * GPUS, seed=0, episodes=1), count=GPUS)
             BasePPOTrainer.broadcast_to_vllm(trainer)
 
-    # Policy, reference and critic on each GPU.
-    start = [
-        *["engine starts"] * GPUS,
-        *["engine stands"] * GPUS,
-        *["engine sleeps"] * GPUS * sleep,
-        *["model"] * 3 * GPUS,
-    ]
+    events = started(config, then=two_steps)
+    # Policy, reference and critic on each GPU: their processes start in any order among the engines'.
+    processes = [*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["model"] * 3 * GPUS]
+    first = events.index("engine sleeps" if sleep else "model loads")
+    loading = [*["engine sleeps"] * GPUS * sleep, *["model loads"] * 3 * GPUS]
     step = [
         *["engine wakes all"] * GPUS * sleep,
         *["engine generates"] * GPUS,
@@ -116,7 +122,18 @@ def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_starts_and_wake_w
         *["engine wakes ['weights']"] * GPUS * sleep,
         *["weights are sent"] * GPUS,
     ]
-    assert started(config, then=two_steps) == start + 2 * step
+    assert events[:first].count("engine stands") == GPUS
+    assert sorted(event for event in events if event in processes) == sorted(processes)
+    assert [event for event in events if event not in processes] == loading + 2 * step
+
+
+def test_on_shared_gpus_models_start_their_processes_while_the_engines_load(configured, monkeypatch):
+    # The engines wait for a model's process: with models started after them this would end in the engine's assertion.
+    config = configured(has_cuda=True, sleep=True)
+    given = engines._engine_arguments
+    monkeypatch.setattr(engines, "_engine_arguments", lambda *args, **kwargs: {**given(*args, **kwargs), "awaits_model": True})  # fmt: skip
+    events = started(config)
+    assert events.index("model") < events.index("engine stands") < events.index("model loads")
 
 
 def test_upstreams_engine_wakes_weights_and_then_the_cache_and_keeps_its_weights_asleep():
@@ -141,7 +158,8 @@ def test_without_cuda_engines_and_models_start_at_the_same_time(configured, monk
     given = engines._engine_arguments
     monkeypatch.setattr(engines, "_engine_arguments", lambda *args, **kwargs: {**given(*args, **kwargs), "awaits_model": True})  # fmt: skip
     events = started(config)
-    assert sorted(events) == sorted([*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["model"] * 3 * GPUS])
+    processes = [*["engine starts"] * GPUS, *["engine stands"] * GPUS, *["model"] * 3 * GPUS]
+    assert sorted(events) == sorted([*processes, *["model loads"] * 3 * GPUS])
     assert events.index("model") < events.index("engine stands")
 
 
