@@ -1,0 +1,92 @@
+"""How often verifiers agree with verdicts that people gave on public model answers; JSON on the last line.
+
+python benchmarks/judged_answers.py FILE [--output benchmarks/results/judged_answers.json]
+
+FILE has a row per answer: {"verifier", "response", "label", "verdict", "kind"}; verdict is true for a right answer.
+The answers themselves belong to their authors and are not in this repository; the result holds counts only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+from machine import machine_name
+
+WORKERS, ITEM_SECONDS = 2, 5.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="JSON lines of answers with verdicts")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    arguments = parser.parse_args()
+    result = {"benchmark": "judged_answers", "machine": machine_name(), **measure(arguments.file)}
+    if arguments.output:
+        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
+
+
+def measure(file: Path) -> dict:
+    """Return the agreement with the verdicts of a file, over all answers and per verifier."""
+    content = file.read_bytes()
+    rows = [json.loads(line) for line in content.splitlines()]
+    outcomes: dict[str, Counter[str]] = {}
+    missed: Counter[str] = Counter()
+    for name in sorted({row["verifier"] for row in rows}):
+        own = [row for row in rows if row["verifier"] == name]
+        outcomes[name] = Counter()
+        for row, paid in zip(own, asyncio.run(judge(name, own)), strict=True):
+            outcomes[name][OUTCOMES[row["verdict"], paid]] += 1
+            if row["verdict"] and not paid:
+                missed[row["kind"]] += 1
+    total = sum(outcomes.values(), Counter())
+    return {
+        "item_timeout_seconds": ITEM_SECONDS,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "all": _shares(total),
+        "verifiers": {name: _shares(counts) for name, counts in outcomes.items()},
+        "right_but_unpaid_by_kind": dict(missed.most_common()),
+    }
+
+
+async def judge(name: str, rows: list[dict]) -> list[bool]:
+    """Return which answers a verifier pays, each judged within the reward service's time limit."""
+    from remote_rm.registry import get_verifier
+    from remote_rm.service.pool import VerifierPool
+    from remote_rm.verifier import Item
+
+    pool = VerifierPool(get_verifier(name), workers=WORKERS, item_timeout_seconds=ITEM_SECONDS)
+    await pool.start()
+    try:
+        items = [Item(prompt="", response=row["response"], label=row["label"]) for row in rows]
+        return [score.parts["accuracy"] >= 1 for score in await pool.judge(items)]
+    finally:
+        await pool.stop()
+
+
+# Of (right by the verdict, paid by the verifier).
+OUTCOMES = {
+    (True, True): "right_and_paid",
+    (True, False): "right_but_unpaid",
+    (False, True): "wrong_but_paid",
+    (False, False): "wrong_and_unpaid",
+}
+
+
+def _shares(counts: Counter[str]) -> dict:
+    answers = sum(counts.values())
+    agree = counts["right_and_paid"] + counts["wrong_and_unpaid"]
+    return {
+        "answers": answers,
+        **{name: counts[name] for name in OUTCOMES.values()},
+        "agreement": round(agree / answers, 4),
+    }
+
+
+if __name__ == "__main__":
+    main()
