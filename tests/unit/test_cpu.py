@@ -231,8 +231,8 @@ def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(mon
     monkeypatch.setattr(
         CPUModelRunner, "_bookkeeping_sync", lambda self, what: seen.append((dict(self.input_batch.generators), what))
     )
-    cpu.take_seeds()
-    cpu.take_seeds()
+    cpu._take_seeds()
+    cpu._take_seeds()
     in_part, whole = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     first = torch.rand(2, generator=in_part)
     torch.rand(2, generator=whole)
@@ -306,7 +306,7 @@ def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypa
     from vllm.v1.sample import rejection_sampler
 
     monkeypatch.setattr(rejection_sampler, "expand_kernel", None)
-    cpu.mend_guesses()
+    cpu._mend_guesses()
     # Two guesses of the first request, none of the second, three of the third; greedy requests are divided by 1.
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     temperatures = torch.tensor([0.5, 0.7, 0.0])
