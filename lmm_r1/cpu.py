@@ -360,10 +360,11 @@ def _mend_guesses() -> None:
     """Let vLLM's CPU backend sample guessed tokens by their request's temperature, top_p and top_k; once or more.
 
     vLLM 0.29 hands its kernel copies of both tensors in whole numbers (`vllm.utils.cpu_triton_utils._expand_kernel_impl`), so
-    that logits are divided by what lay in memory: likely tokens were sampled as rarely as banned ones.
+    that logits are divided by what lay in memory: likely tokens were sampled as rarely as banned ones. A worker takes the
+    kernel from this module when it starts, after plugins.
     """
     import torch
-    from vllm.v1.sample import rejection_sampler
+    from vllm.utils import cpu_triton_utils
 
     def expand(
         output: torch.Tensor,  # (N,)
@@ -376,17 +377,8 @@ def _mend_guesses() -> None:
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         output.copy_(given.masked_fill(given == replace_from, replace_to).repeat_interleave(counts))
 
-    rejection_sampler.expand_kernel = _Launched(expand)
-
-
-class _Launched:
-    """A function behind the syntax by which vLLM launches a kernel: `kernel[grid](...)`."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return self._function
+    # What gives a function the syntax by which a kernel is launched.
+    cpu_triton_utils.expand_kernel = type(cpu_triton_utils.expand_kernel)(expand)
 
 
 class _Packing:
