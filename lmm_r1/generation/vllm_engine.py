@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import time
 from collections import deque
@@ -69,6 +70,8 @@ class VllmEngine:
                 arguments["distributed_executor_backend"] = "external_launcher"
             arguments["worker_extension_cls"] = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
+        if not in_training:
+            atexit.register(_leave_group)
         self._loop = asyncio.new_event_loop()
         # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
@@ -267,3 +270,11 @@ class VllmEngine:
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # of several that failed one is told
+
+
+def _leave_group() -> None:
+    """Leave the group of processes that vLLM has set up in this one, however this ends: NCCL warns of one that is left over."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()

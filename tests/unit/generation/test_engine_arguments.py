@@ -1,5 +1,6 @@
 """What vLLM is told, on machines with and without a GPU: one answer for training and for everything outside of it."""
 
+import atexit
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,9 @@ def outside_of_training(
 
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     monkeypatch.setattr(vllm_engine, "LLM", load)
-    VllmEngine(checkpoint, replace(SETTINGS, **settings), in_training=student)
+    with monkeypatch.context() as patch:
+        patch.setattr(atexit, "register", lambda leave: given.update(leaves=leave.__name__))
+        VllmEngine(checkpoint, replace(SETTINGS, **settings), in_training=student)
     return given
 
 
@@ -102,7 +105,7 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     training = in_training(checkpoint, monkeypatch, has_cuda=has_cuda)
     # The seed is each engine's own, and how it gets new weights.
     extension = "worker_extension_cls"
-    assert outside.keys() - training.keys() == {"seed", "ban_tokens"}
+    assert outside.keys() - training.keys() == {"seed", "ban_tokens", "leaves"}
     shared = outside.keys() & training.keys() - {extension}
     assert {name: training[name] for name in shared} == {name: outside[name] for name in shared}
     assert outside[extension] == "lmm_r1.generation.worker_extension.FileWeights"
@@ -129,6 +132,9 @@ def test_the_student_of_a_distillation_is_in_the_process_that_trains_it(checkpoi
     """With this executor vLLM starts no engine process; a contract test of the workers' calls shows it."""
     student = outside_of_training(checkpoint, monkeypatch, has_cuda=True, student=True)
     assert student["distributed_executor_backend"] == "external_launcher"
+    # It is in the training's group, which leaves itself; others end with the process.
+    assert "leaves" not in student
+    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True)["leaves"] == "_leave_group"
 
 
 @pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
