@@ -23,12 +23,13 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+_ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Set in Ray's workers before they import anything, and in this process where the user has not set them.
 _ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     # Without it vLLM turns the `uni` executor into a worker process that the engine waits for in a spinning loop,
-    # which takes one of two cores away and imports vLLM once more.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # which takes one of two cores away and imports vLLM once more. With 1 a run takes the path of GPUs (`engine_process`).
+    _ENGINE_PROCESS: "0",
     # GiB for the KV cache: by default vLLM takes half of the machine's memory.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # `enforce_eager` leaves two sampler helpers to torch.compile: 20 s of C++ compilation in the first batch.
@@ -185,8 +186,19 @@ def follow_workers(on_gpus: bool | None) -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables that Ray's workers need before they import anything."""
-    return {BACKEND: "cuda"} if has_cuda() else {**_environment(), BACKEND: "cpu"}
+    """Return the environment variables that Ray's workers need before they import anything.
+
+    What the user has set of vLLM's holds in them, too; of the others each worker has its own.
+    """
+    if has_cuda():
+        return {BACKEND: "cuda"}
+    of_vllm = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items() if name.startswith("VLLM_")}
+    return {**_environment(), **of_vllm, BACKEND: "cpu"}
+
+
+def engine_process() -> bool:
+    """Say whether the engines of a run are processes of their own, as on GPUs, or live in those of their actors."""
+    return own_cuda() or os.environ.get(_ENGINE_PROCESS) == "1"
 
 
 def _environment() -> dict[str, str]:
@@ -245,6 +257,8 @@ def take_cores(side: Literal["engines", "models"]) -> None:
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), own)
     torch.set_num_threads(min(len(own), torch.get_num_threads()))
+    # Of processes that this one starts, as an engine's own is.
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
 
 
 def return_memory() -> None:
@@ -284,14 +298,12 @@ def prepare_training() -> None:
     openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
 
 
-def take_seeds() -> None:
-    """Let vLLM's engine in this process take requests with seeds of their own.
+def _take_seeds() -> None:
+    """Let vLLM's workers in this process take requests with seeds of their own; once or more.
 
-    Where a prompt is read in several parts, what was drawn behind each but the last is drawn again: vLLM turns the
+    Where a prompt is read in several parts, what was drawn after each but the last is drawn again: vLLM turns the
     request's generator back by an offset, which those of a CPU do not have.
     """
-    if own_cuda():
-        return
     import numpy as np
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -317,14 +329,21 @@ def take_seeds() -> None:
 
 
 def prepare_engine() -> None:
+    """Mend what vLLM computes on a CPU, in each of its processes: the plugin of vLLM calls this; once or more."""
+    if own_cuda():
+        return
+    _pack_alike()
+    _take_seeds()
+    _mend_guesses()
+
+
+def _pack_alike() -> None:
     """Let vLLM in this process pack all weights alike, and leave the process its number of threads; once or more.
 
     How oneDNN lays out packed weights depends on the number of threads where AVX-512 is missing, and vLLM 0.29 computes
     with all weights of one shape as the first of them are laid out (`ClassMatmulCacheKey` in csrc/cpu/dnnl_helper.h).
     Numba, which guesses tokens, gives the process as many threads as there are cores: weights that came later were misread.
     """
-    if own_cuda():
-        return
     import torch
     from vllm import _custom_ops as operators
 
@@ -337,14 +356,15 @@ def prepare_engine() -> None:
             setattr(operators, name, _Packing(create, torch.get_num_threads()))
 
 
-def mend_guesses() -> None:
+def _mend_guesses() -> None:
     """Let vLLM's CPU backend sample guessed tokens by their request's temperature, top_p and top_k; once or more.
 
     vLLM 0.29 hands its kernel copies of both tensors in whole numbers (`vllm.utils.cpu_triton_utils._expand_kernel_impl`), so
-    that logits are divided by what lay in memory: likely tokens were sampled as rarely as banned ones.
+    that logits are divided by what lay in memory: likely tokens were sampled as rarely as banned ones. A worker takes the
+    kernel from this module when it starts, after plugins.
     """
     import torch
-    from vllm.v1.sample import rejection_sampler
+    from vllm.utils import cpu_triton_utils
 
     def expand(
         output: torch.Tensor,  # (N,)
@@ -357,17 +377,8 @@ def mend_guesses() -> None:
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         output.copy_(given.masked_fill(given == replace_from, replace_to).repeat_interleave(counts))
 
-    rejection_sampler.expand_kernel = _Launched(expand)
-
-
-class _Launched:
-    """A function behind the syntax by which vLLM launches a kernel: `kernel[grid](...)`."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return self._function
+    # What gives a function the syntax by which a kernel is launched.
+    cpu_triton_utils.expand_kernel = type(cpu_triton_utils.expand_kernel)(expand)
 
 
 class _Packing:

@@ -2,40 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 # OpenRLHF requires the shim `pynvml`, at which every process warns that imports torch.
 _PYNVML = "The pynvml package is deprecated"
-# Bars of transformers: of a model that is in memory, and of a save that a line of ours tells of. One for each rank.
-_BARS = ("Loading weights", "Writing model shards")
+# DeepSpeed calls both of them; on GPUs with each gathering of weights and sum of gradients.
+_RENAMED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+# In OpenRLHF's `"\%"`, which is what it means; from Python 3.12 on shown wherever the file has not been compiled yet.
+_ESCAPE, _ESCAPED_IN = r".*invalid escape sequence", r".*openrlhf.utils.math_utils"
+# vLLM wants prompts from its renderer; ours are token ids with media, which its engine takes as they are.
+_RAW_PROMPTS = "Passing raw prompts to InputProcessor is deprecated"
+# Bars of transformers: of a model that is in memory, and of a save that a line of ours reports. One for each rank.
+# Bars of vLLM: of an engine's warm-up on GPUs, some of which no setting of its turns off.
+_BARS = re.compile(
+    "Loading weights|Writing model shards|"
+    "Capturing .*CUDA graphs|JIT kernel warmup|DeepGEMM warmup|Compiling CuTeDSL kernels"
+)
 
 
 def begin() -> None:
-    """Keep what torch prints while it is imported off the terminal; called before anything large is imported."""
+    """Keep warnings off the terminal that come while libraries are imported, or later; called before anything large is imported."""
     warnings.filterwarnings("ignore", message=_PYNVML, category=FutureWarning)
+    warnings.filterwarnings("ignore", message=_RENAMED, category=FutureWarning)
+    # Before Python 3.12 it is a DeprecationWarning.
+    for category in (SyntaxWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", message=_ESCAPE, category=category, module=_ESCAPED_IN)
 
 
 def prepare_process() -> None:
-    """Keep what libraries print while a model is loaded, trained and saved off the terminal, here and in processes started here."""
+    """Keep what libraries print while a model is loaded, trained and saved off the terminal, here and in processes started here.
+
+    vLLM's plugin calls it in an engine's own process.
+    """
     known = os.environ.get("PYTHONWARNINGS", "")
     if _PYNVML not in known:
         # An engine's own process imports torch before it imports anything of ours.
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, f"ignore:{_PYNVML}:FutureWarning")))
     # On CPUs with bfloat16 instructions it warns, when imported, of a 4-bit kernel, which layers of ours do not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logging.getLogger("vllm.v1.engine.input_processor").addFilter(_no_raw_prompts)
     from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging as transformers_logging
+    from tqdm.std import tqdm
 
     if os.environ.get("RANK", "0") != "0":
         # All ranks download the same files, and one shows how far it is.
         disable_progress_bars()
-    transformers_logging.set_tqdm_hook(_without_bars)
+    if not hasattr(tqdm.__init__, "_of_lmm_r1"):
+        tqdm.__init__ = _without_bars(tqdm.__init__)
 
 
-def _without_bars(make: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-    """Make a bar of transformers; those of `_BARS` are never shown."""
-    return make(*args, **(settings | {"disable": True} if settings.get("desc") in _BARS else settings))
+def _no_raw_prompts(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_RAW_PROMPTS)
+
+
+def _without_bars(make: Any) -> Any:
+    """Return the constructor of tqdm's bars, all of whose classes call it, without those of `_BARS`."""
+
+    @functools.wraps(make)
+    def made(bar: Any, iterable: Any = None, desc: str | None = None, *args: Any, **settings: Any) -> None:
+        if desc is not None and _BARS.match(desc):
+            settings["disable"] = True
+        make(bar, iterable, desc, *args, **settings)
+
+    made._of_lmm_r1 = True  # type: ignore[attr-defined]
+    return made

@@ -32,22 +32,14 @@ _INCOMPLETE = "\ufffd"
 class PromptCodec:
     """Rows become prompts, and tokens become text; in several threads at a time."""
 
-    def __init__(
-        self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...], engine_bans: bool = False
-    ) -> None:
-        """Args: engine_bans: the engine keeps banned tokens from being sampled, and no request asks for it."""
+    def __init__(self, *, kit: LmmKit, processor: Any, banned_token_ids: tuple[int, ...]) -> None:
+        """Args: banned_token_ids: the engine keeps them from being sampled."""
         self.kit = kit
         self._first_processor = processor
         self._processors: dict[int, Any] = {threading.get_ident(): processor}
         self._copying = threading.Lock()
         self.tokenizer = kit.tokenizer_of(processor)
         self.banned_token_ids = banned_token_ids
-        self.engine_bans = engine_bans
-
-    @property
-    def requested_bans(self) -> tuple[int, ...]:
-        """The tokens that a request asks not to be given."""
-        return () if self.engine_bans else self.banned_token_ids
 
     @property
     def processor(self) -> Any:
@@ -59,14 +51,13 @@ class PromptCodec:
             return self._processors[thread]
 
     @classmethod
-    def of(cls, path: str, *, trust_remote_code: bool, engine_bans: bool = False) -> PromptCodec:
+    def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
         """Return the codec of a checkpoint."""
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
         return cls(
             kit=checkpoint.kit,
             processor=checkpoint.processor,
             banned_token_ids=checkpoint.banned_token_ids,
-            engine_bans=engine_bans,
         )
 
     def encode(self, row: Row) -> EncodedPrompt:
@@ -148,7 +139,6 @@ class LimitedCodec(PromptCodec):
             kit=checkpoint.kit,
             processor=checkpoint.processor,
             banned_token_ids=checkpoint.banned_token_ids,
-            engine_bans=settings.speculation is not None,
         )
         self.config = checkpoint.config
         self.path = path

@@ -82,9 +82,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             cpu.take_cores("engines")
         # Which updates of the run its weights have had.
         self.weights = EngineWeights()
-        guesses = "speculative_config" in engine_arguments
         self.paused = False
-        if cpu.has_cuda():
+        if cpu.engine_process():
             await super().__init__(**engine_arguments)
             in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(max_workers=ENCODERS))
         else:
@@ -93,10 +92,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         codec = PromptCodec.of(
             engine_arguments["model"],
             trust_remote_code=engine_arguments["trust_remote_code"],
-            engine_bans=guesses,
         )
-        if guesses:
-            await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids,))
+        await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids,))
         room: dict[str, Any] = {
             "codec": codec,
             "scorer": None if reward is None else make_scorer(reward, given=reward_function),
@@ -104,7 +101,8 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             "store": media_store.put,
             "weights": self.weights,
         }
-        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room)
+        guesses = "speculative_config" in engine_arguments
+        self.groups = GroupRollout(**room) if agent is None else agent.rollout(**room, guesses=guesses)
 
     def _started_in_process(
         self, *, num_gpus: float, full_determinism: bool, bundle_indices: list[int] | None, **arguments: Any
@@ -134,7 +132,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         """Load new weights that the trainer broadcasts."""
         await self.llm.collective_rpc("receive_bucket", args=(slots,))
 
-    async def open_bucket(self, slots: Sequence[WeightSlot], handles: Mapping[str, Any]) -> None:
+    async def open_bucket(self, slots: Sequence[WeightSlot], handles: Mapping[str, bytes]) -> None:
         """Load new weights that the trainer holds on the same GPUs."""
         await self.llm.collective_rpc("open_bucket", args=(slots, handles))
 

@@ -40,7 +40,7 @@ def engine_arguments(
         max_model_len: longest prompt and response together, in tokens.
         max_images, max_videos: most of them in one prompt.
         enforce_eager: run without CUDA graphs; so it is always where there is no CUDA.
-        speculation: how tokens are guessed ahead; the workers must ban tokens then, by `ban_tokens`.
+        speculation: how tokens are guessed ahead.
     """
     on_gpu = cpu.has_cuda()
     return {
@@ -52,6 +52,8 @@ def engine_arguments(
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager or not on_gpu,
         "scheduler_cls": SCHEDULER,
+        # Lines of our own say what is being loaded.
+        "use_tqdm_on_load": False,
         **({} if on_gpu else {"block_size": CPU_BLOCK_SIZE}),
         **speculative_arguments(speculation),
         **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),

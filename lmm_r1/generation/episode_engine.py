@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from lmm_r1 import cpu
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.tools import told
 from lmm_r1.data.image_sources import kind_of
@@ -68,7 +67,6 @@ class EpisodeEngine:
         self._problems: dict[str, str] = {}
         """Why the environment has failed, by the row's place."""
         self._rollout = self._rollout_told(None)
-        cpu.take_seeds()
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end; of a row, all episodes or none."""
@@ -117,6 +115,7 @@ class EpisodeEngine:
             scorer=None,
             in_thread=self.engine.in_thread,
             store=_stores_nothing,
+            guesses=self.engine.guesses,
         )
 
     def _group(self, sampling: SamplingSettings) -> GroupSettings:

@@ -111,8 +111,10 @@ class _Play:
 class EpisodeRollout(GroupRollout):
     """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
 
-    def __init__(self, *, environment: Environment, limits: AgentConfig, **group: Any) -> None:
+    def __init__(self, *, environment: Environment, limits: AgentConfig, guesses: bool = False, **group: Any) -> None:
+        """Args: guesses: the engine guesses tokens ahead."""
         super().__init__(**group)
+        self.guesses = guesses
         if not environment.raw:
             # A chat template that knows no turns stops the run here, and not each of its episodes.
             encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
@@ -340,7 +342,7 @@ class EpisodeRollout(GroupRollout):
         regex = turn.settings.regex
         parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
         if play.asked is not None:
-            parameters = as_asked(play.asked, needed=parameters, engine_guesses=self.codec.engine_bans)
+            parameters = as_asked(play.asked, needed=parameters, engine_guesses=self.guesses)
         play.sampled_by = parameters
         request = Request(self.codec.engine_prompt(prompt), parameters, weights=self.weights)
         try:

@@ -68,7 +68,7 @@ class ExecutorRollout(EpisodeRollout):
                 # Lengths, and what ends a turn, are a run's; whatever else is its own, an episode is told.
                 needed=partial(self._needed, settings),
                 max_len=settings.max_len,
-                guesses=self.codec.engine_bans,
+                guesses=self.guesses,
                 weights=self.weights,
             )
         called = self._engine

@@ -232,7 +232,6 @@ class GroupRollout:
         return sampling_params(
             sampling,
             max_tokens=max_tokens,
-            banned_token_ids=self.codec.requested_bans,
             end_token_id=self.tokenizer.eos_token_id,
             output_per=output_per,
             logprobs=settings.logprobs,

@@ -10,14 +10,15 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
+
+# The most tokens of a request's logit_bias that vLLM's sampler on GPUs takes; a longer one ends the engine.
+LOGIT_BIASES = 1024
 
 
 def sampling_params(
     sampling: SamplingSettings,
     *,
     max_tokens: int,
-    banned_token_ids: Sequence[int],
     end_token_id: int,
     output_per: Literal["token", "response", "prompt"],
     logprobs: bool = False,
@@ -54,7 +55,6 @@ def sampling_params(
         structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
         # The sampled token's alone, and no top ones beside it.
         logprobs=0 if logprobs else None,
-        logit_bias=dict.fromkeys(banned_token_ids, BAN_BIAS),
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
         stream_interval=max_tokens if output_per == "response" else None,
     )
@@ -63,8 +63,8 @@ def sampling_params(
 def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False) -> SamplingParams:
     """Return the parameters that an agent asks for, changed where training would not be token-exact with them.
 
-    One response, of no more tokens than `needed` allows, which ends at its end token, without banned tokens, with the
-    log-probs and in the pieces that `needed` asks for. All else is as the agent asks: temperature, stop texts, and so on.
+    One response, of no more tokens than `needed` allows, which ends at its end token, with the log-probs and in the pieces
+    that `needed` asks for. All else is as the agent asks: temperature, stop texts, and so on. The engine's workers ban tokens.
 
     Args:
         engine_guesses: the engine guesses tokens ahead.
@@ -84,6 +84,11 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
             "the agent's sampling_params ask for min_p or logit_bias, which vLLM does not apply to tokens that it guesses; "
             "leave them out, or --vllm.speculative_tokens"
         )
+    if (biased := len(asked.logit_bias or ())) > LOGIT_BIASES:
+        raise UserError(
+            f"the agent's sampling_params give logit_bias for {biased:,} tokens, and vLLM takes {LOGIT_BIASES:,}; leave some "
+            "of them out"
+        )
     derived = {"output_text_buffer_length"}
     given = {
         name: getattr(asked, name)
@@ -99,7 +104,6 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         "max_tokens": most,
         "min_tokens": min(asked.min_tokens, most),
         "logprobs": log_probs,
-        "logit_bias": {**(asked.logit_bias or {}), **(needed.logit_bias or {})} or None,
         "stop_token_ids": sorted({*(asked.stop_token_ids or ()), *(needed.stop_token_ids or ())}),
         "ignore_eos": needed.ignore_eos,
         "stop": stops,

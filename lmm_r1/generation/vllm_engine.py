@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import time
 from collections import deque
@@ -47,6 +48,7 @@ class VllmEngine:
         in_training: in each of a training's processes, whose model gives it new weights.
         """
         self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
+        self.guesses = settings.speculation is not None
         with merged_checkpoint(path, settings) as folder:
             arguments = engine_arguments(
                 folder,
@@ -62,19 +64,18 @@ class VllmEngine:
                 enforce_eager=settings.enforce_eager,
                 speculation=settings.speculation,
             )
-            # Whoever asks for responses says how far they are.
-            arguments |= {"seed": settings.seed, "use_tqdm_on_load": False}
+            arguments["seed"] = settings.seed
             if in_training:
                 # The launcher's rank and GPU, in its group of processes.
                 arguments["distributed_executor_backend"] = "external_launcher"
-            if in_training or settings.speculation is not None:
-                arguments["worker_extension_cls"] = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
+            arguments["worker_extension_cls"] = f"{FileWeights.__module__}.{FileWeights.__qualname__}"
             self.engine = InProcessEngine(lambda: LLM(**arguments).llm_engine, own_thread=False)
+        if not in_training:
+            atexit.register(_leave_group)
         self._loop = asyncio.new_event_loop()
         # Whatever of PyTorch runs on a CPU runs in the thread of the engine: see InProcessEngine.
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
-        if self.codec.engine_bans:
-            self.call_workers("ban_tokens", self.codec.banned_token_ids)
+        self.call_workers("ban_tokens", self.codec.banned_token_ids)
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end."""
@@ -221,7 +222,6 @@ class VllmEngine:
         parameters = sampling_params(
             sampling,
             max_tokens=self.codec.room(encoded, max_new_tokens=sampling.max_new_tokens),
-            banned_token_ids=self.codec.requested_bans,
             end_token_id=self.codec.tokenizer.eos_token_id,
             output_per=output_per,
         )
@@ -270,3 +270,11 @@ class VllmEngine:
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # of several that failed one is told
+
+
+def _leave_group() -> None:
+    """Leave the group of processes that vLLM has set up in this one, however this ends: NCCL warns of one that is left over."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()

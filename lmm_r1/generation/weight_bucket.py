@@ -1,12 +1,19 @@
-"""Several weights as one flat buffer, as they go from the trainer to the engines."""
+"""Several weights as one flat buffer, as they go from the trainer to the engines.
+
+On GPUs vLLM's engine is a process of its own, and msgpack carries what its workers are called with: plain values and
+bytes arrive as they were sent, dataclasses as dicts, and functions not at all. The slots and the handle of a buffer are
+therefore made and read here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 # So much is held beside the model, gathered and as a buffer, and sent in one call to each engine.
 BUCKET_BYTES = 512 * 2**20
@@ -14,27 +21,52 @@ BUCKET_BYTES = 512 * 2**20
 ALIGNMENT = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightSlot:
-    """Where one weight stands in a buffer of bytes."""
+class WeightSlot(NamedTuple):
+    """Where one weight is stored in a buffer of bytes; msgpack carries it as the list of its fields."""
 
     name: str
     """The checkpoint's."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    type_name: str
+    """Of the numbers, as PyTorch names it: `bfloat16`."""
+    shape: Sequence[int]
     start: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.type_name)
 
     @property
     def end(self) -> int:
         return self.start + self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
+def received_slots(sent: Iterable[Sequence[Any]]) -> list[WeightSlot]:
+    """Return the slots that a trainer has sent, as a worker gets them."""
+    return [WeightSlot(*fields) for fields in sent]
+
+
+def handle_of(buffer: torch.Tensor) -> bytes:
+    """Return what another process opens a buffer with; for one on a GPU this is CUDA's handle of its memory.
+
+    PyTorch gives a function and its arguments, which ranks exchange pickled in any case; bytes reach the workers unchanged.
+    """
+    return pickle.dumps(reduce_tensor(buffer))
+
+
+def opened(handle: bytes, *, device: torch.device) -> torch.Tensor:
+    """Return the buffer of a handle; one on a GPU is this process's `device`, which may have another number elsewhere."""
+    rebuild, arguments = pickle.loads(handle)
+    if rebuild is rebuild_cuda_tensor:
+        arguments = (*arguments[:6], device.index, *arguments[7:])
+    return rebuild(*arguments)
+
+
 def slots_of(weights: Mapping[str, torch.Tensor]) -> list[WeightSlot]:
-    """Return where weights stand that lie one behind the other."""
+    """Return where weights are stored that follow one another."""
     sizes = (-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights.values())
     starts = accumulate(sizes, initial=0)
     return [
-        WeightSlot(name=name, dtype=weight.dtype, shape=tuple(weight.shape), start=start)
+        WeightSlot(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape), start)
         for (name, weight), start in zip(weights.items(), starts, strict=False)
     ]
 

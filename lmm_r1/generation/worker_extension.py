@@ -1,4 +1,8 @@
-"""What vLLM's worker can do beside its own methods (`worker_extension_cls` of the engine): take weights, ban tokens."""
+"""What vLLM's worker can do in addition to its own methods (`worker_extension_cls`): take weights, ban tokens.
+
+The worker may be another process than the caller. A contract test sends the arguments of each public method through
+vLLM's msgpack encoder (tests/contracts/test_worker_calls.py).
+"""
 
 from __future__ import annotations
 
@@ -10,38 +14,35 @@ import torch
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-from lmm_r1 import cpu
-from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, weights_in
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
 
 
 class TokenBan:
-    """Keeps tokens from being sampled, whatever request asks: for engines that guess tokens."""
+    """Keeps tokens from being sampled, whatever a request asks for."""
 
     # Of vLLM's worker.
     model_runner: Any
     device: torch.device
 
     def ban_tokens(self, token_ids: Sequence[int]) -> None:
-        """Add the bias of banned tokens to all logits from now on; once for an engine.
+        """Give these tokens no probability from now on; the last call holds.
 
-        An engine that guesses tokens refuses requests with a `logit_bias`, which it would not add where it checks guesses.
+        Not by the `logit_bias` of requests: vLLM takes at most 1,024 of them on GPUs and none where it guesses tokens.
+        No bias of a request, which is added later, can lift a ban.
         """
-        if not cpu.own_cuda():
-            cpu.mend_guesses()
         model = self.model_runner.get_model()
+        # Its class's own, where tokens were banned before.
+        vars(model).pop("compute_logits", None)
         compute = model.compute_logits
         banned = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
 
         @wraps(compute)
-        def biased(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+        def without_banned(*args: Any, **kwargs: Any) -> torch.Tensor | None:
             logits = compute(*args, **kwargs)
             # None on ranks that sample nothing.
-            if logits is not None:
-                logits[:, banned] += BAN_BIAS  # (N, V)
-            return logits
+            return None if logits is None else logits.index_fill_(-1, banned, -torch.inf)  # (N, V)
 
-        model.compute_logits = biased
+        model.compute_logits = without_banned
 
 
 class BucketWeights(TokenBan, WorkerWrap):
@@ -50,8 +51,9 @@ class BucketWeights(TokenBan, WorkerWrap):
     # Of vLLM's worker.
     model_config: Any
 
-    def receive_bucket(self, slots: Sequence[WeightSlot]) -> None:
+    def receive_bucket(self, sent: Sequence[Sequence[Any]]) -> None:
         """Replace the weights of these slots by those that the trainer's rank 0 broadcasts."""
+        slots = received_slots(sent)
         buffer = empty_buffer(slots, device=self.device)
         if self._model_update_with_ray:
             from ray.util import collective
@@ -61,19 +63,14 @@ class BucketWeights(TokenBan, WorkerWrap):
             self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
         self._load(buffer, slots)
 
-    def open_bucket(
-        self, slots: Sequence[WeightSlot], handles: Mapping[str, tuple[Callable[..., Any], tuple]]
-    ) -> None:
+    def open_bucket(self, sent: Sequence[Sequence[Any]], handles: Mapping[str, bytes]) -> None:
         """Replace the weights of these slots by those in a buffer of the trainer's process on this GPU.
 
         Args:
-            handles: what `reduce_tensor` makes of the buffer of each GPU, by the GPU's identity.
+            handles: of the buffer of each GPU, by the GPU's identity.
         """
-        rebuild, arguments = handles[get_physical_gpu_id()]
-        given = list(arguments)
-        # The device's number is another one where the processes see other devices.
-        given[6] = self.device.index
-        self._load(rebuild(*given), slots)
+        buffer = opened(handles[get_physical_gpu_id()], device=self.device)
+        self._load(buffer, received_slots(sent))
         torch.cuda.synchronize()
 
     def _load(self, buffer: torch.Tensor, slots: Sequence[WeightSlot]) -> None:
@@ -105,7 +102,10 @@ class FileWeights(TokenBan):
         self._refresh_experts()
 
     def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights of these names by tensors of this process, on its own GPU."""
+        """Replace the weights of these names by tensors of this process, on its own GPU.
+
+        Only for a worker in the caller's process, which vLLM ensures for `external_launcher`.
+        """
         self.model_runner.model.load_weights(weights=list(weights.items()))
 
     def _image_features(self) -> dict[str, torch.Tensor]:

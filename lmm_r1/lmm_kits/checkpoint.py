@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Added to the logits of banned tokens, by the engine that samples and the model that is trained; the largest bias that
-# vLLM takes.
-BAN_BIAS = -100.0
+# Added to the logits of banned tokens by the model that is trained, where engines have minus infinity: at every
+# temperature the exponential of both is 0, and products with it stay numbers.
+BAN_BIAS = -1e9
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, quiet
 
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
@@ -26,9 +26,13 @@ AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 
 
 def register() -> None:
-    """Tell vLLM and transformers in this process of the classes, and mend what a CPU computes; may be called again."""
+    """Tell vLLM and transformers in this process of the classes, and do what other processes of ours do when they start.
+
+    May be called again.
+    """
     from vllm import ModelRegistry
 
+    quiet.prepare_process()
     cpu.prepare_engine()
     for module in AUTO_CLASS_MODULES:
         importlib.import_module(module).register_auto_classes()

@@ -40,7 +40,7 @@ class Sampler:
 
 
 def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
-    """Return logits (..., V) with the bias that the engine adds to banned tokens (K,)."""
+    """Return logits (..., V) in which banned tokens (K,) have no probability, as in the engine."""
     bias = torch.zeros(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     bias[banned_token_ids.to(logits.device)] = BAN_BIAS
     return logits + bias

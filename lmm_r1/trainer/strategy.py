@@ -217,13 +217,19 @@ def default_to_one_process() -> None:
         os.environ.update(defaults)
 
 
-def leave_group() -> None:
+def leave_group(*, failed: bool = False) -> None:
     """Leave the processes' group, so that another training can begin in this process; without one nothing is done.
 
     DeepSpeed keeps the first one for good, and would go on in a group that is no more.
+
+    Args:
+        failed: other processes may not leave it, for which NCCL would wait.
     """
     if dist.is_initialized():
-        dist.destroy_process_group()
+        if failed and dist.get_backend() == "nccl" and dist.get_world_size() > 1:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
     deepspeed_comm.cdb = None
     deepspeed_groups._WORLD_GROUP = None
     deepspeed_groups.mesh_device = None

@@ -74,7 +74,6 @@ class StudentEngine:
             seed=config.train.seed,
             trust_remote_code=config.train.trust_remote_code,
         )
-        cpu.take_seeds()
         self.engine = VllmEngine(checkpoint.path, settings, checkpoint=checkpoint, in_training=True)
 
     def renew(self, student: KitActor) -> None:

@@ -29,7 +29,7 @@ from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.publication import publish
 from lmm_r1.trainer.run_start import Fingerprint, check_start, open_run
 from lmm_r1.trainer.stopping import StopRequests, told_ends
-from lmm_r1.trainer.strategy import default_to_one_process, leave_group, make_strategy
+from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
 from lmm_r1.trainer.supervised_models import model_path
 from lmm_r1.trainer.supervised_rows import chat_template, first_fitting
@@ -114,9 +114,7 @@ def session(
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     _check_plan(config, shown)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
-    with StopRequests() as stops, told_ends(stops, folder=folder.path):
-        strategy = make_strategy(to_openrlhf_args(config))
-        strategy.setup_distributed()
+    with StopRequests() as stops, told_ends(stops, folder=folder.path), _joined(config) as strategy:
         if dist.get_world_size() > 1:
             share_features(f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}")
         resumed = False
@@ -149,9 +147,21 @@ def session(
         first = strategy.is_rank_0()
         # Whoever goes on from here finds the run finished, whichever rank it is.
         dist.barrier()
-        leave_group()
     if first:
         publish(config, folder.path)
+
+
+@contextmanager
+def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
+    """Set up the group of the run's processes, and leave it after the block, also if that fails."""
+    strategy = make_strategy(to_openrlhf_args(config))
+    strategy.setup_distributed()
+    try:
+        yield strategy
+    except BaseException:
+        leave_group(failed=True)
+        raise
+    leave_group()
 
 
 def _check_processes(config: SupervisedConfig, *, count: int) -> None:

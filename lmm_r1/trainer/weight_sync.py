@@ -19,10 +19,9 @@ from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from peft.tuners.lora import LoraLayer
-from torch.multiprocessing.reductions import reduce_tensor
 
 from lmm_r1.checkpoints.stored_weights import StoredWeights, as_stored, stored_weights
-from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_layer, merged_state_dict
 from lmm_r1.models.quantized import FrozenLinear4bit, quantized_layers
@@ -91,7 +90,7 @@ class SharedMemoryChannel:
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
         buffer, slots = _filled(weights)
         handles: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(buffer)))
+        dist.all_gather_object(handles, (get_physical_gpu_id(), handle_of(buffer)))
         if dist.get_rank() == 0:
             ray.get([engine.open_bucket.remote(slots, dict(handles)) for engine in self.engines])
         # No rank may free its buffer before all engines have read it.

@@ -59,7 +59,6 @@ class Run:
         parameters = sampling_params(
             SamplingSettings(n_samples=n, temperature=1.0, top_p=1.0, max_new_tokens=TOKENS),
             max_tokens=TOKENS,
-            banned_token_ids=self.codec.banned_token_ids,
             end_token_id=0,
             logprobs=True,
             ignore_eos=True,

@@ -49,6 +49,9 @@ class CountingEngine:
     def shutdown(self) -> None:
         self.running = False
 
+    def collective_rpc(self, method: str, timeout: float | None, arguments: tuple, keywords: dict | None) -> None:
+        assert method == "ban_tokens", "the only call of a worker when an engine starts"
+
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
         self.threads.add(threading.get_ident())
         counts = self.counts(prompt)

@@ -16,7 +16,7 @@ from lmm_r1 import cpu
 from lmm_r1.config.speculation import Speculation
 from lmm_r1.generation.speculation import speculative_arguments
 from lmm_r1.generation.worker_extension import FileWeights
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor
 
 MAX_MODEL_LEN = 4096
@@ -35,7 +35,7 @@ def running_engine(
     speculation: Speculation | None = None,
     **more: Any,
 ) -> Iterator[Any]:
-    """Yield a `vllm.LLM` that takes new weights as a training run gives them.
+    """Yield a `vllm.LLM` that bans tokens and takes new weights as the engines of a training run do.
 
     Args:
         more: further arguments of the engine.
@@ -64,6 +64,7 @@ def running_engine(
             **kit.engine_arguments(config, max_images=max_images, max_videos=max_videos),
             **more,
         )
+    llm.collective_rpc("ban_tokens", args=(Checkpoint(str(folder)).banned_token_ids,))
     try:
         yield llm
     finally:
@@ -107,12 +108,12 @@ def sampled(
     parameters = sampling_params(
         SamplingSettings(n_samples=n, temperature=temperature, top_p=top_p, max_new_tokens=max_tokens),
         max_tokens=max_tokens,
-        banned_token_ids=banned,
         end_token_id=0,
         logprobs=True,
         ignore_eos=True,
         output_per="prompt",
     )
+    llm.collective_rpc("ban_tokens", args=(list(banned),))
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"

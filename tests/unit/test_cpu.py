@@ -67,9 +67,18 @@ def test_engines_and_models_that_work_at_the_same_time_have_cores_of_their_own(m
     monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+
+    def set_threads(count: int) -> None:
+        threads.append(count)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+
+    monkeypatch.setattr(torch, "set_num_threads", set_threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
     for side, own in (("engines", engines), ("models", models)):
         cpu.take_cores(side)
+        # An engine's own process has as many.
+        assert os.environ["OMP_NUM_THREADS"] == str(len(own))
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
         # Of every thread that there is.
         assert bound.pop(os.getpid()) == own
         assert all(bound.pop(thread.native_id) == own for thread in threading.enumerate()[1:])
@@ -122,6 +131,31 @@ def test_what_the_user_has_set_stays(monkeypatch):
     # What is found out here is for workers: this process can ask again.
     of_libraries = {"PYTHONWARNINGS"}
     assert environment.keys() - of_libraries == cpu.worker_environment().keys() - {cpu.BACKEND}
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_what_the_user_has_set_of_vllms_holds_in_workers_and_what_depends_on_a_machine_does_not(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"VLLM_CPU_KVCACHE_SPACE": "7", "OMP_NUM_THREADS": "1"})
+    environment = cpu.worker_environment()
+    assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("7", "0")
+    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("environment", "own_process"),
+    [
+        ({cpu.BACKEND: "cpu"}, False),
+        ({cpu.BACKEND: "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, False),
+        ({cpu.BACKEND: "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, True),
+        # OpenRLHF sets it to 0 for full determinism, and its engine is a process in spite of it.
+        ({cpu.BACKEND: "cuda", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, True),
+    ],
+)
+def test_an_engine_is_a_process_of_its_own_on_gpus_and_where_the_user_asks_for_it(
+    environment, own_process, monkeypatch
+):
+    monkeypatch.setattr(os, "environ", environment)
+    assert cpu.engine_process() is own_process
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
@@ -231,8 +265,8 @@ def test_a_request_with_a_seed_begins_anew_where_its_prompt_is_read_in_parts(mon
     monkeypatch.setattr(
         CPUModelRunner, "_bookkeeping_sync", lambda self, what: seen.append((dict(self.input_batch.generators), what))
     )
-    cpu.take_seeds()
-    cpu.take_seeds()
+    cpu._take_seeds()
+    cpu._take_seeds()
     in_part, whole = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     first = torch.rand(2, generator=in_part)
     torch.rand(2, generator=whole)
@@ -304,9 +338,12 @@ def test_commands_choose_before_torch_reads_it(monkeypatch):
 
 def test_guessed_tokens_are_sampled_by_the_temperature_of_their_request(monkeypatch):
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     monkeypatch.setattr(rejection_sampler, "expand_kernel", None)
-    cpu.mend_guesses()
+    cpu._mend_guesses()
+    # As a worker does when it starts.
+    CPUModelRunner._postprocess_triton(None)
     # Two guesses of the first request, none of the second, three of the third; greedy requests are divided by 1.
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     temperatures = torch.tensor([0.5, 0.7, 0.0])
@@ -341,6 +378,8 @@ print("threads of numba:", numba.config.NUMBA_NUM_THREADS)
 def test_weights_packed_with_other_numbers_of_threads_give_the_same_without_avx512(tmp_path):
     (tmp_path / "packed.py").write_text(PACKED)
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "LMM_R1_BACKEND": "cpu"}
+    # An engine in this process has set it for itself.
+    environment.pop("NUMBA_NUM_THREADS", None)
     command = [warm_python(), str(tmp_path / "packed.py"), ""]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr

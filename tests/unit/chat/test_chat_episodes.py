@@ -10,18 +10,12 @@ from helpers.conversations import picture
 from helpers.scripted_episodes import LIMITS, ScriptedEnvironment, episode_engine, told
 from PIL import Image
 
-from lmm_r1 import cpu
 from lmm_r1.agents.environment import Answered, Turn
 from lmm_r1.chat.loop import converse
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.picture_files import PictureFolder
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "take_seeds", lambda: None)
 
 
 def looks(turn: Turn) -> Answered:

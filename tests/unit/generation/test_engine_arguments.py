@@ -1,5 +1,6 @@
 """What vLLM is told, on machines with and without a GPU: one answer for training and for everything outside of it."""
 
+import atexit
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +40,13 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> str:
 
 
 def outside_of_training(
-    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, **settings: Any
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, *, has_cuda: bool, student: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for."""
+    """What chats, evaluations and batch inference give to vLLM, and what its workers are asked for.
+
+    Args:
+        student: of a distillation, in the training's process.
+    """
     given: dict[str, Any] = {}
 
     def load(**arguments: Any) -> SimpleNamespace:
@@ -53,8 +58,9 @@ def outside_of_training(
 
     monkeypatch.setattr(cpu, "has_cuda", lambda: has_cuda)
     monkeypatch.setattr(vllm_engine, "LLM", load)
-    engine = VllmEngine(checkpoint, replace(SETTINGS, **settings))
-    given["requested"] = engine.codec.requested_bans
+    with monkeypatch.context() as patch:
+        patch.setattr(atexit, "register", lambda leave: given.update(leaves=leave.__name__))
+        VllmEngine(checkpoint, replace(SETTINGS, **settings), in_training=student)
     return given
 
 
@@ -97,12 +103,13 @@ def test_other_engines_do_without_cuda_graphs_where_they_are_told_to(has_cuda, c
 def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint, monkeypatch):
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
     training = in_training(checkpoint, monkeypatch, has_cuda=has_cuda)
-    # The seed is each engine's own.
-    own = {"seed", "use_tqdm_on_load", "requested"}
-    assert outside.keys() - training.keys() == own
-    assert {name: training[name] for name in outside.keys() & training.keys()} == {
-        name: value for name, value in outside.items() if name not in own
-    }
+    # The seed is each engine's own, and how it gets new weights.
+    extension = "worker_extension_cls"
+    assert outside.keys() - training.keys() == {"seed", "ban_tokens", "leaves"}
+    shared = outside.keys() & training.keys() - {extension}
+    assert {name: training[name] for name in shared} == {name: outside[name] for name in shared}
+    assert outside[extension] == "lmm_r1.generation.worker_extension.FileWeights"
+    assert not outside["use_tqdm_on_load"]
     assert outside["limit_mm_per_prompt"]["image"] == SETTINGS.max_images
 
 
@@ -121,20 +128,32 @@ def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(
     assert by_files == "lmm_r1.generation.worker_extension.FileWeights"
 
 
+def test_the_student_of_a_distillation_is_in_the_process_that_trains_it(checkpoint, monkeypatch):
+    """With this executor vLLM starts no engine process; a contract test of the workers' calls shows it."""
+    student = outside_of_training(checkpoint, monkeypatch, has_cuda=True, student=True)
+    assert student["distributed_executor_backend"] == "external_launcher"
+    # It is in the training's group, which leaves itself; others end with the process.
+    assert "leaves" not in student
+    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True)["leaves"] == "_leave_group"
+
+
 @pytest.mark.parametrize("has_cuda", [True, False], ids=["GPU", "CPU"])
-def test_engines_are_told_how_to_guess_tokens_and_ban_others_themselves_then(has_cuda, checkpoint, monkeypatch):
+def test_engines_are_told_how_to_guess_tokens(has_cuda, checkpoint, monkeypatch):
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     flags = {"vllm.speculative_tokens": 3}
     assert in_training(checkpoint, monkeypatch, has_cuda=has_cuda, **flags)["speculative_config"] == config
     guesses = Speculation(method="ngram", tokens=3)
     outside = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda, speculation=guesses)
     assert outside["speculative_config"] == config
-    assert outside["worker_extension_cls"] == "lmm_r1.generation.worker_extension.FileWeights"
+    assert "speculative_config" not in outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
+
+
+@pytest.mark.parametrize("speculation", [None, Speculation(method="ngram", tokens=3)], ids=["plain", "guessing"])
+def test_the_workers_of_all_engines_ban_tokens(speculation, checkpoint, monkeypatch):
     banned = Checkpoint(checkpoint).banned_token_ids
-    assert (outside["ban_tokens"], outside["requested"]) == ((banned,), ())
-    plain = outside_of_training(checkpoint, monkeypatch, has_cuda=has_cuda)
-    assert plain["requested"] == banned
-    assert plain.keys().isdisjoint({"speculative_config", "worker_extension_cls", "ban_tokens"})
+    assert banned, "the media tokens at least"
+    outside = outside_of_training(checkpoint, monkeypatch, has_cuda=True, speculation=speculation)
+    assert outside["ban_tokens"] == (banned,)
 
 
 def test_suffixes_are_looked_up_in_earlier_responses_by_a_package_with_bounds_of_its_own(checkpoint, monkeypatch):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 def parameters(n: int) -> Any:
     sampling = SamplingSettings(n_samples=n, temperature=1.0, top_p=1.0, max_new_tokens=None)
-    return sampling_params(sampling, max_tokens=1000, banned_token_ids=(), end_token_id=0, output_per="response")
+    return sampling_params(sampling, max_tokens=1000, end_token_id=0, output_per="response")
 
 
 class Held:

@@ -10,7 +10,6 @@ from helpers.conversations import message, picture, row
 from helpers.scripted_episodes import LIMITS, ScriptedEnvironment, episode_engine, told
 from PIL import Image
 
-from lmm_r1 import cpu
 from lmm_r1.agents.environment import Answered, Turn
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
@@ -19,11 +18,6 @@ from lmm_r1.generation.engine import SamplingSettings
 pytestmark = pytest.mark.unit
 
 ONE = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=20)
-
-
-@pytest.fixture(autouse=True)
-def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "take_seeds", lambda: None)
 
 
 def rows(*texts: str) -> list:

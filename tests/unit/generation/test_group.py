@@ -21,7 +21,6 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.group import GroupRollout, GroupSettings
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -124,7 +123,7 @@ def test_the_prompt_is_encoded_once_and_asked_for_once_for_all_samples():
     (image,) = request["multi_modal_data"]["image"]
     assert image.tobytes() == IMAGE.tobytes()
     assert (parameters.n, parameters.max_tokens, parameters.temperature, parameters.top_p) == (2, 4, 0.7, 0.9)
-    assert parameters.logit_bias == {PLACEHOLDER: BAN_BIAS, AFTER_IMAGE: BAN_BIAS}
+    assert parameters.logit_bias is None, "the workers ban tokens"
     expanded = [ord("u"), *[PLACEHOLDER] * 3, AFTER_IMAGE, ord("?"), END, NEWLINE, ord("a")]
     for sample in samples:
         assert sample.token_ids[: len(expanded)] == expanded
@@ -231,7 +230,6 @@ def test_a_greedy_response_stands_in_the_engine_beside_its_group_and_is_scored_l
     assert (greedy.log_probs, samples[0].log_probs is None) == (None, False)
     of_group, of_greedy = sorted((parameters for _, parameters in engine.requests), key=lambda one: -one.n)
     assert (of_greedy.n, of_greedy.temperature, of_greedy.max_tokens) == (1, 0.0, of_group.max_tokens)
-    assert of_greedy.logit_bias == of_group.logit_bias == {PLACEHOLDER: BAN_BIAS}
     assert len(scorer.requests) == 3
     # Without a reward of its own, nothing of the group is given.
     failing = GroupRollout(**room, scorer=FailingScorer(), in_thread=asyncio.to_thread, store=no_store)

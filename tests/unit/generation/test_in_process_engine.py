@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("own_thread", [True, False])
 def asked(n, *, output_per="response"):
     """Parameters of a request with n samples."""
     sampling = SamplingSettings(n_samples=n, temperature=1.0, top_p=1.0, max_new_tokens=None)
-    return sampling_params(sampling, max_tokens=1_000_000, banned_token_ids=(), end_token_id=0, output_per=output_per)
+    return sampling_params(sampling, max_tokens=1_000_000, end_token_id=0, output_per=output_per)
 
 
 async def outputs_of(engine, request_id, *prompt, output_per="response"):

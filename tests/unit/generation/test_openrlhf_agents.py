@@ -268,7 +268,7 @@ def test_each_token_that_an_executor_asks_for_has_the_version_of_the_weights_tha
 
 def test_of_calls_that_gave_the_same_tokens_by_other_weights_each_is_taken_once():
     sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=None)
-    asked = sampling_params(sampling, max_tokens=4, banned_token_ids=(), end_token_id=END, output_per="prompt")
+    asked = sampling_params(sampling, max_tokens=4, end_token_id=END, output_per="prompt")
     weights = EngineWeights(version=7)
 
     async def called() -> CalledEngine:

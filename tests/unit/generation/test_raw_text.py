@@ -15,7 +15,7 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
-from lmm_r1.generation.sampling import as_asked, sampling_params
+from lmm_r1.generation.sampling import LOGIT_BIASES, as_asked, sampling_params
 from lmm_r1.trainer.samples import with_all_logs
 
 pytestmark = pytest.mark.unit
@@ -154,28 +154,39 @@ def test_an_environment_says_what_turns_are_sampled_by():
 
 
 def test_what_training_needs_goes_before_what_an_agent_asks_for():
-    needed = sampling_params(
-        SETTINGS.sampling, max_tokens=5, banned_token_ids=[7], end_token_id=END, output_per="response", logprobs=True
-    )
+    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response", logprobs=True)
     asked = SamplingParams(n=3, max_tokens=9, min_tokens=8, logit_bias={7: 1.0, 8: 2.0}, stop_token_ids=[4], top_p=0.5)
     got = as_asked(asked, needed=needed)
     assert (got.n, got.max_tokens, got.min_tokens, got.logprobs, got.top_p) == (1, 5, 5, 0, 0.5)
-    assert (got.logit_bias, got.stop_token_ids) == ({7: -100.0, 8: 2.0}, [END, 4])
+    assert (got.logit_bias, got.stop_token_ids) == ({7: 1.0, 8: 2.0}, [END, 4])
     assert (got.output_kind, got.stream_interval) == (needed.output_kind, needed.stream_interval)
     assert as_asked(SamplingParams(max_tokens=None), needed=needed).max_tokens == 5
     # One that was handed out has no text; with stop texts it needs some.
-    changed = sampling_params(
-        SETTINGS.sampling, max_tokens=5, banned_token_ids=[7], end_token_id=END, output_per="response", logprobs=True
-    )
+    changed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response", logprobs=True)
     changed.stop = "."
     assert (as_asked(changed, needed=needed).stop, as_asked(changed, needed=needed).detokenize) == (["."], True)
 
 
+def test_a_logit_bias_of_more_tokens_than_vllm_takes_on_gpus_is_refused():
+    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
+    most = dict.fromkeys(range(LOGIT_BIASES), 1.0)
+    assert as_asked(SamplingParams(logit_bias=most), needed=needed).logit_bias == most
+    more = SamplingParams(logit_bias=most | {LOGIT_BIASES: 1.0})
+    with pytest.raises(
+        UserError, match="give logit_bias for 1,025 tokens, and vLLM takes 1,024; leave some of them out"
+    ):
+        as_asked(more, needed=needed)
+
+
+def test_so_many_tokens_are_what_vllms_sampler_on_gpus_takes():
+    from vllm.v1.worker.gpu.sample import logit_bias
+
+    assert logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS == LOGIT_BIASES
+
+
 @pytest.mark.parametrize("asked", [SamplingParams(min_p=0.1), SamplingParams(logit_bias={8: 2.0})])
 def test_what_would_not_hold_for_guessed_tokens_is_told(asked):
-    needed = sampling_params(
-        SETTINGS.sampling, max_tokens=5, banned_token_ids=[], end_token_id=END, output_per="response"
-    )
+    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
     assert as_asked(asked, needed=needed).min_p == asked.min_p
     with pytest.raises(
         UserError, match="which vLLM does not apply to tokens that it guesses; leave them out, or --vllm"
@@ -185,9 +196,7 @@ def test_what_would_not_hold_for_guessed_tokens_is_told(asked):
 
 @pytest.mark.parametrize(("asked", "said"), [({"temperature": 1}, "are a dict"), (None, "are a NoneType")])
 def test_what_is_no_vllm_parameters_is_told(asked, said):
-    needed = sampling_params(
-        SETTINGS.sampling, max_tokens=5, banned_token_ids=[], end_token_id=END, output_per="response"
-    )
+    needed = sampling_params(SETTINGS.sampling, max_tokens=5, end_token_id=END, output_per="response")
     with pytest.raises(UserError, match=said):
         as_asked(asked, needed=needed)
 

@@ -3,16 +3,14 @@ from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
 pytestmark = pytest.mark.unit
 
 
-def test_a_group_is_streamed_with_banned_tokens_and_without_text():
+def test_a_group_is_streamed_without_text():
     parameters = sampling_params(
         SamplingSettings(n_samples=3, temperature=0.5, top_p=0.9, max_new_tokens=None),
         max_tokens=7,
-        banned_token_ids=(4, 9),
         end_token_id=5,
         output_per="response",
         logprobs=True,
@@ -23,7 +21,8 @@ def test_a_group_is_streamed_with_banned_tokens_and_without_text():
     # At a first token vLLM would mask the end token, which the training forward does not.
     assert parameters.min_tokens == 0
     assert parameters.stop_token_ids == [5]
-    assert parameters.logit_bias == {4: BAN_BIAS, 9: BAN_BIAS}
+    # The workers ban tokens.
+    assert parameters.logit_bias is None
     # An output when a response begins, and one when it ends.
     assert (parameters.output_kind, parameters.stream_interval) == (RequestOutputKind.DELTA, 7)
     assert parameters.detokenize is False
@@ -33,7 +32,6 @@ def test_log_probs_are_returned_only_where_asked_for():
     parameters = sampling_params(
         SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=1),
         max_tokens=1,
-        banned_token_ids=(),
         end_token_id=5,
         output_per="response",
         logprobs=False,
@@ -46,7 +44,6 @@ def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
     parameters = sampling_params(
         SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=7),
         max_tokens=7,
-        banned_token_ids=(),
         end_token_id=5,
         output_per="response",
         logprobs=False,
@@ -63,14 +60,13 @@ def test_outside_of_training_responses_come_whole_and_without_log_probs():
     parameters = sampling_params(
         SamplingSettings(n_samples=2, temperature=0.5, top_p=1.0, max_new_tokens=9),
         max_tokens=7,
-        banned_token_ids=(4,),
         end_token_id=5,
         output_per="prompt",
     )
     assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
     assert (parameters.n, parameters.temperature, parameters.max_tokens, parameters.logprobs) == (2, 0.5, 7, None)
     assert parameters.stop_token_ids == [5]
-    assert parameters.logit_bias == {4: BAN_BIAS}
+    assert parameters.logit_bias is None
     assert parameters.seed is None
 
 
@@ -78,7 +74,6 @@ def test_for_a_chat_every_token_comes_by_itself():
     parameters = sampling_params(
         SamplingSettings(n_samples=1, temperature=0.5, top_p=1.0, max_new_tokens=7),
         max_tokens=7,
-        banned_token_ids=(),
         end_token_id=5,
         output_per="token",
     )
@@ -88,9 +83,7 @@ def test_for_a_chat_every_token_comes_by_itself():
 def test_the_likeliest_tokens_alone_are_sampled_where_asked_for():
     def top_k(**given: int) -> int:
         sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=1, **given)
-        return sampling_params(
-            sampling, max_tokens=1, banned_token_ids=(), end_token_id=5, output_per="response"
-        ).top_k
+        return sampling_params(sampling, max_tokens=1, end_token_id=5, output_per="response").top_k
 
     assert top_k(top_k=20) == 20
     # vLLM's word for all of them.

@@ -22,12 +22,47 @@ def test_a_rollouts_guesses_are_those_of_all_engines_since_it_began():
     assert Guesses().metrics() == {"rollout/drafted_tokens": 0, "rollout/accepted_tokens": 0}
 
 
-def test_banned_tokens_have_their_bias_at_every_position_and_a_rank_without_logits_none():
-    logits = [torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]), None]
-    model = torch.nn.Module()
-    model.compute_logits = lambda hidden_states: logits.pop(0)
+class Model(torch.nn.Module):
+    """Makes logits of what it is given: none on ranks that sample nothing."""
+
+    def compute_logits(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
+        return None if hidden_states is None else hidden_states.clone()
+
+
+def banning(model: torch.nn.Module, *banned: int) -> TokenBan:
     worker = TokenBan()
     worker.model_runner, worker.device = SimpleNamespace(get_model=lambda: model), torch.device("cpu")
-    worker.ban_tokens((1, 3))
-    assert model.compute_logits(None).tolist() == [[1.0, -98.0, 3.0, -96.0], [5.0, -94.0, 7.0, -92.0]]
+    worker.ban_tokens(banned)
+    return worker
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_banned_tokens_are_out_at_every_position_and_no_bias_brings_them_back(dtype):
+    model, inf = Model(), torch.inf
+    worker = banning(model, 1, 3)
+    logits = model.compute_logits(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], dtype=dtype))
+    assert logits.tolist() == [[1.0, -inf, 3.0, -inf], [5.0, -inf, 7.0, -inf]]
+    # The largest that vLLM takes of a request, which it adds after this.
+    assert (logits + 100).tolist() == [[101.0, -inf, 103.0, -inf], [105.0, -inf, 107.0, -inf]]
     assert model.compute_logits(None) is None
+    worker.ban_tokens([0])
+    assert model.compute_logits(torch.ones(1, 4, dtype=dtype)).tolist() == [[-inf, 1.0, 1.0, 1.0]]
+
+
+def test_the_ban_holds_in_both_model_runners_and_behind_the_wrapper_of_cuda_graphs():
+    """vLLM's runners call `self.model.compute_logits`; the older one unwraps the model that the ban is for."""
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as NewRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as OldRunner
+
+    model = Model()
+    wrapper = object.__new__(CUDAGraphWrapper)
+    wrapper.runnable, wrapper.is_debugging_mode = model, False
+    for runner, held in ((OldRunner, wrapper), (OldRunner, model), (NewRunner, model)):
+        worker = TokenBan()
+        worker.model_runner, worker.device = object.__new__(runner), torch.device("cpu")
+        worker.model_runner.model = held
+        worker.ban_tokens([1])
+        assert worker.model_runner.model.compute_logits(torch.ones(1, 3)).tolist() == [[1.0, -torch.inf, 1.0]]
+        vars(model).clear()
+        model.__init__()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmm_r1.generation import worker_extension
-from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.generation import weight_bucket, worker_extension
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, handle_of, opened, slots_of, weights_in
 from lmm_r1.generation.worker_extension import BucketWeights
 
 pytestmark = pytest.mark.unit
@@ -43,7 +43,7 @@ def test_each_weight_begins_at_a_multiple_of_256_bytes():
 
 def test_what_is_read_from_the_buffer_is_what_was_written():
     slots = slots_of({**WEIGHTS, "whole numbers": torch.arange(5)})
-    assert slots[-1] == WeightSlot(name="whole numbers", dtype=torch.int64, shape=(5,), start=1024)
+    assert slots[-1] == WeightSlot("whole numbers", "int64", (5,), 1024)
     slots = slots_of(WEIGHTS)
     read = dict(weights_in(filled(slots), slots))
     assert read.keys() == WEIGHTS.keys()
@@ -80,19 +80,24 @@ def test_a_worker_loads_what_the_trainer_broadcasts(monkeypatch):
 
 def test_a_worker_opens_the_buffer_of_its_own_gpu(monkeypatch):
     made, loaded = worker()
-    made.device = SimpleNamespace(index=3)
     slots = slots_of(WEIGHTS)
-
-    def rebuild(*arguments: Any) -> torch.Tensor:
-        # Where PyTorch has the device's number.
-        assert arguments == ("a", "b", "c", "d", "e", "f", 3, "h")
-        return filled(slots)
-
     monkeypatch.setattr(worker_extension, "get_physical_gpu_id", lambda: "GPU-1")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    other = (lambda *arguments: pytest.fail("that is another GPU's"), ())
-    made.open_bucket(slots, {"GPU-0": other, "GPU-1": (rebuild, ("a", "b", "c", "d", "e", "f", 0, "h"))})
+    made.open_bucket(slots, {"GPU-0": b"another GPU's, which nobody reads", "GPU-1": handle_of(filled(slots))})
     assert all(torch.equal(loaded[name], weight) for name, weight in WEIGHTS.items())
+
+
+def named(*arguments: Any) -> tuple[Any, ...]:
+    """In the place of PyTorch's function, which needs a GPU."""
+    return arguments
+
+
+def test_a_buffer_on_a_gpu_is_opened_under_the_number_that_the_worker_has_for_it(monkeypatch):
+    monkeypatch.setattr(weight_bucket, "rebuild_cuda_tensor", named)
+    monkeypatch.setattr(weight_bucket, "reduce_tensor", lambda buffer: (named, ("a", "b", "c", "d", "e", "f", 0, "h")))
+    handle = handle_of(torch.empty(1))
+    # Where PyTorch has the device's number.
+    assert opened(handle, device=torch.device("cuda:3")) == ("a", "b", "c", "d", "e", "f", 3, "h")
 
 
 def test_weights_of_another_type_than_the_engines_are_not_taken():

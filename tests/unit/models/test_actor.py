@@ -13,7 +13,6 @@ from helpers.value_models import make_value_model
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, get_kit
-from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, stored_tokens
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
@@ -91,7 +90,7 @@ def test_banned_tokens_are_banned_before_the_temperature_as_the_engine_bans_them
     with torch.no_grad():
         logits = banning(sequences, attention_mask=mask)["logits"]
         expected = plain(sequences, attention_mask=mask)["logits"]
-    expected[..., [3, 5]] -= 100.0
+    expected[..., [3, 5]] -= 1e9
     torch.testing.assert_close(logits, expected / 2.0)
 
 
@@ -150,12 +149,19 @@ def test_auto_takes_flash_attention_where_it_can_run_and_the_kit_does(monkeypatc
 
 def test_banned_tokens_lose_the_bias_in_every_position_and_the_others_nothing():
     logits = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-    assert ban(logits, torch.tensor([0, 2])).tolist() == [[[-99.0, 2.0, -97.0], [-96.0, 5.0, -94.0]]]
+    assert ban(logits, torch.tensor([0, 2])).tolist() == [[[-1e9, 2.0, -1e9], [-1e9, 5.0, -1e9]]]
     assert logits.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]], "the caller's logits stay as they are"
 
 
-def test_the_bias_is_the_strongest_that_the_engine_takes():
-    assert BAN_BIAS == -100.0
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 10.0])
+def test_150_000_banned_tokens_have_no_probability_at_any_temperature_as_with_minus_infinity(temperature):
+    logits = torch.randn(150_004, generator=torch.Generator().manual_seed(0))
+    banned = torch.arange(4, 150_004)
+    found = torch.log_softmax(ban(logits, banned) / temperature, dim=-1)
+    in_engine = torch.log_softmax(logits.index_fill(0, banned, -torch.inf) / temperature, dim=-1)
+    assert torch.equal(found[:4], in_engine[:4])
+    assert (found.exp() == in_engine.exp()).all()
+    assert found.isfinite().all(), "products with a probability of 0 are 0"
 
 
 def test_the_distribution_is_that_of_the_remaining_tokens():

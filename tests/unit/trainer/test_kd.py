@@ -270,7 +270,6 @@ def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "lmm_r1.generation.vllm_engine", SimpleNamespace(VllmEngine=Engine))
     monkeypatch.setattr(student_engine, "prepare_process", lambda: None)
-    monkeypatch.setattr(student_engine.cpu, "take_seeds", lambda: None)
     flags = {
         "ds.param_dtype": "fp32",
         "data.max_len": 77,

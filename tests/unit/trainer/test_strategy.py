@@ -1,14 +1,20 @@
 """Learning rates per parameter group, and what DeepSpeed is told of batches."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.ops.op_builder import builder
+from vllm.distributed import parallel_state
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.generation.run_engines import ENGINE_DTYPES
-from lmm_r1.trainer import strategy
+from lmm_r1.generation import vllm_engine
+from lmm_r1.trainer import strategy, supervised_start
 from lmm_r1.trainer.strategy import make_strategy, split_groups
 
 pytestmark = pytest.mark.unit
@@ -123,3 +129,52 @@ def test_deepspeed_can_build_what_it_has_a_compiler_for(monkeypatch, capsys):
 def test_without_a_cuda_toolkit_it_can_build_nothing(monkeypatch):
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
     assert strategy.why_not_built("fused_adam") == CANNOT
+
+
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run's strategy sets up a real group of one process, and nothing else."""
+
+    def set_up() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    monkeypatch.setattr(supervised_start, "make_strategy", lambda args: SimpleNamespace(setup_distributed=set_up))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("joining")
+def test_a_supervised_run_leaves_its_group_also_where_it_fails():
+    with supervised_start._joined(SFTConfig()):
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+    for error in (UserError("a row"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), supervised_start._joined(SFTConfig()):
+            assert dist.is_initialized()
+            raise error
+        assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("joining")
+@pytest.mark.parametrize(
+    ("failed", "backend", "processes", "aborts"),
+    [(True, "nccl", 2, 1), (True, "nccl", 1, 0), (True, "gloo", 2, 0), (False, "nccl", 2, 0)],
+)
+def test_after_a_failure_nccl_waits_for_no_other_process(failed, backend, processes, aborts, monkeypatch):
+    aborted: list[None] = []
+    with supervised_start._joined(SFTConfig()), monkeypatch.context() as patch:
+        patch.setattr(dist, "get_backend", lambda: backend)
+        patch.setattr(dist, "get_world_size", lambda: processes)
+        patch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(None))
+        strategy.leave_group(failed=failed)
+        assert dist.is_initialized() == bool(aborts), "aborting is all that is done then"
+    assert len(aborted) == aborts
+
+
+def test_an_engine_in_this_process_leaves_its_group_at_the_end_of_it(tmp_path):
+    parallel_state.init_distributed_environment(1, 0, f"file://{tmp_path / 'store'}", 0, "gloo")
+    assert dist.is_initialized()
+    vllm_engine._leave_group()
+    assert not dist.is_initialized()
+    vllm_engine._leave_group()

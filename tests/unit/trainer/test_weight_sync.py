@@ -56,7 +56,7 @@ class Calls:
         monkeypatch.setattr(weight_sync.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(weight_sync.dist, "all_gather_object", self._gather)
         monkeypatch.setattr(weight_sync, "get_physical_gpu_id", lambda: f"GPU-{rank}")
-        monkeypatch.setattr(weight_sync, "reduce_tensor", lambda buffer: ("rebuild", buffer))
+        monkeypatch.setattr(weight_sync, "handle_of", lambda buffer: ("handle", buffer))
         monkeypatch.setattr(weight_sync, "torch_dist_barrier_and_cuda_sync", lambda: self.made.append("barrier"))
 
     def _engine(self, name: str) -> SimpleNamespace:
@@ -95,8 +95,8 @@ def test_other_ranks_broadcast_nothing(monkeypatch):
 def test_every_rank_shares_its_buffer_and_keeps_it_until_the_engines_have_read_it(monkeypatch, rank):
     calls = Calls(monkeypatch, rank=rank)
     SharedMemoryChannel(calls.engines).send(SENT)
-    (gather, (own, (rebuild, buffer))), *between, barrier = calls.made
-    assert (gather, own, rebuild, barrier) == ("gather", f"GPU-{rank}", "rebuild", "barrier")
+    (gather, (own, (handle, buffer))), *between, barrier = calls.made
+    assert (gather, own, handle, barrier) == ("gather", f"GPU-{rank}", "handle", "barrier")
     if rank:
         assert between == [], "rank 0 calls the engines"
         return

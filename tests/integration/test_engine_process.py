@@ -1,0 +1,104 @@
+"""With vLLM's engine in a process of its own, as on GPUs: RL runs, and commands that generate."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import flags, write_rows
+from helpers.commands_here import run_here
+from helpers.conversations import picture
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+# Scored in the actor's process, whose children are the engine's processes: on a CPU its core and one worker.
+REWARD = """
+import psutil
+
+
+def reward_func(queries, prompts, labels):
+    children = len(psutil.Process().children(recursive=True))
+    return {"rewards": [float(len(query) % 2) for query in queries], "extra_logs": {"children": [children] * len(queries)}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Questions, of which every other one has an image."""
+    records = []
+    for number in range(4):
+        image = tmp_path / f"{number}.png"
+        picture(56, 56).save(image)
+        parts = [{"type": "image", "image": str(image)}] * (number % 2)
+        parts.append({"type": "text", "text": f"What is {number} + 1?"})
+        records.append({"messages": [{"role": "user", "content": parts}], "answer": "1"})
+    return write_rows(tmp_path, *records)
+
+
+def trained(folder: Path, rows: Path, checkpoint: Path, *switches: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return the metrics of two steps of RL, with two prompts each."""
+    (folder / "reward.py").write_text(REWARD)
+    values: dict[str, object] = {
+        "actor.model_name_or_path": checkpoint,
+        "actor.num_gpus_per_node": 1,
+        "actor.adam.lr": 1e-3,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": rows,
+        "data.max_len": 256,
+        "reward.remote_url": "reward.py",
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 60,
+        "rollout.micro_batch_size": 4,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 4,
+        "algo.kl.init_coef": 0,
+        "ds.param_dtype": "fp32",
+        "ckpt.output_dir": "out",
+    }
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    ended = run_here("train_ppo_ray", [*switches, *flags(values | changes)], folder=folder)
+    assert ended.code == 0, ended.stderr
+    metrics = [json.loads(line) for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2]
+    for line in metrics:
+        assert line["children"] >= 2, "the engine is in the actor's own process"
+    return metrics
+
+
+def test_rl_with_images_trains_on_what_an_engine_process_samples_with_the_weights_that_it_is_sent(
+    tiny_checkpoint: Callable[[str], Path], rows: Path, tmp_path: Path
+) -> None:
+    """With tokens that are guessed ahead, which the engine's process counts."""
+    guesses = {"vllm__speculative_tokens": 3, "rollout__temperature": 0.05}
+    metrics = trained(tmp_path, rows, tiny_checkpoint("qwen2_5_vl"), "--train.colocate_all", **guesses)
+    assert sum(line["rows/image"] for line in metrics) == 1.0, "half of the rows, in whichever step"
+    kinds = [(kind, line) for kind in ("text", "image") for line in metrics if f"mismatch/{kind}/max" in line]
+    assert {kind for kind, _ in kinds} == {"text", "image"}
+    for kind, line in kinds:
+        # In the second step with the weights of the first update; log-probs are 20 times those of temperature 1.
+        assert 0 < line[f"mismatch/{kind}/max"] < 2e-3
+    assert sum(line["rollout/drafted_tokens"] for line in metrics) > 0
+
+
+@pytest.mark.full
+def test_weights_are_replaced_in_the_midst_of_what_an_engine_process_samples(
+    tiny_checkpoint: Callable[[str], Path], rows: Path, tmp_path: Path
+) -> None:
+    metrics = trained(
+        tmp_path,
+        rows,
+        tiny_checkpoint("qwen2_5_vl"),
+        "--train.async_enable",
+        "--train.partial_rollout_enable",
+        train__async_queue_size=2,
+        rollout__max_new_tokens=100,
+    )
+    first, _ = metrics
+    assert first["mismatch/max"] < 1e-4
