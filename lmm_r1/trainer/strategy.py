@@ -34,6 +34,7 @@ from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 from lmm_r1.trainer.eight_bit_adam import eight_bit_adam
 from lmm_r1.trainer.optimizer_step import (
     add_up_in_accumulation_dtype,
+    add_up_on_one_rank,
     check_finite,
     passes_added_up,
     settle_muon,
@@ -88,7 +89,11 @@ class KitStrategy(CheckpointStrategy):
             cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
         with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
-        add_up_in_accumulation_dtype(self._engine_of(engine).optimizer)
+        optimizer_of_zero = self._engine_of(engine).optimizer
+        add_up_in_accumulation_dtype(optimizer_of_zero)
+        if not self.deepcompile:
+            # A compiled model hands its gradients over by itself.
+            add_up_on_one_rank(optimizer_of_zero)
         return engine, optimizer, scheduler
 
     def _ds_init_eval_model(self, model: Any) -> Any:
