@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
 import re
+import sys
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 # OpenRLHF requires the shim `pynvml`, at which every process warns that imports torch.
@@ -23,6 +30,8 @@ _BARS = re.compile(
     "Loading weights|Writing model shards|"
     "Capturing .*CUDA graphs|JIT kernel warmup|DeepGEMM warmup|Compiling CuTeDSL kernels"
 )
+# Asks each of DeepSpeed's operators whether it could be compiled, none of which is: a line for each that could not be.
+_PROBES = "deepspeed.git_version_info"
 
 
 def begin() -> None:
@@ -32,6 +41,34 @@ def begin() -> None:
     # Before Python 3.12 it is a DeprecationWarning.
     for category in (SyntaxWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", message=_ESCAPE, category=category, module=_ESCAPED_IN)
+    if _QuietProbes not in sys.meta_path:
+        sys.meta_path.insert(0, _QuietProbes)
+
+
+class _QuietProbes:
+    """Finds the module of `_PROBES`, which prints nothing here while it is imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _PROBES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(_silently, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+
+def _silently(run: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Import a module; neither it nor a compiler that it starts reaches the terminal."""
+    terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        with redirect_stdout(io.StringIO()):
+            run(module)
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nothing)
 
 
 def prepare_process() -> None:

@@ -130,8 +130,9 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         on_gpu=on_gpu,
         passes=2,
         moment_bytes=moment_bytes(group.optim) if isinstance(group, OptimizerConfig) else MASTER_BYTES,
+        muon=isinstance(group, OptimizerConfig) and group.optim == "muon",
     )
-    per_gradient = width if not on_gpu and zero.stage in (1, 2) else 0
+    per_gradient = width if not on_gpu and zero.stage in (1, 2) and not zero.sums_alone else 0
     settings = _settings(config, role, bytes_per_gradient=per_gradient)
     estimated = estimate(settings, image)
     size = estimated.size

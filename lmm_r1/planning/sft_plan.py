@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
@@ -62,6 +63,8 @@ def trained_model(
     on_gpu = machine.gpu_bytes is not None
     zero = zero_settings(config, machine, processes=processes)
     settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu)
+    if zero.sums_alone:
+        settings = replace(settings, bytes_per_gradient=0)
     estimated = estimate(settings, image)
     states = trained_states(estimated.size, zero)
     kept = kept_bytes(settings, image, limit_gib=config.ds.image_cache_gib, keeps=False)
@@ -136,6 +139,7 @@ def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int)
         on_gpu=machine.gpu_bytes is not None,
         passes=2 if config.train.batch_size > config.train.micro_batch_size * processes else 1,
         moment_bytes=moment_bytes(config.optim),
+        muon=config.optim == "muon",
     )
 
 

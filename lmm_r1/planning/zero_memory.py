@@ -39,6 +39,12 @@ class ZeroSettings:
     """Of one optimizer step."""
     moment_bytes: int = MASTER_BYTES
     """Of a number in each of AdamW's two means."""
+    muon: bool = False
+
+    @property
+    def sums_alone(self) -> bool:
+        """Whether gradients go to their sums as they come (`optimizer_step.add_up_on_one_rank`)."""
+        return self.stage == 2 and self.ranks == 1 and not self.offload and not self.muon
 
     @property
     def temporaries(self) -> int:
@@ -103,6 +109,8 @@ def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         return _stage_3(size, zero)
     if zero.stage == 0:
         return _stage_0(size, zero)
+    if zero.sums_alone:
+        return _sums_alone(size, zero)
     return _stage_1_and_2(size, zero)
 
 
@@ -156,6 +164,23 @@ def _stage_1_and_2(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         after_backward=filled + partition,
         # What was copied out of the bucket stays until the next pass.
         step=partition + max(norm, copied, single + temporaries - freed),
+        host=0,
+    )
+
+
+def _sums_alone(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
+    """Each gradient is freed when it is added to its sum, which the optimizer takes; weights in fp32 are the masters."""
+    single = 0 if zero.sum_bytes == MASTER_BYTES else MASTER_BYTES * size.matrices
+    temporaries = 0 if zero.on_gpu else zero.temporaries * MASTER_BYTES * size.matrices
+    return TrainedStates(
+        weights=size.weight_bytes,
+        master=MASTER_BYTES * size.trained if zero.weight_bytes < MASTER_BYTES else 0,
+        moments=zero.moment_bytes * MOMENTS * size.trained,
+        sums=zero.sum_bytes * size.trained,
+        backward=zero.weight_bytes * size.largest_trained,
+        per_gradient=0,
+        after_backward=0,
+        step=single + temporaries,
         host=0,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.runtime.zero.muon import original_muon
+from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import safe_get_full_grad
 
@@ -97,6 +98,92 @@ def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter
     sums[number].copy_(total, non_blocking=True)
     # What the optimizer reads after the last pass.
     gradient.data = total.view_as(weight)
+
+
+class SummedGradients(list[torch.Tensor]):
+    """The sums of the gradients of a group's weights over the passes of an update, as views of one flat tensor.
+
+    DeepSpeed hands `flat_partition` to the optimizer, instead of the copies that it makes of a plain list.
+    """
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer, group: int) -> None:
+        weights = optimizer.round_robin_bit16_groups[group]
+        sizes = [weight.numel() for weight in weights]
+        self.flat_partition = torch.zeros_like(
+            optimizer.single_partition_of_fp32_groups[group], dtype=optimizer.gradient_accumulation_dtype
+        )
+        # The rest fills the flat tensor up to a multiple of two numbers.
+        parts = self.flat_partition[: sum(sizes)].split(sizes)
+        super().__init__(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
+
+    @cached_property
+    def norm(self) -> torch.Tensor:
+        """The Euclidean norm over all weights, in single precision; to be read after the last pass."""
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self, 2, dtype=torch.float)))
+
+
+def add_up_on_one_rank(optimizer: Any) -> None:
+    """Let an optimizer of ZeRO-2 that shares nothing with other ranks do only what mixed precision needs.
+
+    Upstream copies each gradient into a bucket, from there into the rank's part, and all of these into a flat tensor.
+    Here each gradient is added to that flat tensor when it is there, and freed. Weights in fp32 are their own masters.
+    What is saved, and how it is loaded, stays the same. Muon and offloaded optimizers keep the way of upstream.
+    """
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.partition_gradients:
+        return
+    if dist.get_world_size() > 1 or optimizer.cpu_offload or isinstance(optimizer.optimizer, MuonWithAuxAdam):
+        return
+    for hook in optimizer._grad_acc_hooks:
+        hook.remove()
+    sums: dict[int, SummedGradients] = {}
+    optimizer._grad_acc_hooks = [
+        weight.register_post_accumulate_grad_hook(partial(_add_gradient, optimizer, sums, group, place))
+        for group, weights in enumerate(optimizer.round_robin_bit16_groups)
+        for place, weight in enumerate(weights)
+    ]
+    optimizer.overlapping_partition_gradients_reduce_epilogue = partial(_hand_over, optimizer, sums)
+    optimizer.get_grad_norm_direct = _norm_of
+    optimizer.has_overflow = partial(_overflows, optimizer)
+    for master, weights in zip(
+        optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat, strict=True
+    ):
+        if master.dtype == weights.dtype:
+            master.data = weights.data
+    optimizer._link_all_hp_params()
+
+
+def _add_gradient(
+    optimizer: DeepSpeedZeroOptimizer,
+    sums: dict[int, SummedGradients],
+    group: int,
+    place: int,
+    weight: torch.nn.Parameter,
+) -> None:
+    """Add a weight's gradient to its sum, and free it."""
+    if group not in sums:
+        sums[group] = SummedGradients(optimizer, group)
+    assert weight.grad is not None, "PyTorch calls this when the weight has got its gradient"
+    sums[group][place].add_(weight.grad)
+    weight.grad = None
+
+
+def _hand_over(optimizer: DeepSpeedZeroOptimizer, sums: dict[int, SummedGradients]) -> None:
+    """After the last pass of an update, give the sums to the optimizer; those of weights without a gradient are zero."""
+    if optimizer.is_gradient_accumulation_boundary():
+        for group in range(len(optimizer.bit16_groups)):
+            optimizer.averaged_gradients[group] = sums.pop(group, None) or SummedGradients(optimizer, group)
+
+
+def _norm_of(gradients: SummedGradients, weights: object, norm_type: float = 2) -> torch.Tensor:
+    """Return the norm of a group's gradients, as DeepSpeed's step and `check_finite` ask for it."""
+    assert norm_type == 2, "DeepSpeed clips by no other"
+    return gradients.norm
+
+
+def _overflows(optimizer: DeepSpeedZeroOptimizer, partition_gradients: bool = True) -> bool:
+    """Say whether some gradient is not finite, by which DeepSpeed leaves the step out."""
+    norms = [gradients.norm for gradients in optimizer.averaged_gradients.values()]
+    return not bool(torch.stack(norms).isfinite().all())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +19,10 @@ import deepspeed.utils.groups as deepspeed_groups
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.git_version_info import installed_ops
-from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException, assert_no_cuda_mismatch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.cpp_extension import is_ninja_available
 
 from lmm_r1 import cpu, loading
 from lmm_r1.errors import UserError
@@ -35,12 +34,19 @@ from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 from lmm_r1.trainer.eight_bit_adam import eight_bit_adam
 from lmm_r1.trainer.optimizer_step import (
     add_up_in_accumulation_dtype,
+    add_up_on_one_rank,
     check_finite,
     passes_added_up,
     settle_muon,
 )
 
 logger = logging.getLogger(__name__)
+
+# Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
+_BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+# A build takes about one minute. One that was killed leaves a lock, for which others wait for ever.
+BUILD_SECONDS = 600
+_ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 
 
 class KitStrategy(CheckpointStrategy):
@@ -63,7 +69,8 @@ class KitStrategy(CheckpointStrategy):
         set_ring_attn_group(group)
 
     def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
-        if optim_dict is not None and optim_dict["type"] == "AdamW":
+        if optim_dict is not None:
+            # Muon updates some weights by AdamW, whose settings of its own DeepSpeed does not pass on.
             own = torch_adam(offload=self.args.ds.adam_offload)
             optim_dict = {**optim_dict, "params": {**optim_dict["params"], **own}}
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
@@ -82,7 +89,11 @@ class KitStrategy(CheckpointStrategy):
             cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
         with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
-        add_up_in_accumulation_dtype(self._engine_of(engine).optimizer)
+        optimizer_of_zero = self._engine_of(engine).optimizer
+        add_up_in_accumulation_dtype(optimizer_of_zero)
+        if not self.deepcompile:
+            # A compiled model hands its gradients over by itself.
+            add_up_on_one_rank(optimizer_of_zero)
         return engine, optimizer, scheduler
 
     def _ds_init_eval_model(self, model: Any) -> Any:
@@ -236,35 +247,40 @@ def leave_group(*, failed: bool = False) -> None:
 
 
 def torch_adam(*, offload: bool) -> dict[str, bool]:
-    """Return what makes DeepSpeed take PyTorch's AdamW where its own, which is compiled on first use, can't be built.
+    """Return the settings with which DeepSpeed takes PyTorch's AdamW; empty if its own one for CPUs is built.
+
+    On GPUs that is PyTorch's fused one: DeepSpeed compiles its own at the first step, and a failing build ends the run.
 
     Args:
         offload: whether the optimizer is on the CPU.
     """
     if not cpu.has_cuda():
         return {"torch_adam": True}
-    reason = why_not_built("cpu_adam" if offload else "fused_adam")
-    if reason is None:
-        return {}
     if not offload:
         return {"torch_adam": True, "fused": True}
+    reason = why_not_built()
+    if reason is None:
+        return {}
     if dist.get_rank() == 0:
         logger.warning(
-            "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s); PyTorch's takes its place, which is "
-            "slower",
+            "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s); PyTorch's AdamW is used, which is slower",
             reason,
         )
     return {"torch_adam": True}
 
 
-def why_not_built(operator: str) -> str | None:
-    """Return why DeepSpeed cannot compile one of its operators on this machine; None where it can, or has."""
-    if installed_ops.get(operator):
-        return None
+def why_not_built() -> str | None:
+    """Return why DeepSpeed's Adam for CPUs cannot be loaded here; None if it is built.
+
+    A process of its own builds it if it is not, so that nothing that goes wrong there ends the run.
+    """
     try:
-        # What it accepts in spite of a difference it says by printing.
-        with redirect_stdout(io.StringIO()):
-            assert_no_cuda_mismatch(operator)
-    except (MissingCUDAException, CUDAMismatchException) as error:
-        return " ".join(str(error).split())
-    return None if is_ninja_available() else "ninja is not installed"
+        built = subprocess.run(
+            [sys.executable, "-c", _BUILD], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"its build took more than {BUILD_SECONDS} s"
+    if built.returncode == 0:
+        return None
+    errors = _ERROR.findall(built.stderr)
+    return errors[-1] if errors else f"its build ended with exit status {built.returncode}"

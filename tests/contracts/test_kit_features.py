@@ -79,17 +79,19 @@ def check(folder: Path, batches: list[Batch], settings: dict[str, Any]) -> None:
     plain, keeping = make_actor(folder, **settings), make_actor(folder, **settings, image_cache_gib=GIB)
     runs, first, second = tower_runs(keeping), *batches
     expected = [together(plain, batch, side="right") for batch in (first, second)]
-    assert_equal(together(keeping, first, side="right"), expected[0])
+    new = together(keeping, first, side="right")
+    # An image that comes twice goes through the tower once, and sums may be rounded in another order.
+    assert_close(new, expected[0])
     assert runs
     counts = keeping.take_feature_counts()
     # A small image is the same as the one tile that it is cut into.
     assert 0 < counts.computed <= counts.needed
-    # What is new goes through the tower without what is known, and sums may come in another order.
+    # What is new goes through the tower without what is known.
     assert_close(together(keeping, second, side="right"), expected[1])
     counts = keeping.take_feature_counts()
     assert 0 < counts.computed < counts.needed
     runs.clear()
-    assert_equal(together(keeping, first, side="right"), expected[0])
+    assert_equal(together(keeping, first, side="right"), new)
     assert_close(together(keeping, second, side="right"), expected[1])
     assert not runs
     assert keeping.take_feature_counts().computed == 0

@@ -88,7 +88,31 @@ def test_the_peak_is_that_of_the_larger_of_pass_and_step():
 
 
 def test_without_a_gpu_gradients_take_memory_as_they_come_and_the_optimizer_makes_temporaries():
-    states = trained_states(WHOLE, replace(EIGHT, stage=2, ranks=1, on_gpu=False, weight_bytes=4, passes=1))
+    states = trained_states(WHOLE, replace(EIGHT, stage=2, ranks=2, on_gpu=False, weight_bytes=4, passes=1))
     assert (states.backward, states.per_gradient, states.sums) == (0, 4, 0)
     # The gradients as they came, a single-precision copy of them, a root and a quotient.
-    assert states.step == (4 + 4 + 8) * 3_200_000_000
+    assert states.step == (4 + 4 + 8) * 1_600_000_000
+
+
+ALONE = replace(EIGHT, stage=2, ranks=1)
+
+
+def test_on_one_rank_zero_2_keeps_sums_of_gradients_and_one_gradient_at_a_time():
+    states = trained_states(WHOLE, ALONE)
+    # 2 of the weights, 4 of the copy, 8 of the moments, 4 of the sums.
+    assert states.steady == 18 * 3_200_000_000
+    # The largest weight has 0.1 billion numbers.
+    assert states.peak(10**9) == states.steady + 200_000_000 + 10**9
+    # Sums in bf16 are copied into single precision for the step.
+    assert trained_states(WHOLE, replace(ALONE, sum_bytes=2)).step == 4 * 3_200_000_000
+
+
+def test_on_one_rank_weights_in_fp32_are_the_optimizers():
+    states = trained_states(WHOLE, replace(ALONE, on_gpu=False, weight_bytes=4, passes=1))
+    assert (states.master, states.sums, states.per_gradient) == (0, 4 * 3_200_000_000, 0)
+    # A root and a quotient.
+    assert states.step == 8 * 3_200_000_000
+
+
+def test_muon_keeps_deepspeeds_bucket_on_one_rank():
+    assert trained_states(WHOLE, replace(ALONE, muon=True)).backward == 2 * BUCKET + 6_400_000_000

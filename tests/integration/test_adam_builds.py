@@ -1,0 +1,89 @@
+"""DeepSpeed compiles nothing while a run trains: its Adam for CPUs is built by another process before, or PyTorch's is used."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+from lmm_r1 import cpu
+from lmm_r1.trainer.strategy import why_not_built
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+# What every Python process of the tests below runs first: PyTorch as on a machine with a GPU.
+ON_A_GPU = """
+import torch
+torch.version.cuda = "13.0"
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+compiled, torch.cuda._is_compiled = torch.cuda._is_compiled, lambda: True
+# Which reads CUDA_HOME.
+import torch.utils.cpp_extension
+torch.cuda._is_compiled = compiled
+"""
+CHOOSE = """
+import json, torch
+import lmm_r1, deepspeed
+# Other libraries would look for the GPU itself.
+torch.version.cuda, torch.cuda.is_available = None, lambda: False
+from lmm_r1 import cpu
+cpu.prepare_process()
+from lmm_r1.trainer import strategy
+strategy.dist.get_rank = lambda: 0
+print(json.dumps([strategy.torch_adam(offload=offload) for offload in (False, True)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "arch", "reason"),
+    [
+        ("echo Cuda compilation tools, release 13.0, V13.0.48", "9.0a", "ValueError: invalid literal for int() with base 10: '0a'"),
+        ("echo nvcc is broken >&2; exit 1", "9.0", "MissingCUDAException: Unable to run "),
+        (None, "9.0", "MissingCUDAException: Unable to run "),
+    ],
+    ids=["another architecture than DeepSpeed knows", "a broken nvcc", "no toolkit where CUDA_HOME points"],
+)
+def test_what_deepspeed_cannot_compile_ends_no_run_and_is_said_in_one_sentence(tmp_path, nvcc, arch, reason):
+    (tmp_path / "sitecustomize.py").write_text(ON_A_GPU)
+    home = tmp_path / "cuda"
+    if nvcc is not None:
+        (home / "bin").mkdir(parents=True)
+        (home / "bin/nvcc").write_text(f"#!/bin/sh\n{nvcc}\n")
+        (home / "bin/nvcc").chmod(0o755)
+    given = {"CUDA_HOME": str(home), "TORCH_CUDA_ARCH_LIST": arch, "TORCH_EXTENSIONS_DIR": str(tmp_path / "built")}
+    machine = {"DS_ACCELERATOR": "cuda", cpu.BACKEND: "cuda", "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    chosen = subprocess.run(
+        [sys.executable, "-c", CHOOSE],
+        env={**os.environ, **given, **machine, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Of all that DeepSpeed asks when it is imported, nothing is printed.
+    assert json.loads(chosen.stdout) == [{"torch_adam": True, "fused": True}, {"torch_adam": True}]
+    (sentence,) = chosen.stderr.splitlines()
+    assert sentence.startswith(f"--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here ({reason}")
+
+
+def test_deepspeeds_adam_for_cpus_is_built_by_another_process_and_updates_as_pytorchs():
+    assert why_not_built() is None
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(1000, generator=generator)
+    gradients = torch.randn(3, 1000, generator=generator)
+    settings: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    updated = []
+    for kind in (DeepSpeedCPUAdam, torch.optim.AdamW):
+        weight = torch.nn.Parameter(weights.clone())
+        optimizer = kind([weight], **settings)
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+        updated.append(weight.detach())
+    assert (updated[0] - weights).abs().max() > 0.01
+    torch.testing.assert_close(*updated, atol=1e-6, rtol=1e-5)
