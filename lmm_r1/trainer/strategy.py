@@ -42,6 +42,7 @@ from lmm_r1.trainer.optimizer_step import (
 
 logger = logging.getLogger(__name__)
 
+_NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm, torch.nn.modules.batchnorm._BatchNorm)
 # Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
 _BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
 # A build takes about one minute. One that was killed leaves a lock, for which others wait for ever.
@@ -105,6 +106,8 @@ class KitStrategy(CheckpointStrategy):
 
     def _get_model_parameters(self, model: Any, *, optim: str | None = None, weight_decay: float = 0.0) -> Any:
         raw_model, groups = super()._get_model_parameters(model, optim=optim, weight_decay=weight_decay)
+        if optim != "muon":
+            groups = decay_groups(raw_model, weight_decay=weight_decay)
         if self._vision_lr is None:
             return raw_model, groups
         assert optim == "adam", "refused by config.resolve"
@@ -183,6 +186,23 @@ def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:
     if engine.zero_optimization_stage() == 3:
         return engine._consolidated_16bit_state_dict()
     return engine.module.state_dict()
+
+
+def decay_groups(model: torch.nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the optimizer's two groups: matrices, kernels and embeddings decay; norms, biases and vectors do not.
+
+    OpenRLHF decides by names, which vision towers do not share: their norms would decay.
+    """
+    decaying: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            owner, _, own = name.rpartition(".")
+            # ZeRO-3 keeps a flat part of each weight here.
+            dimensions = len(weight.ds_shape if hasattr(weight, "ds_shape") else weight.shape)
+            is_norm = isinstance(model.get_submodule(owner), _NORMS)
+            (others if dimensions < 2 or is_norm or own.endswith("bias") else decaying).append(weight)
+    return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: float) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ SEAMS: tuple[Seam, ...] = (
         upstream="openrlhf.utils.deepspeed:DeepspeedStrategy._get_model_parameters",
         how="subclassed",
         ours="lmm_r1.trainer.strategy:KitStrategy._get_model_parameters",
-        reason="the vision tower's parameters get groups of their own for --adam.vision_lr",
+        reason="weight decay follows shapes and modules, not names; --adam.vision_lr has groups of its own",
         signature="self model optim weight_decay",
     ),
     Seam(
