@@ -108,9 +108,8 @@ def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Con
     if plan.machine.gpu_bytes is None:
         return config, plan
     sleeps = isinstance(config, PPOConfig) and config.train.colocate_all and config.vllm.enable_sleep is None
-    asleep: tuple[Mapping[str, object], ...] = ({}, {"vllm.enable_sleep": True}) if sleeps else ({},)
-    for settings in asleep:
-        config = dotted.replace(config, settings)
+    for asleep in (False, True) if sleeps else (None,):
+        config = config if asleep is None else dotted.replace(config, {"vllm.enable_sleep": asleep})
         if _is_roomy(config, plan := replan(config)):
             return config, plan
     group = "actor" if isinstance(config, PPOConfig) else "model"
