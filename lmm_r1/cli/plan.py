@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +45,7 @@ from lmm_r1.config.plan import (
     PlanSFTConfig,
     PlanSupervisedConfig,
 )
-from lmm_r1.lmm_kits.released import released_configs, write_released
+from lmm_r1.lmm_kits.released import released_configs, released_folder
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage
@@ -62,9 +60,7 @@ DESCRIPTION = (
 )
 # Nothing is read of rows, and nobody is asked for rewards.
 NOT_READ = "not-read"
-_MODELS = tuple(
-    f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher")
-)
+_MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
 # What each supervised command is planned by, and its own settings.
 SUPERVISED: dict[str, tuple[type[Any], type[Any]]] = {
     "train_sft": (PlanSFTConfig, SFTConfig),
@@ -103,23 +99,22 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
     def ask() -> Offer:
         return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
 
-    with _released(settings) as settings:
-        config = resolve_ppo(settings, ask=ask)
-        if given.num_gpus is not None:
-            check_offered(config, ask())
-        elif given.gpu_memory_gib is None:
-            # What the run asks of this machine, it would refuse.
-            check_machine(config)
+    config = resolve_ppo(_released(settings), ask=ask)
+    if given.num_gpus is not None:
+        check_offered(config, ask())
+    elif given.gpu_memory_gib is None:
+        # What the run asks of this machine, it would refuse.
+        check_machine(config)
 
-        def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
-            from lmm_r1.planning.ppo_plan import plan_ppo
+    def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.ppo_plan import plan_ppo
 
-            return plan_ppo(changed, machine, image=image)
+        return plan_ppo(changed, machine, image=image)
 
-        def share_gpus(changed: PPOConfig) -> dict[str, object]:
-            return shared_counts(changed, ask=ask)
+    def share_gpus(changed: PPOConfig) -> dict[str, object]:
+        return shared_counts(changed, ask=ask)
 
-        _print(config, given, path=config.actor.model_name_or_path, make=make, share_gpus=share_gpus)
+    _print(config, given, path=config.actor.model_name_or_path, make=make, share_gpus=share_gpus)
 
 
 def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> None:
@@ -127,16 +122,15 @@ def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> No
     unread: dict[str, object] = {} if settings.data.dataset else {"data.dataset": NOT_READ}
     if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
         unread["model.placeholder_token"] = NOT_READ
-    with _released(dotted.replace(settings, unread)) as settings:
-        config = resolve(settings)
-        config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
+    config = resolve(_released(dotted.replace(settings, unread)))
+    config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
 
-        def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
-            from lmm_r1.planning.run_plan import plan_supervised
+    def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
+        from lmm_r1.planning.run_plan import plan_supervised
 
-            return plan_supervised(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+        return plan_supervised(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
 
-        _print(config, given, path=config.model.model_name_or_path, make=make, share_gpus=shared_counts)
+    _print(config, given, path=config.model.model_name_or_path, make=make, share_gpus=shared_counts)
 
 
 def _print(
@@ -189,14 +183,10 @@ def _for_machine(settings: Config, given: PlanMachineConfig) -> Config:
     return settings
 
 
-@contextlib.contextmanager
-def _released(settings: Config) -> Iterator[Config]:
-    """Yield the settings with folders in the place of names of released checkpoints: their configs, which nothing is asked for."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = {flag: name for flag in _MODELS if (name := _path(settings, flag)) in released_configs()}
-        for name in set(names.values()):
-            write_released(name, Path(folder) / name)
-        yield dotted.replace(settings, {flag: str(Path(folder) / name) for flag, name in names.items()})
+def _released(settings: Config) -> Config:
+    """Return the settings with folders in the place of names of released checkpoints: their configs, without a download."""
+    names = {flag: name for flag in _MODELS if (name := _path(settings, flag)) in released_configs()}
+    return dotted.replace(settings, {flag: str(released_folder(name)) for flag, name in names.items()})
 
 
 def _path(settings: Config, flag: str) -> str:

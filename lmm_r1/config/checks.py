@@ -66,8 +66,8 @@ def check_ppo(config: PPOConfig) -> None:
     for prefix, model in (("actor.", config.actor), ("critic.", config.critic)):
         check_optimizer(model, prefix=prefix)
         check_fp16_optimizer(model, config.ds, prefix=prefix)
-    check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=config.ds.enable_sleep)
-    check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=config.ds.enable_sleep)
+    check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=bool(config.ds.enable_sleep))
+    check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=bool(config.ds.enable_sleep))
     _check_offload(config)
     _check_top_k(config)
     _check_rl_rows(config)

@@ -82,7 +82,7 @@ class PlanPPOConfig(PlanMachineConfig, PPOConfig):
                 " --gpu_memory_gib 24",
             ),
             Example(
-                what="A run without further flags on one GPU of 80 GB, with an image of a megapixel in each prompt",
+                what="A run without further flags on one GPU of 80 GB, with images",
                 arguments="--actor.model_name_or_path models/vlm-3b"
                 " --num_gpus 1 --gpu_memory_gib 80 --image_pixels 1000000",
             ),

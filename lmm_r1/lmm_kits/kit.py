@@ -313,7 +313,9 @@ class LmmKit(ABC):
         """
         filler = self.filler_media(config)
         if filler is None:
-            raise UserError(f"--image_pixels {pixels}: models of the kit {self.model_type} take no images; leave it out")
+            raise UserError(
+                f"--image_pixels {pixels}: models of the kit {self.model_type} take no images; leave it out"
+            )
         ids, media = filler
         # Of three channels each.
         covered = max(tensor.numel() for tensor in media.values()) // 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,15 @@ def released_configs() -> Mapping[str, Mapping[str, Any]]:
     return json.loads((resources.files("lmm_r1.lmm_kits") / FILE).read_text(encoding="utf-8"))
 
 
-def write_released(name: str, folder: Path) -> None:
-    """Write the config of a released checkpoint into a new folder: enough to plan with, not to train."""
+@functools.cache
+def released_folder(name: str) -> Path:
+    """Return a folder with the config of a released checkpoint, enough to plan with; it is deleted when the process ends."""
+    folder = Path(_folders().name) / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(released_configs()[name]["config"]), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def _folders() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="released_")

@@ -279,7 +279,7 @@ def enable_checkpointing(
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     if layers is not None:
         for layer in (language_layer_list(model, kit) or [])[layers:]:
-            layer.gradient_checkpointing = False
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010  # of transformers' layers
     if not trains_vision:
         # The reentrant kind needs an input that requires a gradient. Transformers hooks the inputs of all towers,
         # which would send gradients through a frozen one; the text's embeddings are enough.

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
-import torch
-
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import language_layer_list

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.export import UNPLANNED
-from lmm_r1.config.ppo import MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefConfig, RewardConfig
+from lmm_r1.config.ppo import (
+    MOST_GPU_PASS_TOKENS,
+    MOST_PASS_TOKENS,
+    ActorConfig,
+    CriticConfig,
+    RefConfig,
+    RewardConfig,
+)
 from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.generation.compact_media import compact

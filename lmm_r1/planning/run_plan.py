@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 from rich.console import Console
@@ -30,6 +32,8 @@ from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.sft_plan import plan_sft
 from lmm_r1.planning.table import summary
 
+Supervised = TypeVar("Supervised", bound=SupervisedConfig)
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,15 +50,15 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
 
 
 def planned_supervised(
-    config: Config, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
-) -> Config:
+    config: Supervised, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
+) -> Supervised:
     """Return the settings of a supervised run as `planned_ppo` does; every process of a run chooses alike."""
     machine = _this_machine(config)
     if machine is None:
         return unplanned(config)
     image = _image_of(rows, _checkpoint(config))
 
-    def replan(changed: Config) -> Plan:
+    def replan(changed: Supervised) -> Plan:
         return plan_supervised(changed, machine, processes=processes, per_machine=per_machine, image=image)
 
     return _planned(config, console, replan=replan)
@@ -127,6 +131,7 @@ def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:
         console.print(line)
 
 
+@lru_cache(maxsize=8)
 def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
     """Return a prompt with one square image of so many pixels, as the checkpoint's processor encodes it.
 

@@ -8,7 +8,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.gpu_counts import Offer, shared_counts
 from lmm_r1.config.resolve import resolve_sft
-from lmm_r1.lmm_kits.released import write_released
+from lmm_r1.lmm_kits.released import released_folder
 from lmm_r1.planning.choices import chosen, filled, told
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
@@ -49,7 +49,11 @@ def test_the_demo_and_a_first_project_fit_one_gpu_and_take_little_of_it(file, gp
     assert plan.excesses() == []
     assert (config.train.colocate_all, config.actor.gpus, config.vllm.gpus) == (True, 1, 1)
     # Nothing is computed twice or moved for want of memory, and the engine asks for weights, workspace and its cache.
-    assert (config.actor.gradient_checkpointing_enable, config.vllm.enable_sleep, config.ds.zero_stage) == (False, False, 2)
+    assert (config.actor.gradient_checkpointing_enable, config.vllm.enable_sleep, config.ds.zero_stage) == (
+        False,
+        False,
+        2,
+    )
     assert config.vllm.gpu_memory_utilization * gpu < 12
     assert config.vllm.gpu_memory_utilization < 0.5
 
@@ -86,25 +90,11 @@ def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
     assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory):
-    """A function that gives the folder of a released checkpoint's config."""
-    folder, made = tmp_path_factory.mktemp("released"), {}
-
-    def path(name: str) -> str:
-        if name not in made:
-            write_released(name, folder / name)
-            made[name] = str(folder / name)
-        return made[name]
-
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(("gpu", "gpus"), [(24, 8), (80, 1), (80, 2), (80, 4), (80, 8)])
-def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpus, released):
-    flags = {"actor.model_name_or_path": released("Qwen/Qwen2.5-VL-3B-Instruct"), "ds.param_dtype": "bf16"}
+def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpus):
+    flags = {"actor.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
     config, plan, line = planned(rl_config(**flags), gpu=gpu, gpus=gpus)
     assert plan.excesses() == []
     assert plan.fitting_tokens >= config.data.max_len
@@ -113,8 +103,8 @@ def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpu
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for(released):
-    flags = {"model.model_name_or_path": released("Qwen/Qwen2.5-VL-3B-Instruct"), "ds.param_dtype": "bf16"}
+def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for():
+    flags = {"model.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
     config = resolve_sft(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
     config, _ = sized_supervised(config, rows=None, processes=1)
     machine = Machine(gpu_bytes=80 * GIB, host_bytes=256 * GIB)

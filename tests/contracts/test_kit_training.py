@@ -198,7 +198,8 @@ def test_gradient_checkpointing_changes_no_log_prob_and_no_gradient(
     actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
     layers = [layer.gradient_checkpointing for layer in language_layer_list(actor.model, get_kit(name))]
     # Of the first layers so many, where not all of them.
-    assert sum(layers) == settings.get("checkpointed_layers", len(layers)) and layers[0]
+    assert sum(layers) == settings.get("checkpointed_layers", len(layers))
+    assert layers[0]
     torch.testing.assert_close(loss_of(actor, batch).detach(), loss, atol=1e-6, rtol=0)
     through_vision = []
     for key, module in actor.model.named_modules():

@@ -6,16 +6,15 @@ import pytest
 import torch
 
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.released import released_configs, write_released
+from lmm_r1.lmm_kits.released import released_configs, released_folder
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", released_configs())
-def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name, tmp_path):
+def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name):
     # The counts are those that the hub reports of the released files.
-    write_released(name, tmp_path / name)
-    checkpoint = Checkpoint(str(tmp_path / name))
+    checkpoint = Checkpoint(str(released_folder(name)))
     with torch.device("meta"):
         model = checkpoint.kit.model_class_of(checkpoint.config)(copy.deepcopy(checkpoint.config))
     assert sum(weight.numel() for weight in model.parameters()) == released_configs()[name]["parameters"]
@@ -30,9 +29,8 @@ def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name,
         ("OpenGVLab/InternVL3-8B-hf", 1024),
     ],
 )
-def test_an_image_has_its_tokens_without_a_processor(name, tokens, tmp_path):
-    write_released(name, tmp_path / name)
-    checkpoint = Checkpoint(str(tmp_path / name))
+def test_an_image_has_its_tokens_without_a_processor(name, tokens):
+    checkpoint = Checkpoint(str(released_folder(name)))
     ids, media = checkpoint.kit.blank_image(checkpoint.config, pixels=896 * 896)
     assert sum(token == checkpoint.config.image_token_id for token in ids) == tokens
     assert max(tensor.numel() for tensor in media.values()) >= 3 * 896 * 896
