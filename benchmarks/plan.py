@@ -1,6 +1,7 @@
 """Predicted memory of update passes against what the process really takes, for eleven small trainings on a CPU.
 
 python benchmarks/plan.py [--cases NAME ...] [--output benchmarks/results/plan.json]
+python benchmarks/plan.py --gpus [--output benchmarks/results/plan_gpus.json]
 
 Each training runs in a process of its own: a model is made, loaded and given to DeepSpeed's engine by the strategy of the
 trainers, then makes two optimizer steps. Measured is the peak of its resident memory in those steps, above what it had
@@ -10,7 +11,10 @@ before the model was loaded; predicted is what `lmm_r1.planning` says of the sam
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,11 +77,31 @@ CASES = {
 }
 
 
+IMAGE = "--image_pixels 802816"
+LORA = "--ds.lora.rank 64"
+# Hardware, GPUs, GiB of each and of the machine; what is planned: its stage, model, what is trained, and its flags.
+HARDWARE = {"1 x 24 GB": (1, 24, 128), "1 x 80 GB": (1, 80, 256), "8 x 80 GB": (8, 80, 2048)}
+RL, SFT = "--actor.model_name_or_path", "train_sft --model.model_name_or_path"
+PLANNED = (
+    ("1 x 24 GB", RL, "Qwen/Qwen3-VL-2B-Instruct", "full", ""),
+    ("1 x 24 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "LoRA", f"{LORA} --algo.kl.init_coef 0"),
+    ("1 x 24 GB", SFT, "Qwen/Qwen2.5-VL-7B-Instruct", "QLoRA", f"{LORA} --ds.load_in_4bit"),
+    ("1 x 80 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "full", ""),
+    ("8 x 80 GB", RL, "Qwen/Qwen2.5-VL-3B-Instruct", "full", ""),
+    ("1 x 80 GB", RL, "Qwen/Qwen2.5-VL-7B-Instruct", "LoRA", LORA),
+    ("8 x 80 GB", RL, "Qwen/Qwen2.5-VL-7B-Instruct", "full", ""),
+    ("1 x 80 GB", RL, "Qwen/Qwen3-VL-8B-Instruct", "LoRA", LORA),
+    ("8 x 80 GB", RL, "Qwen/Qwen3-VL-8B-Instruct", "full", ""),
+    ("8 x 80 GB", RL, "Qwen/Qwen2.5-VL-32B-Instruct", "full", ""),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--cases", nargs="+", metavar="NAME", choices=list(CASES), default=list(CASES), help="; ".join(CASES)
     )
+    parser.add_argument("--gpus", action="store_true", help="plan released checkpoints on GPUs instead")
     parser.add_argument("--measure", metavar="NAME", help="only measure this case in this process, for the benchmark")
     parser.add_argument("--model", type=Path, help="the case's checkpoint")
     parser.add_argument(
@@ -88,6 +112,9 @@ def main() -> None:
     cpu.prepare_process()
     if arguments.measure:
         print(json.dumps(measure(CASES[arguments.measure], arguments.model)))
+        return
+    if arguments.gpus:
+        plan_gpus(arguments.output)
         return
     results: dict[str, Any] = {}
     if arguments.output and arguments.output.exists():
@@ -104,6 +131,63 @@ def main() -> None:
         if arguments.output:
             arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report))
+
+
+def plan_gpus(output: Path | None) -> None:
+    """Print, and write, what `lmm-r1 plan` says of released checkpoints on GPUs."""
+    entries: list[dict[str, Any]] = []
+    for hardware, stage, model, trained, flags in PLANNED:
+        gpus, gpu_gib, host_gib = HARDWARE[hardware]
+        machine = f"--num_gpus {gpus} --gpu_memory_gib {gpu_gib} --host_memory_gib {host_gib}"
+        arguments = " ".join(f"{stage} {model} {flags} {IMAGE} {machine}".split())
+        began = time.perf_counter()
+        code, said = planned(arguments.split())
+        entry = {
+            "hardware": hardware,
+            "stage": "SFT" if stage == SFT else "RL",
+            "model": model,
+            "trained": trained,
+            "command": f"lmm-r1 plan {arguments}",
+            "fits": code == 0,
+            **of_plan(said),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        entries.append(entry)
+        print(json.dumps(entry), file=sys.stderr, flush=True)
+        if output:
+            report = {"benchmark": "plan --gpus", "machine": machine_name(), "plans": entries}
+            output.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps({"benchmark": "plan --gpus", "machine": machine_name(), "plans": entries}))
+
+
+def planned(arguments: list[str]) -> tuple[int, str]:
+    """Return the exit code of `lmm-r1 plan` with these arguments, and what it prints."""
+    from lmm_r1.cli import plan
+
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            plan.main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0), text.getvalue()
+    return 0, text.getvalue()
+
+
+def of_plan(said: str) -> dict[str, Any]:
+    """Return from what a plan prints: the fullest GPU, the passes, what was chosen, and why it does not fit."""
+    lines = " ".join(said.split())
+    peaks = re.findall(
+        r"each GPU(?: of [a-z ]+)? ([\d.]+) GiB of [\d.]+ GiB \(([^)]*)\)", lines.partition("memory, predicted:")[2]
+    )
+    tokens = re.search(r"passes of (?:the update: |up to )([\d,]+) tokens", lines)
+    chosen = re.search(r"chosen to fit: (.*?)(?= \S+: error| GPUs:|$)", lines)
+    refused = re.search(r"error: (the run cannot fit.*)", lines)
+    return {
+        "peak_gib_per_gpu": max((float(size) for size, _ in peaks), default=None),
+        "pass_tokens": int(tokens[1].replace(",", "")) if tokens else None,
+        "chosen": chosen[1] if chosen else "",
+        **({"refused": refused[1]} if refused else {}),
+    }
 
 
 def compare(name: str, case: Case) -> dict[str, Any]:

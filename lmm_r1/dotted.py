@@ -26,6 +26,11 @@ def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
     return leaves
 
 
+def is_switch(hint: object) -> bool:
+    """Say whether a flag of this type needs no value: a bool, or one that None leaves open."""
+    return hint in (bool, bool | None)
+
+
 def get(config: object, name: str) -> object:
     """Return the value under a dotted name."""
     return functools.reduce(getattr, name.split("."), config)

@@ -92,6 +92,7 @@ def install(
     use_dora: bool = False,
     use_rslora: bool = False,
     image_cache_gib: float = 0.0,
+    checkpointed_layers: int | None = None,
     trained: bool = True,
 ) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
@@ -105,6 +106,7 @@ def install(
         use_liger_kernel: of value models, to which upstream does not hand it on.
         use_dora, use_rslora: of models that get adapters, whose kinds upstream does not know.
         image_cache_gib: of all models, for features of their images.
+        checkpointed_layers: how many layers gradient checkpointing is for; None is all.
         trained: whether the process trains its model.
     """
     both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
@@ -112,6 +114,8 @@ def install(
     both |= {name: True for name, on in asked.items() if on}
     if image_cache_gib:
         both |= {"image_cache_gib": image_cache_gib, "trained": trained}
+    if checkpointed_layers is not None:
+        both["checkpointed_layers"] = checkpointed_layers
     if freeze_prefix:
         both["freeze_prefix"] = tuple(freeze_prefix)
     built = {

@@ -105,6 +105,7 @@ def load_model(config: ChatConfig) -> ChatModel:
         enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        responses=1,
     )
     question = Message(role="user", parts=(TextPart("?"),))
     prompt = kit.render(processor, [question], add_generation_prompt=True)

@@ -37,6 +37,7 @@ TYRO_FLAGS = ("tyro_print_completion", "tyro_write_completion")
 HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
 """Whether each shows all flags where the command has a first page."""
 CONFIG_FLAG = "config"
+_SWITCH_VALUES = ("True", "False", "None")
 _WIDTH = "COLUMNS"
 # What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
@@ -68,6 +69,7 @@ def parse(
     lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
     _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog, lister=lister)
     _refuse_wrong_values(arguments, flags, prog=prog)
+    arguments = list(_open_switches_valued(arguments, flags))
     default = tyro.MISSING_NONPROP
     if config_files:
         try:
@@ -148,6 +150,26 @@ def _in_full(argument: str, flags: dict[str, object]) -> str:
     return f"--{full}{equals}{value}" if full in flags else argument
 
 
+def _open_switches_valued(arguments: Sequence[str], flags: dict[str, object]) -> Iterator[str]:
+    """Yield the arguments with the value that tyro asks for after a switch that may be open: `--x True`, `--x False`."""
+    switches = {name for name, hint in flags.items() if hint == bool | None}
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        name, equals, value = argument.partition("=")
+        name = name[2:].replace("-", "_") if argument.startswith("--") else ""
+        group, dot, last = name.rpartition(".")
+        off = f"{group}{dot}{last.removeprefix('no_')}"
+        if name in switches and equals:
+            yield f"--{name}={value.capitalize()}"
+        elif name in switches:
+            yield argument
+            if following not in _SWITCH_VALUES:
+                yield "True"
+        elif off in switches:
+            yield from (f"--{off}", "False")
+        else:
+            yield argument
+
+
 def _refuse_unknown_flags(
     arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str, lister: str
 ) -> None:
@@ -157,7 +179,7 @@ def _refuse_unknown_flags(
         lister: the command that lists all flags.
     """
     # tyro would find these too, but only after its box has listed every stray value as a flag of its own.
-    switches = (name.rpartition(".") for name, hint in flags.items() if hint is bool)
+    switches = (name.rpartition(".") for name, hint in flags.items() if dotted.is_switch(hint))
     negated = {f"{group}{dot}no_{name}" for group, dot, name in switches}
     for argument in arguments:
         if not argument.startswith("--") or argument == "--" or argument in HELP_FLAGS:

@@ -72,6 +72,8 @@ def _as_typed(value: object) -> str:
 
 def value_name(hint: object) -> str:
     """Return what stands for the value of a flag of this type: `FLOAT`, `{a,b}`, `TEXT ...`; nothing for a switch."""
+    if dotted.is_switch(hint):
+        return ""
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return value_name(parameters[0])
@@ -82,4 +84,4 @@ def value_name(hint: object) -> str:
     if origin is tuple:
         last = parameters[-1] is Ellipsis
         return f"{value_name(parameters[0])} ..." if last else " ".join(map(value_name, parameters))
-    return "" if hint is bool else _WORDS.get(hint, "PATH")
+    return _WORDS.get(hint, "PATH")

@@ -64,7 +64,7 @@ def _of_config(config_class: type) -> Known:
         if name in placed:
             continue
         flags[f"--{name}"] = _words(hint)
-        if hint is bool:
+        if dotted.is_switch(hint):
             group, dot, last = name.rpartition(".")
             flags[f"--{group}{dot}no_{last}"] = ()
     short = {f"--{short}": flags[f"--{full}"] for short, full in SHORT_FLAGS.items() if f"--{full}" in flags}
@@ -72,6 +72,8 @@ def _of_config(config_class: type) -> Known:
 
 
 def _words(hint: object) -> Sequence[str] | None:
+    if dotted.is_switch(hint):
+        return ()
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _words(next(member for member in parameters if member is not type(None)))
@@ -79,7 +81,7 @@ def _words(hint: object) -> Sequence[str] | None:
         return _words(parameters[0])
     if origin is typing.Literal:
         return tuple(map(str, parameters))
-    return () if hint is bool else None
+    return None
 
 
 def _of_verifier(name: str) -> Known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
@@ -22,9 +23,17 @@ from lmm_r1.config import (
     SFTConfig,
     SupervisedConfig,
     resolve,
+    resolve_ppo,
     sized_supervised,
 )
-from lmm_r1.config.gpu_counts import asked_gpus, check_machine
+from lmm_r1.config.gpu_counts import (
+    Offer,
+    asked_gpus,
+    check_machine,
+    check_offered,
+    offered_gpus,
+    shared_counts,
+)
 from lmm_r1.config.plan import (
     PlanDPOConfig,
     PlanKDConfig,
@@ -36,6 +45,7 @@ from lmm_r1.config.plan import (
     PlanSFTConfig,
     PlanSupervisedConfig,
 )
+from lmm_r1.lmm_kits.released import released_configs, released_folder
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage
@@ -50,6 +60,7 @@ DESCRIPTION = (
 )
 # Nothing is read of rows, and nobody is asked for rewards.
 NOT_READ = "not-read"
+_MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
 # What each supervised command is planned by, and its own settings.
 SUPERVISED: dict[str, tuple[type[Any], type[Any]]] = {
     "train_sft": (PlanSFTConfig, SFTConfig),
@@ -83,8 +94,15 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
     unread: dict[str, object] = {}
     if not given.data.prompt_dataset:
         unread["data.prompt_dataset"] = NOT_READ
-    config = resolve(dotted.replace(_without_machine(given, PPOConfig), unread))
-    if given.gpu_memory_gib is None:
+    settings = _for_machine(dotted.replace(_without_machine(given, PPOConfig), unread), given)
+
+    def ask() -> Offer:
+        return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
+
+    config = resolve_ppo(_released(settings), ask=ask)
+    if given.num_gpus is not None:
+        check_offered(config, ask())
+    elif given.gpu_memory_gib is None:
         # What the run asks of this machine, it would refuse.
         check_machine(config)
 
@@ -93,15 +111,18 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
 
         return plan_ppo(changed, machine, image=image)
 
-    _print(config, given, path=config.actor.model_name_or_path, make=make, gpus=asked_gpus(config))
+    def share_gpus(changed: PPOConfig) -> dict[str, object]:
+        return shared_counts(changed, ask=ask)
+
+    _print(config, given, path=config.actor.model_name_or_path, make=make, share_gpus=share_gpus)
 
 
 def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> None:
-    settings = _without_machine(given, config_class)
+    settings = _for_machine(_without_machine(given, config_class), given)
     unread: dict[str, object] = {} if settings.data.dataset else {"data.dataset": NOT_READ}
     if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
         unread["model.placeholder_token"] = NOT_READ
-    config = resolve(dotted.replace(settings, unread))
+    config = resolve(_released(dotted.replace(settings, unread)))
     config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
@@ -109,7 +130,7 @@ def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> No
 
         return plan_supervised(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
 
-    _print(config, given, path=config.model.model_name_or_path, make=make)
+    _print(config, given, path=config.model.model_name_or_path, make=make, share_gpus=shared_counts)
 
 
 def _print(
@@ -118,19 +139,20 @@ def _print(
     *,
     path: str | None,
     make: Callable[[Config, Machine, PlanImage | None], Plan],
-    gpus: Mapping[str, int] | None = None,
+    share_gpus: Callable[[PPOConfig], Mapping[str, object]],
 ) -> None:
     """Print the plan of a run on the machine that was named; raises UserError where it does not fit.
 
     Args:
         path: of the trained model.
         make: makes the plan of settings on a machine, with an image in each prompt or without.
-        gpus: how many those who share some ask for; None where a launcher says it.
+        share_gpus: returns the counts with which models and engines share the machine's GPUs.
     """
     prepare_training(config)
     from rich.console import Console
 
     from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.planning.choices import chosen, filled, told
     from lmm_r1.planning.machine import machine_of
     from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
     from lmm_r1.planning.table import print_plan
@@ -139,12 +161,38 @@ def _print(
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
     checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     image = plan_image(checkpoint, pixels=given.image_pixels) if given.image_pixels else None
+
+    def replan(changed: Config) -> Plan:
+        return make(changed, machine, image)
+
     with unpredictable_refused(path):
-        plan = make(config, machine, image)
+        found, plan = chosen(config, replan=replan, share_gpus=share_gpus)
         print_plan(plan, Console(highlight=False))
-        if gpus is not None and machine.gpu_bytes is not None:
+        if isinstance(found, PPOConfig) and machine.gpu_bytes is not None:
+            gpus = asked_gpus(found)
             print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
-        judge(config, plan, replan=lambda changed: make(changed, machine, image))
+        if line := told(config, filled(found, plan)):
+            print(line)
+        judge(found, plan, replan=replan)
+
+
+def _for_machine(settings: Config, given: PlanMachineConfig) -> Config:
+    """Return the settings in the precision of the GPUs that were named, whatever this machine has."""
+    if given.gpu_memory_gib and settings.ds.param_dtype is None:
+        return dotted.replace(settings, {"ds.param_dtype": "bf16"})
+    return settings
+
+
+def _released(settings: Config) -> Config:
+    """Return the settings with folders in the place of names of released checkpoints: their configs, without a download."""
+    names = {flag: name for flag in _MODELS if (name := _path(settings, flag)) in released_configs()}
+    return dotted.replace(settings, {flag: str(released_folder(name)) for flag, name in names.items()})
+
+
+def _path(settings: Config, flag: str) -> str:
+    """Return the checkpoint that a flag names; "" where there is none of the name, or the flag is another command's."""
+    value = dotted.get(settings, flag) if flag in dotted.leaf_types(type(settings)) else None
+    return value if isinstance(value, str) and not Path(value).is_dir() else ""
 
 
 def _without_machine(given: Any, config_class: type[Config]) -> Config:

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
 from lmm_r1.config.dpo import DPOConfig
-from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, without_secrets
+from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig

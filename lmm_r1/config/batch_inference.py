@@ -122,8 +122,8 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Tokens in one batch of a reward model; None takes 16384 on a GPU and 1024 on a CPU."""
     normalize_reward: bool = False
     """Normalize rewards by the statistics in the reward model's config."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory for vLLM; leave room where a reward model runs beside it."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory for vLLM; None is what its responses need, as far as it is free when the engine starts."""
     enforce_eager: bool = False
     """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

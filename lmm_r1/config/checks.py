@@ -62,11 +62,12 @@ def check_ppo(config: PPOConfig) -> None:
     _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
     check_mismatch_limit(config)
+    check_checkpointing(config.actor, prefix="actor.")
     for prefix, model in (("actor.", config.actor), ("critic.", config.critic)):
         check_optimizer(model, prefix=prefix)
         check_fp16_optimizer(model, config.ds, prefix=prefix)
-    check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=config.ds.enable_sleep)
-    check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=config.ds.enable_sleep)
+    check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=bool(config.ds.enable_sleep))
+    check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=bool(config.ds.enable_sleep))
     _check_offload(config)
     _check_top_k(config)
     _check_rl_rows(config)
@@ -341,6 +342,18 @@ def check_aux_loss(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> N
             f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
             "routers; leave one out"
         )
+
+
+def check_checkpointing(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> None:
+    """Raise UserError for a number of layers that cannot be, or that has no effect."""
+    layers = model.gradient_checkpointing_layers
+    if layers is None:
+        return
+    flag = f"--{prefix}gradient_checkpointing_layers {layers}"
+    if layers < 1:
+        raise UserError(f"{flag} must be at least 1")
+    if not model.gradient_checkpointing_enable:
+        raise UserError(f"{flag} has no effect without --{prefix}gradient_checkpointing_enable; give both, or neither")
 
 
 def _check_restarts(config: PPOConfig) -> None:

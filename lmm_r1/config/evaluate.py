@@ -147,8 +147,8 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Rows in one batch of plain transformers."""
     tensor_parallel_size: int = 1
     """GPUs over which the model is split."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory for the engine."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory for the engine; None is what its responses need, as far as it is free when the engine starts."""
     enforce_eager: bool = False
     """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     seed: int = 0

@@ -3,20 +3,41 @@
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from lmm_r1 import dotted
+from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 
+Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
+
+# What a plan chooses by the memory of GPUs is this where nothing is planned: OpenRLHF's defaults.
+UNPLANNED: dict[str, object] = {
+    "actor.gradient_checkpointing_enable": False,
+    "ds.adam_offload": False,
+    "ds.enable_sleep": False,
+    "ds.zero_stage": 2,
+    "model.gradient_checkpointing_enable": False,
+    "ref.offload": False,
+    "train.colocate_all": False,
+    "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
+    "vllm.enable_sleep": False,
+    "vllm.gpu_memory_utilization": 0.95,
+}
+# Of models and engines that share GPUs.
+_SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
+# Of an engine next to a student and a teacher that stay.
+_STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
 # What a run may be stopped and taken up with: how it is shown, kept, placed and cut into passes. A trailing dot stands
 # for a whole group. Models and rows are compared by their content, not by these names.
 _FREE = (
     "actor.gradient_checkpointing_enable",
+    "actor.gradient_checkpointing_layers",
     "actor.gradient_checkpointing_reentrant",
     "actor.model_name_or_path",
     "ckpt.",
@@ -41,6 +62,7 @@ _FREE = (
     "local_rank",
     "logger.",
     "model.gradient_checkpointing_enable",
+    "model.gradient_checkpointing_layers",
     "model.gradient_checkpointing_reentrant",
     "model.model_name_or_path",
     "ref.model_name_or_path",
@@ -82,19 +104,29 @@ def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
 
 def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
-    args = _namespace(dataclasses.asdict(config))
+    args = _namespace(dataclasses.asdict(unplanned(config)))
     # peft knows the one word as a shorthand; in a list it would be the name of a module.
     if args.ds.lora.target_modules == ("all-linear",):
         args.ds.lora.target_modules = "all-linear"
     # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
     args.ds.ring_attn_size = config.ds.ulysses_size
     args.ckpt.path = str(checkpoint_folder(config))
-    if isinstance(config, PPOConfig) and config.train.max_tokens_per_gpu is None:
-        # Of a run these are planned before.
-        args.train.max_tokens_per_gpu = MOST_PASS_TOKENS
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         args.reward.remote_url = config.reward.remote_url.split(",")
     return args
+
+
+def unplanned(config: Config) -> Config:
+    """Return the settings with what a plan has left open, or was not made for, as it is without one."""
+    shares = isinstance(config, PPOConfig) and config.train.colocate_all
+    defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
+    if isinstance(config, KDConfig):
+        defaults |= _STUDENT_UNPLANNED
+    known = dotted.leaf_types(type(config))
+    return dotted.replace(
+        config,
+        {flag: value for flag, value in defaults.items() if flag in known and dotted.get(config, flag) is None},
+    )
 
 
 def to_yaml(config: PPOConfig | SupervisedConfig) -> str:

@@ -8,18 +8,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmm_r1 import cpu
-from lmm_r1.config.ppo import PlacedModel, PPOConfig
+from lmm_r1 import cpu, dotted
+from lmm_r1.config.ppo import GPU_COUNTS, PlacedModel, PPOConfig
 from lmm_r1.config.precision import has_gpu
 from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_TURNS = (
-    "let them take turns on the same ones by --train.colocate_all, with --vllm.enable_sleep, --ds.enable_sleep and "
-    "--vllm.gpu_memory_utilization 0.5"
-)
+_TURNS = "let them take turns on the same ones by --train.colocate_all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +152,16 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     """
     shares = _shares(config)
     offer = Offer(per_node=(), joined=False) if all(share.is_named(config) for share in shares) else ask()
+    together = _chosen_together(config, offer)
+    settings: dict[str, object] = {"train.colocate_all": together}
+    shared = bool(together) and config.train.colocate_all is None
+    config = dotted.replace(config, settings)
+    shares = _shares(config)
     node = min(offer.per_node, default=1)
     shapes = {share: named for share in shares if (named := share.named(config, node=node)) is not None}
     taken = sum(nodes * gpus for nodes, gpus in shapes.values())
     sizes = _divided(config, [share for share in shares if share not in shapes], offer, taken=taken)
     shapes |= {share: shape(size, node=node) for share, size in sizes.items()}
-    settings: dict[str, object] = {}
     for share, (nodes, gpus) in shapes.items():
         for name in share.models:
             settings |= _open(config, name, nodes=nodes, gpus=gpus)
@@ -169,7 +170,13 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     # Of models that the run does not have.
     for name in ("actor", "ref", "critic", "reward"):
         settings = _open(config, name, nodes=1, gpus=1) | settings
-    if sizes and offer.per_node:
+    if shared:
+        logger.warning(
+            "GPUs: %s; %s, too few for groups of their own, so that they take turns on them (--train.colocate_all)",
+            ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items()),
+            offer.told,
+        )
+    elif sizes and offer.per_node:
         divided = ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items())
         logger.warning(
             "GPUs: %s; %s, which --actor.num_gpus_per_node, --vllm.num_engines and so on divide otherwise",
@@ -177,6 +184,31 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
             offer.told,
         )
     return settings
+
+
+def shared_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -> dict[str, object]:
+    """Return by flag the counts with which all share a machine's GPUs, of settings whose counts no flag has named."""
+    opened = dotted.replace(config, dict.fromkeys(GPU_COUNTS) | {"train.colocate_all": True})
+    return settled_counts(opened, ask=ask)
+
+
+def _chosen_together(config: PPOConfig, offer: Offer) -> bool | None:
+    """Return `--train.colocate_all`, or what it is for the GPUs; None leaves it open to the plan of the run's memory.
+
+    Models and engines take turns where a machine has too few GPUs for groups of their own. In a cluster, which may grow,
+    on CPUs, and where rollouts are made during updates, they have their own.
+    """
+    if config.train.colocate_all is not None:
+        return config.train.colocate_all
+    if config.train.async_enable or offer.joined or not offer.per_node:
+        return False
+    shares, node = _shares(config), min(offer.per_node)
+    named = {share: found for share in shares if (found := share.named(config, node=node)) is not None}
+    taken = sum(nodes * gpus for nodes, gpus in named.values())
+    left = sum(offer.per_node) - taken
+    if sum(share.unit(config) for share in shares if share not in named) > left:
+        return True
+    return False if any(dotted.get(config, flag) is not None for flag in GPU_COUNTS) else None
 
 
 def shape(size: int, *, node: int) -> tuple[int, int]:
@@ -196,8 +228,9 @@ def _divided(config: PPOConfig, shares: Sequence[_Share], offer: Offer, *, taken
     if offer.joined:
         return units
     named = f", of which other flags take {taken}" if taken else ""
+    instead = "take a machine with more" if config.train.async_enable else _TURNS
     raise UserError(
-        f"{', '.join(map(str, shares))} need {sum(units.values())} GPUs or more, and {offer.told}{named}; {_TURNS}, or name "
+        f"{', '.join(map(str, shares))} need {sum(units.values())} GPUs or more, and {offer.told}{named}; {instead}, or name "
         "their counts by --actor.num_gpus_per_node and so on"
     )
 

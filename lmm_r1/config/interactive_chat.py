@@ -47,8 +47,8 @@ class ChatConfig(EpisodeFlags):
     """Precision of the model; auto takes that of the weights."""
     tensor_parallel_size: int = 1
     """GPUs over which vLLM splits the model."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory for vLLM."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory for vLLM; None is what its responses need, as far as it is free when the engine starts."""
     enforce_eager: bool = False
     """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
     seed: int = 0
@@ -74,5 +74,5 @@ def check(config: ChatConfig) -> None:
         check_creatable(config.agent_pictures, flag="--agent_pictures")
         if config.agent_pictures.is_file():
             raise UserError(f"--agent_pictures {config.agent_pictures} is a file; name a folder")
-    if not 0 < config.gpu_memory_utilization <= 1:
+    if config.gpu_memory_utilization is not None and not 0 < config.gpu_memory_utilization <= 1:
         raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")

@@ -44,8 +44,9 @@ class StudentRolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentEngineConfig:
-    gpu_memory_utilization: float = 0.3
-    """Share of a GPU's memory for the student's engine, beside what trains on it."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory for the student's engine, next to what trains on it; None is what its responses need, as far as
+    there is room for it."""
     enforce_eager: bool = False
     """Run vLLM without CUDA graphs."""
 

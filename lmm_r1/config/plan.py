@@ -64,6 +64,9 @@ class PlanSupervisedConfig(PlanMachineConfig):
 class PlanPPOConfig(PlanMachineConfig, PPOConfig):
     """What an RL stage is planned by."""
 
+    num_gpus: int | None = None
+    """GPUs of the one machine that the stage runs on, divided or shared as a run there would; None is what this machine has."""
+
     first_help: ClassVar[FirstHelp] = FirstHelp(
         examples=(
             Example(
@@ -79,14 +82,14 @@ class PlanPPOConfig(PlanMachineConfig, PPOConfig):
                 " --gpu_memory_gib 24",
             ),
             Example(
-                what="On this machine, with an image of a megapixel in each prompt",
+                what="A run without further flags on one GPU of 80 GB, with images",
                 arguments="--actor.model_name_or_path models/vlm-3b"
-                " --image_pixels 1000000 --rollout.n_samples_per_prompt 8",
+                " --num_gpus 1 --gpu_memory_gib 80 --image_pixels 1000000",
             ),
         ),
         flags=(
             "actor.model_name_or_path",
-            "actor.num_gpus_per_node",
+            "num_gpus",
             "gpu_memory_gib",
             "host_memory_gib",
             "image_pixels",

@@ -21,6 +21,8 @@ from lmm_r1.config.speculation import SpeculationFlags
 
 MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
+MOST_GPU_PASS_TOKENS = 65536
+"""The same on a GPU with memory to spare: beyond it a pass is no faster per token."""
 
 EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
@@ -76,8 +78,11 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     """Machines that train the policy; None takes as many as its GPUs are on."""
     num_gpus_per_node: int | None = None
     """GPUs per machine that train the policy; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
-    gradient_checkpointing_enable: bool = False
-    """Save memory by computing activations again in the backward pass."""
+    gradient_checkpointing_enable: bool | None = None
+    """Save memory by computing activations again in the backward pass; None does so in as few layers as the GPU's memory asks
+    for, and without a GPU only where the run would not fit."""
+    gradient_checkpointing_layers: int | None = None
+    """How many of the language model's layers do so, counted from the first; None is all, or chosen with the flag above."""
     gradient_checkpointing_reentrant: bool = False
     """Use torch's reentrant kind of checkpointing."""
     freeze_visual_encoder: bool = False
@@ -133,8 +138,8 @@ class RefConfig(PlacedModel):
     """Machines that hold the reference model; None takes as many as its GPUs are on."""
     num_gpus_per_node: int | None = None
     """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
-    offload: bool = False
-    """Keep the reference model in CPU memory while it is not needed."""
+    offload: bool | None = None
+    """Keep the reference model in CPU memory while it is not needed; None does so where the run would not fit otherwise."""
     refresh_steps: int = 0
     """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
 
@@ -286,7 +291,7 @@ class RolloutConfig:
     vllm_generate_batch_size: int | None = None
     """Most prompts that the engines have at one time, all together; None is batch_size."""
     max_tokens_per_gpu: int | None = None
-    """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu."""
+    """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu, and on GPUs what fits."""
     oversample: float = 1.0
     """Prompts that are under way at a time, in multiples of batch_size, 2 at most: a rollout ends with the first batch_size
     groups that are finished, and what the others have generated goes on in the next one."""
@@ -300,8 +305,9 @@ class PPOTrainConfig(TrainConfig):
     """Samples in one forward and backward pass on one GPU; with shared prefixes rounded up to whole groups."""
     num_episodes: int = 1
     """Passes over the prompts."""
-    colocate_all: bool = False
-    """Policy, reference and vLLM engines share the same GPUs and take turns."""
+    colocate_all: bool | None = None
+    """Policy, reference and vLLM engines share the same GPUs and take turns; None does so where a machine's GPUs are too few, or
+    too small, for groups of their own."""
     colocate_actor_ref: bool = False
     """Policy and reference share the same GPUs."""
     colocate_critic_reward: bool = False
@@ -309,7 +315,7 @@ class PPOTrainConfig(TrainConfig):
     dynamic_batch_enable: bool = False
     """Fill batches by tokens instead of by samples; turns ds.packing_samples on."""
     max_tokens_per_gpu: int | None = None
-    """Tokens in one training pass with dynamic batches or shared prefixes; None is what fits, 16192 at most."""
+    """Tokens in one training pass with dynamic batches or shared prefixes; None is what fits, 65536 at most, without a GPU 16192."""
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in rows without padding."""
     enable_ema: bool = False
@@ -390,10 +396,11 @@ class VllmConfig(SpeculationFlags):
     """vLLM engines; None takes as many as their share of the GPUs has room for; one on a CPU."""
     tensor_parallel_size: int = 1
     """GPUs per engine."""
-    gpu_memory_utilization: float = 0.95
-    """Share of a GPU's memory that an engine takes."""
-    enable_sleep: bool = False
-    """Free the engine's memory while training runs; needs train.colocate_all."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory that an engine takes; None is what the run's responses need, as far as there is room for it."""
+    enable_sleep: bool | None = None
+    """Free the engine's memory while training runs; needs train.colocate_all. None does so where that makes room that training
+    needs."""
     enable_prefix_caching: bool = False
     """Keep the prompts' keys and values for later requests."""
     enforce_eager: bool = False
@@ -416,8 +423,8 @@ class VllmConfig(SpeculationFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PPODeepSpeedConfig(DeepSpeedConfig):
-    enable_sleep: bool = False
-    """Free the trainer's memory while responses are generated."""
+    enable_sleep: bool | None = None
+    """Free the trainer's memory while responses are generated; None does so where the run would not fit otherwise."""
     value_head_prefix: str = "score"
     """Name of the value head in a critic or reward model."""
 
@@ -488,7 +495,7 @@ class PPOConfig:
                 what="A reward of your own; policy, reference and engines take turns on the GPUs",
                 arguments="--actor.model_name_or_path models/vlm-3b"
                 " --data.prompt_dataset rows.jsonl --reward rewards.py --rollout.n_samples_per_prompt 8"
-                " --train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5"
+                " --train.colocate_all"
                 " --ckpt.output_dir runs/own_reward",
             ),
             Example(

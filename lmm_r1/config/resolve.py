@@ -2,6 +2,7 @@
 
 import logging
 import typing
+from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -9,7 +10,7 @@ from lmm_r1 import dotted
 from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
 from lmm_r1.config.dpo import DPOConfig
-from lmm_r1.config.gpu_counts import settled_counts
+from lmm_r1.config.gpu_counts import Offer, offered_gpus, settled_counts
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
@@ -33,8 +34,11 @@ Referred = TypeVar("Referred", DPOConfig, KTOConfig)
 MISMATCH_LIMITS = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
 
 
-def resolve_ppo(config: PPOConfig) -> PPOConfig:
-    """Return `config` with every value that depends on others filled in.
+def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -> PPOConfig:
+    """Return `config` with every value that depends on others filled in; what a plan chooses by memory stays open.
+
+    Args:
+        ask: says which GPUs there are.
 
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
@@ -55,9 +59,6 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
         settings["rollout.vllm_generate_batch_size"] = config.rollout.batch_size
     if config.train.dynamic_batch_enable:
         settings["ds.packing_samples"] = True
-    if config.vllm.enable_sleep and not config.train.colocate_all:
-        logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
-        settings["vllm.enable_sleep"] = False
     if config.train.agent is not None and config.agent.prefix_caching:
         settings["vllm.enable_prefix_caching"] = True
     settings |= (
@@ -70,7 +71,10 @@ def resolve_ppo(config: PPOConfig) -> PPOConfig:
     )
     resolved = dotted.replace(config, settings)
     check_counts(resolved)
-    resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved))
+    resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved, ask=ask))
+    if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
+        logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
+        resolved = dotted.replace(resolved, {"vllm.enable_sleep": False})
     check_ppo(resolved)
     return resolved
 
@@ -200,7 +204,7 @@ def _gamma(config: PPOConfig) -> dict[str, object]:
 def _accumulation(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     """Return the precision of the weights for gradients without ZeRO, where DeepSpeed knows no other."""
     given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
-    if config.ds.zero_stage > 0 or weights == given:
+    if config.ds.zero_stage != 0 or weights == given:
         return {}
     logger.warning("--ds.grad_accum_dtype %s is %s: with --ds.zero_stage 0 DeepSpeed knows no other", given, weights)
     return {"ds.grad_accum_dtype": weights}

@@ -77,16 +77,17 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig:
-    zero_stage: int = 2
-    """ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too."""
+    zero_stage: int | None = None
+    """ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too; None is 2, or 3 where a run on several GPUs would not
+    fit otherwise."""
     param_dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """Precision of the weights in training; None takes bf16, or fp32 on a CPU without bf16 instructions."""
     attn_implementation: str = "auto"
     """Attention in training; auto takes the fastest one installed that the model supports."""
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None
     """How a mixture of experts is computed; None leaves it to transformers."""
-    adam_offload: bool = False
-    """Keep the optimizer state in CPU memory."""
+    adam_offload: bool | None = None
+    """Keep the optimizer state in CPU memory; None does so where the run would not fit otherwise."""
     zpg: int = 1
     """ZeRO++ secondary partition: how many GPUs share one copy of the weights."""
     grad_accum_dtype: str = "fp32"

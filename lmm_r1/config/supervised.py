@@ -21,8 +21,11 @@ from lmm_r1.config.shared import (
 class TrainedModelConfig:
     model_name_or_path: str | None = None
     """The model to train: a folder or a name on the Hugging Face Hub."""
-    gradient_checkpointing_enable: bool = False
-    """Save memory by computing activations again in the backward pass."""
+    gradient_checkpointing_enable: bool | None = None
+    """Save memory by computing activations again in the backward pass; None does so in as few layers as the GPU's memory asks
+    for, and without a GPU only where the run would not fit."""
+    gradient_checkpointing_layers: int | None = None
+    """How many of the language model's layers do so, counted from the first; None is all, or chosen with the flag above."""
     gradient_checkpointing_reentrant: bool = False
     """Use torch's reentrant kind of checkpointing."""
     aux_loss_coef: float = 0.0

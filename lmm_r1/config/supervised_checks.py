@@ -5,6 +5,7 @@ from lmm_r1.config.checks import (
     TWO_TEMPLATES,
     check_accumulation,
     check_aux_loss,
+    check_checkpointing,
     check_evaluation,
     check_offloaded,
     check_optimizer,
@@ -121,6 +122,7 @@ def _check_supervised(config: SupervisedConfig) -> None:
     check_fp16_optimizer(config, config.ds, prefix="")
     check_evaluation(config)
     check_aux_loss(config.model, prefix="model.")
+    check_checkpointing(config.model, prefix="model.")
 
 
 def _check_answers(config: SFTConfig) -> None:

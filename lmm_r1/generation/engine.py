@@ -36,13 +36,16 @@ class EngineSettings:
     batch_rows: int
     """Rows in one batch of the transformers engine; vLLM makes its own."""
     tensor_parallel_size: int
-    gpu_memory_utilization: float
+    gpu_memory_utilization: float | None
+    """None is what its responses need, as far as it is free."""
     enforce_eager: bool
     """Run vLLM without CUDA graphs."""
     seed: int
     trust_remote_code: bool
     speculation: Speculation | None = None
     """How vLLM guesses tokens ahead; None where it does not."""
+    responses: int = 256
+    """That are under way together: enough to keep the engine busy, few enough that rows end nearly in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

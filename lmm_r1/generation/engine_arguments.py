@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import os
+import subprocess
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from lmm_r1 import cpu
@@ -15,6 +20,121 @@ from lmm_r1.lmm_kits import LmmKit
 CPU_BLOCK_SIZE = 32
 SCHEDULER = "lmm_r1.generation.picture_scheduler.picture_scheduler"
 """For vLLM, whose process imports it: any request may have to make room for others, and then needs its pictures again."""
+
+GIB = 2**30
+MIB = 2**20
+# Of an engine that runs on a GPU: CUDA's context and graphs, and the largest batch of a prefill.
+WORKSPACE = 3 * GIB
+# Room for keys and values that an engine has beyond those of its responses.
+SPARE_CACHE = 2 * GIB
+# What vLLM takes without a choice of ours; more is not asked for, as other libraries need some.
+MOST_SHARE = 0.92
+# vLLM's defaults by a GPU's memory: from so many bytes on, more responses at a time and more tokens in a pass.
+LARGE_GPU = 70 * GIB
+# Left free on a GPU beside what other processes have.
+MARGIN = GIB
+# On CPUs, where it bounds nothing but a check.
+CPU_SHARE = 0.85
+
+
+def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
+    """Return the bytes of a token's keys and values in all layers.
+
+    Args:
+        width: bytes of a number.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * head_dim * width
+
+
+def engine_bytes(
+    config: PretrainedConfig,
+    *,
+    weights: int,
+    width: int,
+    max_len: int,
+    responses: int,
+    gpu_bytes: int,
+    gpus: int = 1,
+) -> int:
+    """Return what an engine needs of each of its GPUs to make so many responses of the longest length at a time.
+
+    These are its weights, its workspace with the logits and the prefill of a batch, and the keys and values of the responses,
+    of which vLLM computes no more than its limit together.
+
+    Args:
+        weights: bytes of all weights.
+        width: bytes of a number.
+        gpus: that the engine is split over.
+    """
+    text = config.get_text_config()
+    at_once, batched = (1024, 16384) if gpu_bytes >= LARGE_GPU else (256, 8192)
+    logits = 8 * min(at_once, responses) * text.vocab_size
+    prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * _widest(text))
+    cache = kv_bytes_per_token(config, width=width) * max_len * min(at_once, responses)
+    return (weights + prefill + cache) // gpus + logits + WORKSPACE + SPARE_CACHE
+
+
+def _widest(text: PretrainedConfig) -> int:
+    """Return the width of a language model's feed-forward layers."""
+    width = getattr(text, "intermediate_size", None)
+    return width if isinstance(width, int) else 4 * text.hidden_size
+
+
+def share_of(needed: int, *, room: int, gpu_bytes: int) -> float:
+    """Return `gpu_memory_utilization` for an engine that needs so many bytes and has `room` for them, in hundredths."""
+    return max(1, min(math.floor(100 * room / gpu_bytes), math.ceil(100 * needed / gpu_bytes), 100 * MOST_SHARE)) / 100
+
+
+def free_share(
+    config: PretrainedConfig, *, kit: LmmKit, dtype: str, max_len: int, responses: int, gpus: int = 1
+) -> float:
+    """Return `gpu_memory_utilization` for an engine in this process: what its responses need, as far as it is free now.
+
+    Args:
+        dtype: of `EngineSettings`.
+        responses: that are made at a time, at most.
+    """
+    if not cpu.own_cuda():
+        return CPU_SHARE
+    gpu_bytes, free = gpu_memory()
+    width = 4 if (dtype if dtype != "auto" else str(config.dtype)).endswith("float32") else 2
+    with torch.device("meta"):
+        model = kit.model_class_of(config)(copy.deepcopy(config))
+    needed = engine_bytes(
+        config,
+        weights=width * sum(weight.numel() for weight in model.parameters()),
+        width=width,
+        max_len=max_len,
+        responses=responses,
+        gpu_bytes=gpu_bytes,
+        gpus=gpus,
+    )
+    return share_of(needed, room=free - MARGIN, gpu_bytes=gpu_bytes)
+
+
+def gpu_memory() -> tuple[int, int]:
+    """Return the bytes of the smallest GPU that this process may use, and how many of the fullest one's are free.
+
+    nvidia-smi is asked, as CUDA would take some of them for this process and let no other be forked; CUDA where it is not there.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(
+            [*command, *([f"--id={visible}"] if visible else [])],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+        totals, free = zip(*(map(int, line.split(",")) for line in said.splitlines()), strict=True)
+        return min(totals) * MIB, min(free) * MIB
+    except (OSError, subprocess.SubprocessError, ValueError):
+        left, total = torch.cuda.mem_get_info()
+        return total, left
 
 
 def engine_arguments(

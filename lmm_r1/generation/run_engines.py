@@ -12,6 +12,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster.placement import Reservation, reserve
 from lmm_r1.config import PPOConfig
+from lmm_r1.config.export import UNPLANNED
 from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
@@ -62,11 +63,18 @@ def engine_groups(config: PPOConfig) -> dict[str, int]:
 
 
 def without_sleep(config: PPOConfig) -> PPOConfig:
-    """Return the configuration without `--vllm.enable_sleep` where there is no CUDA; vLLM refuses to start with it."""
-    if not config.vllm.enable_sleep or cpu.has_cuda():
+    """Return the configuration without `--vllm.enable_sleep` where there is no CUDA; vLLM refuses to start with it.
+
+    There the engines' share of memory is not chosen either: it bounds the machine's own, of which they take little.
+    """
+    if cpu.has_cuda():
         return config
-    logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU's memory to free")
-    return dotted.replace(config, {"vllm.enable_sleep": False})
+    if config.vllm.enable_sleep:
+        logger.warning("--vllm.enable_sleep is off: without CUDA there is no GPU's memory to free")
+    settings: dict[str, object] = {"vllm.enable_sleep": False}
+    if config.vllm.gpu_memory_utilization is None:
+        settings["vllm.gpu_memory_utilization"] = UNPLANNED["vllm.gpu_memory_utilization"]
+    return dotted.replace(config, settings)
 
 
 def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
@@ -78,6 +86,11 @@ def settle_engines(config: PPOConfig, engines: Sequence[Any]) -> None:
     ray.get([engine.__ray_ready__.remote() for engine in engines])
     if config.vllm.enable_sleep:
         batch_vllm_engine_call(engines, "sleep")
+
+
+def _share_of_memory(config: PPOConfig) -> float:
+    assert config.vllm.gpu_memory_utilization is not None, "chosen by the plan"
+    return config.vllm.gpu_memory_utilization
 
 
 def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_videos: int) -> dict[str, Any]:
@@ -98,12 +111,12 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
             max_images=max_images,
             max_videos=max_videos,
             tensor_parallel_size=config.vllm.tensor_parallel_size,
-            gpu_memory_utilization=config.vllm.gpu_memory_utilization,
+            gpu_memory_utilization=_share_of_memory(config),
             enforce_eager=config.vllm.enforce_eager,
             speculation=config.vllm.speculation,
         ),
         "enable_prefix_caching": config.vllm.enable_prefix_caching,
-        "enable_sleep_mode": config.vllm.enable_sleep,
+        "enable_sleep_mode": bool(config.vllm.enable_sleep),
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
         "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
         # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.

@@ -22,15 +22,13 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.adapter_merge import merged_checkpoint
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
-from lmm_r1.generation.engine_arguments import engine_arguments
+from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 
-# Responses that are under way together: enough to keep the engine busy, few enough that rows end nearly in order.
-RESPONSES_AT_ONCE = 256
 # While the engine has nothing to do, tools of episodes and the like are waited for, without a loop that spins.
 IDLE_TURNS = 10
 IDLE_S = 0.01
@@ -49,6 +47,17 @@ class VllmEngine:
         """
         self.codec = LimitedCodec(path, settings, checkpoint=checkpoint)
         self.guesses = settings.speculation is not None
+        self.responses = settings.responses
+        share = settings.gpu_memory_utilization
+        if share is None:
+            share = free_share(
+                self.codec.config,
+                kit=self.codec.kit,
+                dtype=settings.dtype,
+                max_len=self.codec.max_len,
+                responses=settings.responses,
+                gpus=settings.tensor_parallel_size,
+            )
         with merged_checkpoint(path, settings) as folder:
             arguments = engine_arguments(
                 folder,
@@ -60,7 +69,7 @@ class VllmEngine:
                 max_images=settings.max_images,
                 max_videos=settings.max_videos,
                 tensor_parallel_size=settings.tensor_parallel_size,
-                gpu_memory_utilization=settings.gpu_memory_utilization,
+                gpu_memory_utilization=share,
                 enforce_eager=settings.enforce_eager,
                 speculation=settings.speculation,
             )
@@ -100,7 +109,7 @@ class VllmEngine:
             for index, row in source:
                 ended.append(await outcome_of(index, row))
 
-        at_once = max(2, RESPONSES_AT_ONCE // responses_per_row)
+        at_once = max(2, self.responses // responses_per_row)
         workers = [self._loop.create_task(work()) for _ in range(at_once)]
         with closing(self._turns(workers)) as turns:
             for _ in turns:

@@ -306,6 +306,22 @@ class LmmKit(ABC):
         """Return ids and media of the smallest legal image sample; None where there is no image tower."""
         return None
 
+    def blank_image(self, config: Config, *, pixels: int) -> tuple[list[int], Media]:
+        """Return ids and media of a blank image, made without a processor: of as many smallest images as have its pixels.
+
+        Raises UserError for a model that takes no images.
+        """
+        filler = self.filler_media(config)
+        if filler is None:
+            raise UserError(
+                f"--image_pixels {pixels}: models of the kit {self.model_type} take no images; leave it out"
+            )
+        ids, media = filler
+        # Of three channels each.
+        covered = max(tensor.numel() for tensor in media.values()) // 3
+        count = max(1, round(pixels / covered))
+        return ids * count, self.merge_media([media] * count)
+
     def router_scores(self, config: Config) -> RouterScores | None:
         """Return how the routers of a mixture of experts score these; None where it is neither of both ways."""
         return "softmax"

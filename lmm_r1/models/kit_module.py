@@ -36,6 +36,7 @@ class KitModule:
         self.packing_samples = loaded.packs_samples
         self.share_prefix = loaded.share_prefix
         self.trains_vision = loaded.trains_vision
+        self.checkpointed_layers = loaded.checkpointed_layers
         self.plain_buffers = loaded.plain_buffers
         self.features = loaded.features
         # DeepSpeed's engine may show its own config under `.config`.
@@ -45,7 +46,13 @@ class KitModule:
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
-        enable_checkpointing(self.model, trains_vision=self.trains_vision, settings=gradient_checkpointing_kwargs)
+        enable_checkpointing(
+            self.model,
+            kit=self.kit,
+            trains_vision=self.trains_vision,
+            layers=self.checkpointed_layers,
+            settings=gradient_checkpointing_kwargs,
+        )
 
     def forget_features(self) -> None:
         """Take nothing that was computed of images for what its weights, which may be others now, make of them."""

@@ -63,6 +63,8 @@ class LoadSettings:
     use_liger: bool = False
     image_cache_gib: float = 0.0
     """Host memory for features of images whose weights stay as they are."""
+    checkpointed_layers: int | None = None
+    """With gradient checkpointing, how many of the language model's layers have it, from the first on; None is all."""
     trained: bool = True
     """Whether weights that take gradients get them."""
     empty: bool = False
@@ -88,6 +90,7 @@ class LoadSettings:
         load_in_4bit: bool = False,
         use_liger_kernel: bool = False,
         image_cache_gib: float = 0.0,
+        checkpointed_layers: int | None = None,
         trained: bool = True,
         ds_config: dict | None = None,
         trust_remote_code: bool = False,
@@ -118,6 +121,7 @@ class LoadSettings:
             in_4bit=load_in_4bit,
             use_liger=use_liger_kernel,
             image_cache_gib=image_cache_gib,
+            checkpointed_layers=checkpointed_layers,
             trained=trained,
             empty=empty,
         )
@@ -135,6 +139,8 @@ class LoadedModel:
     """Whether a group's prompt is computed once in them."""
     trains_vision: bool
     """Whether gradients reach the vision tower."""
+    checkpointed_layers: int | None
+    """How many of the language model's layers gradient checkpointing is for; None is all."""
     plain_buffers: Buffers
     """What all of its buffers must be, whatever is done to it before training."""
     features: KeptFeatures | None
@@ -184,6 +190,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         packs_samples=packs,
         share_prefix=settings.share_prefix,
         trains_vision=trains_vision,
+        checkpointed_layers=settings.checkpointed_layers,
         plain_buffers=buffers,
         features=keep_features(model, kit, limit=limit, trained=settings.trained),
     )
@@ -257,15 +264,33 @@ def is_compiled(ds_config: Mapping[str, Any] | None) -> bool:
 
 
 def enable_checkpointing(
-    model: PreTrainedModel, *, trains_vision: bool, settings: dict[str, Any] | None = None
+    model: PreTrainedModel,
+    *,
+    kit: LmmKit,
+    trains_vision: bool,
+    layers: int | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> None:
-    """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+    """Compute activations again in the backward pass; a frozen vision tower stays out of it.
+
+    Args:
+        layers: how many of the language model's layers do so, from the first on; None is all.
+    """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    if layers is not None:
+        for layer in (language_layer_list(model, kit) or [])[layers:]:
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010  # of transformers' layers
     if not trains_vision:
         # The reentrant kind needs an input that requires a gradient. Transformers hooks the inputs of all towers,
         # which would send gradients through a frozen one; the text's embeddings are enough.
         model.disable_input_require_grads()
         model.get_input_embeddings().register_forward_hook(_require_gradient)
+
+
+def language_layer_list(model: torch.nn.Module, kit: LmmKit) -> torch.nn.ModuleList | None:
+    """Return the list of a language model's layers, None where it is kept otherwise."""
+    found = [child for child in kit.language_model_of(model).children() if isinstance(child, torch.nn.ModuleList)]
+    return max(found, key=len) if found else None
 
 
 def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.adapter_checks import EIGHT_BIT
 from lmm_r1.errors import UserError
 from lmm_r1.planning.plan import Plan, gib
-from lmm_r1.planning.ppo_plan import TOKEN_STEP
+from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
@@ -25,7 +25,7 @@ class Change:
     settings: dict[str, object]
 
     def __str__(self) -> str:
-        return " ".join(_flag(name, value) for name, value in self.settings.items())
+        return " ".join(_flag(name, value) for name, value in self.settings.items() if value is not None)
 
 
 def _flag(name: str, value: object) -> str:
@@ -43,7 +43,7 @@ def refuse_excess(config: Config, plan: Plan, *, replan: Callable[[Config], Plan
     found = plan.excesses()
     if not found:
         return
-    changes, missing = fitting_changes(config, plan, replan=replan)
+    changes, missing = fitting_changes(config, plan, replan=replan, changes=list(_changes(config, plan)))
     said = f"the run cannot fit: {'; '.join(found)}"
     if missing == 0:
         raise UserError(f"{said}. It fits with {' '.join(map(str, changes))}")
@@ -51,8 +51,14 @@ def refuse_excess(config: Config, plan: Plan, *, replan: Callable[[Config], Plan
     raise UserError(f"{said}{tried}: take more GPUs, a machine with more memory, or a smaller model")
 
 
-def fitting_changes(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Sequence[Change], int]:
-    """Return the changes that make a run fit together, none of them needlessly, and how many bytes are missing then."""
+def fitting_changes(
+    config: Config, plan: Plan, *, replan: Callable[[Config], Plan], changes: Sequence[Change]
+) -> tuple[Sequence[Change], int]:
+    """Return the changes that make a run fit together, none of them needlessly, and how many bytes are missing then.
+
+    Args:
+        changes: that may be made, by what they cost.
+    """
 
     def missing(changes: Sequence[Change]) -> int | None:
         settings = {name: value for change in changes for name, value in change.settings.items()}
@@ -64,7 +70,6 @@ def fitting_changes(config: Config, plan: Plan, *, replan: Callable[[Config], Pl
 
     taken: list[Change] = []
     shortage = plan.shortage
-    changes = list(_changes(config, plan))
     for change in changes:
         # A later value of a flag takes the place of an earlier one.
         tried = [one for one in taken if one.settings.keys() != change.settings.keys()] + [change]
@@ -92,6 +97,21 @@ def _least(
     return kept
 
 
+def remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
+    """Yield changes that cost time alone, of flags that nobody has named, by what they cost."""
+    on_gpu = plan.machine.gpu_bytes is not None
+    name = "actor" if isinstance(config, PPOConfig) else "model"
+    trained = config.actor if isinstance(config, PPOConfig) else config.model
+    if not on_gpu:
+        # With a GPU it is chosen before.
+        if trained.gradient_checkpointing_enable is None:
+            yield Change(settings={f"{name}.gradient_checkpointing_enable": True})
+        return
+    for change in _of_states(config, plan):
+        if all(dotted.get(config, flag) is None for flag in change.settings):
+            yield change
+
+
 def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
     """Yield changes that a run does not have yet, by what they cost in time, and then in what is learnt."""
     on_gpu = plan.machine.gpu_bytes is not None
@@ -100,28 +120,54 @@ def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Chang
             yield Change(settings={"train.async_queue_size": 1})
         if on_gpu:
             yield from _engine_changes(config)
-        if not config.actor.gradient_checkpointing_enable:
-            yield Change(settings={"actor.gradient_checkpointing_enable": True})
+        if not config.actor.gradient_checkpointing_enable or config.actor.gradient_checkpointing_layers is not None:
+            yield _recomputing("actor")
         given, fitting = config.train.max_tokens_per_gpu, plan.fitting_tokens
         if given is not None and fitting is not None and TOKEN_STEP <= fitting < given:
             yield Change(settings={"train.max_tokens_per_gpu": fitting})
-        if on_gpu and config.train.colocate_all and not config.ds.enable_sleep and not _in_8_bits(config):
-            yield Change(settings={"ds.enable_sleep": True})
     else:
         if on_gpu and isinstance(config, KDConfig) and config.rollout.on_policy_share:
             yield from _smaller_shares(config.vllm.gpu_memory_utilization)
-        if not config.model.gradient_checkpointing_enable:
-            yield Change(settings={"model.gradient_checkpointing_enable": True})
-    if on_gpu and config.ds.zero_stage < 3 and not config.ds.load_in_4bit:
-        yield Change(settings={"ds.zero_stage": 3})
-    if on_gpu and isinstance(config, PPOConfig | DPOConfig) and _has_reference(config) and not config.ref.offload:
-        yield Change(settings={"ref.offload": True})
-    if on_gpu and not config.ds.adam_offload and not _in_8_bits(config):
-        yield Change(settings={"ds.adam_offload": True})
+        if not config.model.gradient_checkpointing_enable or config.model.gradient_checkpointing_layers is not None:
+            yield _recomputing("model")
+    if on_gpu:
+        yield from _of_states(config, plan)
     if plan.fitting_tokens is not None and TOKEN_STEP <= plan.fitting_tokens < plan.longest:
         yield Change(settings={"data.max_len": plan.fitting_tokens})
     if config.ds.lora.rank == 0:
         yield Change(settings={"ds.lora.rank": LORA_RANK})
+
+
+def _recomputing(group: str) -> Change:
+    """Return the change after which all layers compute their activations again."""
+    return Change(
+        settings={f"{group}.gradient_checkpointing_enable": True, f"{group}.gradient_checkpointing_layers": None}
+    )
+
+
+def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
+    """Yield changes of where models' weights and optimizers' states are that a run does not have yet."""
+    if (
+        isinstance(config, PPOConfig)
+        and config.train.colocate_all
+        and not config.ds.enable_sleep
+        and not _in_8_bits(config)
+    ):
+        yield Change(settings={"ds.enable_sleep": True})
+    # Over the GPUs of a model; one GPU has nobody to share with.
+    several = any(model.gpus > 1 for device in plan.devices for model in device.models)
+    judges = isinstance(config, SFTConfig) and config.eval.verifier is not None
+    if several and stage_of(config) != 3 and not config.ds.load_in_4bit and not judges:
+        yield Change(settings={"ds.zero_stage": 3})
+    if (
+        (several or stage_of(config) == 3)
+        and isinstance(config, PPOConfig | DPOConfig)
+        and _has_reference(config)
+        and not config.ref.offload
+    ):
+        yield Change(settings={"ref.offload": True})
+    if not config.ds.adam_offload and not _in_8_bits(config):
+        yield Change(settings={"ds.adam_offload": True})
 
 
 def _in_8_bits(config: PPOConfig | SupervisedConfig) -> bool:
@@ -141,8 +187,8 @@ def _engine_changes(config: PPOConfig) -> Iterator[Change]:
     yield from _smaller_shares(config.vllm.gpu_memory_utilization)
 
 
-def _smaller_shares(given: float) -> Iterator[Change]:
-    """Yield less of a GPU's memory for the engine on it."""
+def _smaller_shares(given: float | None) -> Iterator[Change]:
+    """Yield less of a GPU's memory for the engine on it, where its share was named."""
     for share in SHARES:
-        if share < given:
+        if given is not None and share < given:
             yield Change(settings={"vllm.gpu_memory_utilization": share})

@@ -6,20 +6,24 @@ import os
 from dataclasses import replace
 
 from lmm_r1.config import KDConfig, PPOConfig
+from lmm_r1.config.sizes import MOST_PROMPTS
+from lmm_r1.generation.engine_arguments import WORKSPACE, engine_bytes, kv_bytes_per_token, share_of
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.kit import Config
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, size_of
 from lmm_r1.planning.machine import GIB, PROCESS, SLEEPING_ENGINE, Machine
 from lmm_r1.planning.placement import PlannedEngine
 
-# Of an engine that runs: CUDA's context and graphs, and the largest batch of a prefill.
-WORKSPACE = 3 * GIB
 # On CPUs vLLM keeps its linear layers' weights once more, packed for its kernels.
 CPU_COPIES = 2
 
 
-def planned_engine(config: PPOConfig, machine: Machine) -> PlannedEngine:
-    """Return an engine of an RL run, on each of its GPUs."""
+def planned_engine(config: PPOConfig, machine: Machine, *, room: int | None = None) -> PlannedEngine:
+    """Return an engine of an RL run, on each of its GPUs.
+
+    Args:
+        room: bytes of a GPU that it may take, where no flag says its share.
+    """
     path, dtype = config.actor.model_name_or_path, config.ds.param_dtype
     assert path is not None, "resolve_ppo requires it"
     assert dtype is not None, "resolve_ppo fills it in"
@@ -40,22 +44,28 @@ def planned_engine(config: PPOConfig, machine: Machine) -> PlannedEngine:
         engine = _engine_on_cpus(settings, ranks=ranks)
         share = vllm.engines * (engine.share + PROCESS)
         return replace(engine, share=share, asleep=share)
+    prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
     return _engine_on_gpu(
         settings,
         machine.gpu_bytes,
         utilization=vllm.gpu_memory_utilization,
+        room=machine.usable if room is None else room,
+        responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
         gpus=vllm.tensor_parallel_size,
-        sleeps=vllm.enable_sleep,
+        sleeps=bool(vllm.enable_sleep),
         ranks=ranks,
     )
 
 
-def student_engine(config: KDConfig, machine: Machine, *, settings: ModelSettings, ranks: int) -> PlannedEngine:
+def student_engine(
+    config: KDConfig, machine: Machine, *, settings: ModelSettings, ranks: int, room: int
+) -> PlannedEngine:
     """Return the engine that each rank of a distillation has in its own process; it never sleeps.
 
     Args:
         settings: of the student, as a model that is not trained.
         ranks: on one machine.
+        room: bytes of a GPU that it may take, where no flag says its share.
     """
     if machine.gpu_bytes is None:
         engine = _engine_on_cpus(settings, ranks=ranks)
@@ -64,6 +74,8 @@ def student_engine(config: KDConfig, machine: Machine, *, settings: ModelSetting
         settings,
         machine.gpu_bytes,
         utilization=config.vllm.gpu_memory_utilization,
+        room=room,
+        responses=-(-config.train.batch_size // ranks),
         gpus=1,
         sleeps=False,
         ranks=ranks,
@@ -71,17 +83,44 @@ def student_engine(config: KDConfig, machine: Machine, *, settings: ModelSetting
 
 
 def _engine_on_gpu(
-    settings: ModelSettings, gpu_bytes: int, *, utilization: float, gpus: int, sleeps: bool, ranks: int
+    settings: ModelSettings,
+    gpu_bytes: int,
+    *,
+    utilization: float | None,
+    room: int,
+    responses: int,
+    gpus: int,
+    sleeps: bool,
+    ranks: int,
 ) -> PlannedEngine:
-    """Return an engine on one of the `gpus` that it is split over."""
-    weights, cached = size_of(settings).weight_bytes // gpus, _kv_bytes(settings) // gpus
+    """Return an engine on one of the `gpus` that it is split over; with no share given, it takes what it needs of its room.
+
+    Args:
+        responses: that it makes at a time, at most.
+    """
+    whole, width, config = size_of(settings).weight_bytes, WIDTHS[settings.param_dtype], _config(settings)
+    weights, cached = whole // gpus, _kv_bytes(settings) // gpus
+    least = weights + WORKSPACE + cached * settings.max_len
+    if utilization is None:
+        needed = engine_bytes(
+            config,
+            weights=whole,
+            width=width,
+            max_len=settings.max_len,
+            responses=responses,
+            gpu_bytes=gpu_bytes,
+            gpus=gpus,
+        )
+        # With too little room it asks for the least, and the plan says what is missing.
+        utilization = share_of(needed, room=max(room, least + gpu_bytes // 100), gpu_bytes=gpu_bytes)
     share = int(gpu_bytes * utilization)
     return PlannedEngine(
         weights=weights,
+        utilization=utilization,
         share=share,
         asleep=SLEEPING_ENGINE if sleeps else share,
         kv_bytes_per_token=cached,
-        least=weights + WORKSPACE + cached * settings.max_len,
+        least=least,
         host=weights if sleeps else 0,
         ranks=ranks,
     )
@@ -93,6 +132,7 @@ def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
     share = CPU_COPIES * weights + int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
     return PlannedEngine(
         weights=weights,
+        utilization=None,
         share=share,
         asleep=share,
         kv_bytes_per_token=_kv_bytes(settings),
@@ -102,14 +142,9 @@ def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
     )
 
 
+def _config(settings: ModelSettings) -> Config:
+    return Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code).config
+
+
 def _kv_bytes(settings: ModelSettings) -> int:
-    config = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code).config
-    return kv_bytes_per_token(config, width=WIDTHS[settings.param_dtype])
-
-
-def kv_bytes_per_token(config: Config, *, width: int) -> int:
-    """Return the bytes of a token's keys and values in all layers."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * text.num_hidden_layers * heads * head_dim * width
+    return kv_bytes_per_token(_config(settings), width=WIDTHS[settings.param_dtype])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-
-import torch
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.models.loading import language_layer_list
 from lmm_r1.planning.pass_memory import (
     SMALL,
     EmptyModel,
@@ -53,6 +52,8 @@ class ModelSettings:
     load_in_4bit: bool = False
     trust_remote_code: bool = False
     checkpointing: bool = False
+    checkpointed_layers: int | None = None
+    """Of the language model, where not all of them are."""
     reentrant: bool = False
     entropy: bool = False
     bytes_per_gradient: int = 0
@@ -82,6 +83,18 @@ class PassEstimate:
         """Return the bytes of a pass over so many tokens, half of which are prompts where those have images."""
         return int(max(self.floor, self.base + self.per_token * tokens) + self.per_image * self.images(tokens))
 
+    def between(self, other: PassEstimate, *, share: float) -> PassEstimate:
+        """Return what a pass takes of which a share is as in `other`, images all of them; more than that it never takes."""
+        floor, base, per_token = (
+            (1 - share) * ours + share * theirs
+            for ours, theirs in (
+                (self.floor, other.floor),
+                (self.base, other.base),
+                (self.per_token, other.per_token),
+            )
+        )
+        return replace(other, floor=floor, base=base, per_token=per_token)
+
     def images(self, tokens: int) -> int:
         """Return how many images such a pass is taken to have."""
         return max(1, tokens // (2 * self.image_tokens)) if self.image_tokens else 0
@@ -109,6 +122,7 @@ def size_of(settings: ModelSettings) -> ModelSize:
     return _built(settings).size
 
 
+@lru_cache(maxsize=8)
 def _built(settings: ModelSettings) -> EmptyModel:
     return empty_model(
         settings.path,
@@ -135,9 +149,19 @@ def _built(settings: ModelSettings) -> EmptyModel:
 
 @lru_cache(maxsize=64)
 def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEstimate:
-    """Return what a model and its passes take; one with many layers is run with a few of them."""
-    model = _built(settings)
+    """Return what a model and its passes take; one with many layers is run with a few of them.
+
+    With activations computed again in some layers alone, a pass is taken to hold its share of what it holds without and
+    with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
+    """
     checkpoint = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code)
+    if settings.checkpointed_layers is not None:
+        none, every = (
+            estimate(replace(settings, checkpointing=on, checkpointed_layers=None), image) for on in (False, True)
+        )
+        share = min(1.0, settings.checkpointed_layers / checkpoint.config.get_text_config().num_hidden_layers)
+        return replace(none, passes=none.passes.between(every.passes, share=share))
+    model = _built(settings)
 
     def text(tokens: int) -> int:
         batch = text_batch(checkpoint, prompt=PROMPT, responses=[tokens - PROMPT])
@@ -171,7 +195,7 @@ def _image_batch(image: PlanImage, *, response: int) -> PassBatch:
 
 def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[], int]) -> float:
     """Return what a run of the whole model takes, from runs with few and with more of its language layers."""
-    layers = _language_layers(model, checkpoint)
+    layers = language_layer_list(model.actor.model, checkpoint.kit)
     if layers is None or len(layers) <= MORE:
         return run()
     found = []
@@ -184,7 +208,7 @@ def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[
 @contextmanager
 def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Iterator[None]:
     """Let a model have no more than so many language layers."""
-    layers = _language_layers(model, checkpoint)
+    layers = language_layer_list(model.actor.model, checkpoint.kit)
     if layers is None:
         yield
         return
@@ -194,10 +218,3 @@ def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Ite
         yield
     finally:
         layers.extend(every[len(layers) :])
-
-
-def _language_layers(model: EmptyModel, checkpoint: Checkpoint) -> torch.nn.ModuleList | None:
-    """Return the list of a language model's layers, None where it is kept otherwise."""
-    tower = checkpoint.kit.language_model_of(model.actor.model)
-    found = [child for child in tower.children() if isinstance(child, torch.nn.ModuleList)]
-    return max(found, key=len) if found else None

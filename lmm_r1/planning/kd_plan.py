@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmm_r1.config import KDConfig
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning.engine_memory import student_engine
 from lmm_r1.planning.estimates import WIDTHS, PlanImage
 from lmm_r1.planning.machine import Machine
+from lmm_r1.planning.placement import Device
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.sft_plan import frozen_model, model_settings, supervised_plan, trained_model
 
@@ -48,7 +50,9 @@ def plan_kd(
         settings = model_settings(config, share_prefix=False, role="reference", on_gpu=machine.gpu_bytes is not None)
         # vLLM takes the weights whole, whatever the training does with them.
         settings = replace(settings, load_in_4bit=False)
-        engine = student_engine(config, machine, settings=settings, ranks=per_machine)
+        models = Device(name="", models=[student, teacher], engine=None, bucket=BUCKET_BYTES)
+        room = models.beside_engine(usable=machine.usable, sleeps=False, tokens=config.data.max_len)
+        engine = student_engine(config, machine, settings=settings, ranks=per_machine, room=room)
     return supervised_plan(config, machine, [student, teacher], per_machine=per_machine, engine=engine)
 
 

@@ -173,8 +173,7 @@ def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int],
     """
     kit, config = checkpoint.kit, checkpoint.config
     filler = kit.filler_media(config)
-    taken = _token_ids(config.to_dict())
-    ordinary = next(token for token in range(len(taken) + 1) if token not in taken)
+    ordinary = ordinary_token(checkpoint)
     ids = [ordinary] * prompt
     media: SampleMedia = None
     if images:
@@ -182,6 +181,12 @@ def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int],
         ids += filler[0] * images
         media = kit.merge_media([filler[1]] * images)
     return padded_batch(ids, [[ordinary] * length for length in responses], media=media)
+
+
+def ordinary_token(checkpoint: Checkpoint) -> int:
+    """Return an id that the checkpoint's config names for no purpose."""
+    taken = _token_ids(checkpoint.config.to_dict())
+    return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
 def padded_batch(prompt: Sequence[int], responses: Sequence[Sequence[int]], *, media: SampleMedia) -> PassBatch:

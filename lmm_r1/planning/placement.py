@@ -61,6 +61,8 @@ class PlannedEngine:
     """One engine's process on one GPU, or on a machine without."""
 
     weights: int
+    utilization: float | None
+    """Its share of the GPU's memory; None without a GPU."""
     share: int
     """All that it holds while it generates."""
     asleep: int
@@ -126,6 +128,17 @@ class Device:
     @property
     def peak(self) -> Phase:
         return max(self.phases(), key=lambda phase: phase.size)
+
+    def beside_engine(self, *, usable: int, sleeps: bool, tokens: int) -> int:
+        """Return what is left of a device with `usable` bytes for an engine next to the models.
+
+        Args:
+            sleeps: whether it gives its memory back while models work.
+            tokens: of their passes.
+        """
+        idle = sum(model.idle for model in self.models)
+        busy = 0 if sleeps else max((model.busy(tokens) - model.idle for model in self.models), default=0)
+        return usable - idle - max(busy, self.bucket)
 
     def room(self, model: PlannedModel, *, usable: int) -> int:
         """Return what a pass of the model's update may take of a device with `usable` bytes."""

@@ -37,6 +37,10 @@ class Plan:
     longest: int
     """Tokens of the longest sample, which must fit in any case."""
     group: GroupLimit | None
+    engine_share: float | None = None
+    """Of a GPU's memory, that the engines take; None where there is no GPU, or no engine."""
+    log_prob_tokens: int | None = None
+    """Tokens of passes without gradients; None where they are as those of the update."""
 
     @property
     def host_peak(self) -> int:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from lmm_r1.config import PPOConfig
-from lmm_r1.config.ppo import MOST_PASS_TOKENS, ActorConfig, CriticConfig, RefConfig, RewardConfig
+from lmm_r1.config import PPOConfig, SupervisedConfig
+from lmm_r1.config.export import UNPLANNED
+from lmm_r1.config.ppo import (
+    MOST_GPU_PASS_TOKENS,
+    MOST_PASS_TOKENS,
+    ActorConfig,
+    CriticConfig,
+    RefConfig,
+    RewardConfig,
+)
 from lmm_r1.config.shared import OptimizerConfig
-from lmm_r1.config.sizes import MOST_PROMPTS
+from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.generation.compact_media import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
@@ -22,6 +31,8 @@ from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_byt
 
 # Passes are cut to multiples of it.
 TOKEN_STEP = 256
+# Of a GPU's memory, that passes larger than usual leave free.
+SPARE_SHARE = 0.15
 # Of a sample's token in the run's process: an id and a log-prob as objects of Python, 36 and 32, and four tensors.
 SAMPLE_TOKEN_BYTES = 96
 
@@ -41,17 +52,15 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     if config.reward.model_name_or_path:
         roles.append("reward")
     models = {role: _model(config, machine, role, image=image) for role in roles}
-    engine = planned_engine(config, machine)
-    devices = _devices(config, machine, models, engine)
+    devices = _devices(config, machine, models, _engine(config, machine, models))
     counted = counts_tokens(config)
     fitting = _fitting_tokens(devices, machine)
-    tokens = None
-    if counted:
-        given = config.train.max_tokens_per_gpu
-        tokens = min(MOST_PASS_TOKENS, max(fitting, TOKEN_STEP)) if given is None else given
+    tokens = _pass_tokens(config, devices, machine, fitting=fitting) if counted else None
     # A sample that is longer than the passes has one for itself.
     largest = max(tokens, longest) if tokens is not None else config.train.micro_batch_size * longest
-    devices = [_with_passes(device, largest) for device in devices]
+    log_probs = _log_prob_tokens(config, devices, machine, update=tokens, image=image)
+    # Those of models that are not trained; of the others, the update's take more.
+    devices = [_with_passes(device, largest, frozen=max(log_probs or 0, largest)) for device in devices]
     return Plan(
         machine=machine,
         devices=devices,
@@ -60,7 +69,94 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
         fitting_tokens=fitting,
         longest=longest,
         group=_group(config, image, tokens=tokens),
+        engine_share=next(device.engine for device in devices if device.engine is not None).utilization,
+        log_prob_tokens=log_probs,
     )
+
+
+def stage_of(config: PPOConfig | SupervisedConfig) -> int:
+    """Return `--ds.zero_stage`, or what it is where no plan has chosen another."""
+    stage = UNPLANNED["ds.zero_stage"] if config.ds.zero_stage is None else config.ds.zero_stage
+    assert isinstance(stage, int), "a number of a stage"
+    return stage
+
+
+def ordinary_tokens(config: PPOConfig) -> int:
+    """Return the tokens of passes for which nothing is computed twice: enough to keep a GPU busy, or all of a rank's update."""
+    ranks = max(1, config.actor.gpus // (config.ds.tensor_parallel_size * config.ds.ulysses_size))
+    samples = max(1, (config.train.batch_size or MOST_SAMPLES) // ranks)
+    return min(MOST_PASS_TOKENS, samples * config.data.max_len)
+
+
+def _pass_tokens(config: PPOConfig, devices: Sequence[Device], machine: Machine, *, fitting: int) -> int:
+    """Return the tokens of the update's passes: what the flag says, or what fits.
+
+    Up to `MOST_PASS_TOKENS`, whatever fits is taken, and activations are kept or computed again so that it does
+    (`planning.choices`). On GPUs passes grow beyond that into memory that is free anyway: up to `MOST_GPU_PASS_TOKENS`, but not
+    into the last `SPARE_SHARE` of a GPU, as larger passes gain too little for any risk.
+    """
+    if config.train.max_tokens_per_gpu is not None:
+        return config.train.max_tokens_per_gpu
+    tokens = min(MOST_PASS_TOKENS, max(fitting, TOKEN_STEP))
+    if machine.gpu_bytes is None or tokens < MOST_PASS_TOKENS:
+        return tokens
+    return max(tokens, min(MOST_GPU_PASS_TOKENS, _fitting_tokens(devices, _with_spare(machine))))
+
+
+def _with_spare(machine: Machine) -> Machine:
+    """Return a machine whose GPUs have less memory by `SPARE_SHARE`."""
+    assert machine.gpu_bytes is not None, "of GPUs"
+    return replace(machine, gpu_bytes=int(machine.gpu_bytes * (1 - SPARE_SHARE)))
+
+
+def _log_prob_tokens(
+    config: PPOConfig, devices: Sequence[Device], machine: Machine, *, update: int | None, image: PlanImage | None
+) -> int | None:
+    """Return the tokens of passes without gradients, which take far less than the update's; None where they are as many.
+
+    The rule is that of `_pass_tokens`. A trained model's passes without gradients are those of the same model untrained.
+    """
+    if machine.gpu_bytes is None or update is None or config.rollout.max_tokens_per_gpu is not None:
+        return config.rollout.max_tokens_per_gpu
+    usable, found = _with_spare(machine).usable, [MOST_GPU_PASS_TOKENS]
+    for device in devices:
+        for model in device.models:
+            passes = model.passes
+            if model.states is not None:
+                role: Role = "reference" if model.role == "policy" else "reward"
+                settings = replace(_settings(config, model.role, bytes_per_gradient=0), role=role, checkpointing=False)
+                passes = estimate(_untrained(settings), image).passes
+            room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
+            asleep = 0 if device.engine is None else device.engine.asleep
+            found.append(passes.tokens(room - asleep, step=TOKEN_STEP))
+    return max(update, min(found))
+
+
+def _untrained(settings: ModelSettings) -> ModelSettings:
+    """Return how a model that is trained would be built if it were not."""
+    return replace(
+        settings,
+        freeze_visual_encoder=False,
+        freeze_prefix=(),
+        lora_rank=0,
+        use_dora=False,
+        checkpointed_layers=None,
+        entropy=False,
+    )
+
+
+def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel]) -> PlannedEngine:
+    """Return an engine, which has what the models next to it leave where no flag gives it its share."""
+    if machine.gpu_bytes is None or not config.train.colocate_all:
+        return planned_engine(config, machine)
+    together = _devices(config, machine, models, None)[0]
+    tokens = config.train.max_tokens_per_gpu or ordinary_tokens(config)
+    if not counts_tokens(config):
+        tokens = config.train.micro_batch_size * config.data.max_len
+    room = together.beside_engine(
+        usable=machine.usable, sleeps=bool(config.vllm.enable_sleep), tokens=max(tokens, config.data.max_len)
+    )
+    return planned_engine(config, machine, room=room)
 
 
 def counts_tokens(config: PPOConfig) -> bool:
@@ -101,7 +197,8 @@ def _settings(config: PPOConfig, role: Role, *, bytes_per_gradient: int) -> Mode
         use_dora=config.ds.lora.use_dora,
         load_in_4bit=config.ds.load_in_4bit,
         trust_remote_code=config.train.trust_remote_code,
-        checkpointing=trained and actor.gradient_checkpointing_enable,
+        checkpointing=trained and bool(actor.gradient_checkpointing_enable),
+        checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
         reentrant=actor.gradient_checkpointing_reentrant,
         entropy=role == "policy" and actor.entropy_coef is not None,
         bytes_per_gradient=bytes_per_gradient,
@@ -121,10 +218,10 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     gpus = group.gpus
     on_gpu, width = machine.gpu_bytes is not None, WIDTHS[config.ds.param_dtype]
     zero = ZeroSettings(
-        stage=config.ds.zero_stage,
+        stage=stage_of(config),
         # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
         ranks=max(1, gpus),
-        offload=config.ds.adam_offload,
+        offload=bool(config.ds.adam_offload),
         weight_bytes=width,
         sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
         on_gpu=on_gpu,
@@ -156,7 +253,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     )
     if role in ("policy", "critic"):
         states = trained_states(size, zero)
-        sleeps = on_gpu and config.ds.enable_sleep and not config.ds.adam_offload
+        sleeps = on_gpu and bool(config.ds.enable_sleep) and not config.ds.adam_offload
         host = states.host + (states.asleep_in_host if sleeps else 0)
         averages = role == "policy" and config.train.enable_ema
         average = MASTER_BYTES * -(-size.trained // zero.ranks) if averages else 0
@@ -164,13 +261,13 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         context = base.context + (0 if on_gpu else average)
         return replace(base, states=states, sleeps=sleeps, host=host + (average if on_gpu else 0), context=context)
     sharded = zero.stage == 3
-    offloaded = sharded and on_gpu and (config.ref.offload if role == "reference" else config.reward.offload)
+    offloaded = sharded and on_gpu and bool(config.ref.offload if role == "reference" else config.reward.offload)
     shard = -(-size.weight_bytes // zero.ranks) if sharded else size.weight_bytes
     return replace(base, resident=0 if offloaded else shard, host=shard if offloaded else 0)
 
 
 def _devices(
-    config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel], engine: PlannedEngine
+    config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel], engine: PlannedEngine | None
 ) -> list[Device]:
     """Return the kinds of GPUs that a run has; without GPUs all processes are in one memory."""
     train = config.train
@@ -207,7 +304,7 @@ def _devices(
     return devices
 
 
-def _fitting_tokens(devices: list[Device], machine: Machine) -> int:
+def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     """Return the tokens of the largest pass with which the updates of policy and critic fit."""
     found = []
     for device in devices:
@@ -220,8 +317,9 @@ def _fitting_tokens(devices: list[Device], machine: Machine) -> int:
     return min(found)
 
 
-def _with_passes(device: Device, tokens: int) -> Device:
-    return replace(device, models=[replace(model, pass_tokens=tokens) for model in device.models])
+def _with_passes(device: Device, tokens: int, *, frozen: int) -> Device:
+    models = [replace(model, pass_tokens=frozen if model.states is None else tokens) for model in device.models]
+    return replace(device, models=models)
 
 
 def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:

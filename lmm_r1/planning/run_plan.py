@@ -6,49 +6,74 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 from rich.console import Console
 
-from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig
+from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig, unplanned
+from lmm_r1.config.gpu_counts import shared_counts
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
+from lmm_r1.planning.choices import chosen, filled, told
 from lmm_r1.planning.dpo_plan import plan_dpo, plan_kto, plan_rm
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.live_memory import Unpredictable
 from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
+from lmm_r1.planning.pass_memory import ordinary_token
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import counts_tokens, plan_ppo
+from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.sft_plan import plan_sft
 from lmm_r1.planning.table import summary
+
+Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
 logger = logging.getLogger(__name__)
 
 
 def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()) -> PPOConfig:
-    """Return the settings of an RL run with the tokens of its passes filled in, and print what it will take.
+    """Return the settings of an RL run with what was open chosen by its memory, and print what it will take.
 
     Raises UserError for a run that cannot fit. Of a Ray cluster's machines nothing is known here: their run goes on.
     """
     machine = None if on_other_machines(os.environ) else _this_machine(config)
     if machine is None:
-        return config
+        return unplanned(config)
     image = _image_of(rows, _checkpoint(config))
+    return _planned(config, console, replan=lambda changed: plan_ppo(changed, machine, image=image))
+
+
+def planned_supervised(
+    config: Supervised, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
+) -> Supervised:
+    """Return the settings of a supervised run as `planned_ppo` does; every process of a run chooses alike."""
+    machine = _this_machine(config)
+    if machine is None:
+        return unplanned(config)
+    image = _image_of(rows, _checkpoint(config))
+
+    def replan(changed: Supervised) -> Plan:
+        return plan_supervised(changed, machine, processes=processes, per_machine=per_machine, image=image)
+
+    return _planned(config, console, replan=replan)
+
+
+def _planned(config: Config, console: Console, *, replan: Callable[[Config], Plan]) -> Config:
     try:
-        plan = plan_ppo(config, machine, image=image)
+        found, plan = chosen(config, replan=replan, share_gpus=shared_counts)
     except Unpredictable as error:
         logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
-        return config
-    tell(plan, console)
-    judge(config, plan, replan=lambda changed: plan_ppo(changed, machine, image=image))
-    if counts_tokens(config) and config.train.max_tokens_per_gpu is None:
-        config = dotted.replace(config, {"train.max_tokens_per_gpu": plan.pass_tokens})
-    return config
+        return unplanned(config)
+    complete = filled(found, plan)
+    tell(plan, console, chosen=told(config, complete))
+    judge(found, plan, replan=replan)
+    return complete
 
 
 def plan_supervised(
@@ -64,27 +89,6 @@ def plan_supervised(
     if isinstance(config, KDConfig):
         return plan_kd(config, machine, processes=processes, per_machine=per_machine, image=image)
     return plan_sft(config, machine, processes=processes, per_machine=per_machine, image=image)
-
-
-def check_sft_plan(
-    config: SupervisedConfig, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
-) -> None:
-    """Print what a supervised run will take; raises UserError for one that cannot fit."""
-    machine = _this_machine(config)
-    if machine is None:
-        return
-    image = _image_of(rows, _checkpoint(config))
-
-    def replan(changed: SupervisedConfig) -> Plan:
-        return plan_supervised(changed, machine, processes=processes, per_machine=per_machine, image=image)
-
-    try:
-        plan = replan(config)
-    except Unpredictable as error:
-        logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
-        return
-    tell(plan, console)
-    judge(config, plan, replan=replan)
 
 
 def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> None:
@@ -121,14 +125,21 @@ def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
     return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
 
 
-def tell(plan: Plan, console: Console) -> None:
-    """Print a plan in one to three lines."""
-    for line in summary(plan):
+def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:
+    """Print a plan in one to three lines, and what was chosen for it."""
+    for line in [*summary(plan), *([] if chosen is None else [chosen])]:
         console.print(line)
 
 
+@lru_cache(maxsize=8)
 def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
-    """Return a prompt with one square image of so many pixels, as the checkpoint's processor encodes it."""
+    """Return a prompt with one square image of so many pixels, as the checkpoint's processor encodes it.
+
+    Where only the checkpoint's config is there, the image is what the kit makes of so many pixels without a processor.
+    """
+    if not any(Path(checkpoint.path).glob("*processor_config.json")) and Path(checkpoint.path).is_dir():
+        ids, media = checkpoint.kit.blank_image(checkpoint.config, pixels=pixels)
+        return PlanImage(token_ids=(*ids, ordinary_token(checkpoint)), media=media)
     side = max(28, round(pixels**0.5))
     picture = Image.new("RGB", (side, side))
     message = Message(role="user", parts=(ImagePart(picture), TextPart("?")))

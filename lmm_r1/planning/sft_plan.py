@@ -14,7 +14,7 @@ from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
 from lmm_r1.planning.plan import Plan
-from lmm_r1.planning.ppo_plan import TOKEN_STEP
+from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
 from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 
@@ -131,9 +131,9 @@ def zero_settings(config: SupervisedConfig, machine: Machine, *, processes: int)
     assert config.ds.param_dtype is not None, "resolve_sft fills it in"
     width = WIDTHS[config.ds.param_dtype]
     return ZeroSettings(
-        stage=config.ds.zero_stage,
+        stage=stage_of(config),
         ranks=processes,
-        offload=config.ds.adam_offload,
+        offload=bool(config.ds.adam_offload),
         weight_bytes=width,
         sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
         on_gpu=machine.gpu_bytes is not None,
@@ -151,7 +151,7 @@ def model_settings(
     path = path or config.model.model_name_or_path
     assert path is not None, "resolve_sft requires it"
     assert config.ds.param_dtype is not None, "resolve_sft fills it in"
-    in_backward = trained and not on_gpu and config.ds.zero_stage in (1, 2)
+    in_backward = trained and not on_gpu and stage_of(config) in (1, 2)
     return ModelSettings(
         path=path,
         role=role,
@@ -167,7 +167,8 @@ def model_settings(
         load_in_4bit=config.ds.load_in_4bit,
         trust_remote_code=config.train.trust_remote_code,
         freeze_prefix=config.model.freeze_prefix if trained else (),
-        checkpointing=trained and config.model.gradient_checkpointing_enable,
+        checkpointing=trained and bool(config.model.gradient_checkpointing_enable),
+        checkpointed_layers=config.model.gradient_checkpointing_layers if trained else None,
         reentrant=config.model.gradient_checkpointing_reentrant,
         bytes_per_gradient=WIDTHS[config.ds.param_dtype] if in_backward else 0,
     )
@@ -217,4 +218,5 @@ def supervised_plan(
         fitting_tokens=policy.passes.tokens(room, step=TOKEN_STEP) // samples_per_row,
         longest=config.data.max_len,
         group=None,
+        engine_share=None if engine is None else engine.utilization,
     )

@@ -161,4 +161,4 @@ RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)
 
 def shares_device_with_critic(config: PPOConfig) -> bool:
     """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
-    return not cpu.has_cuda() or (config.train.colocate_all and not config.train.colocate_critic_reward)
+    return not cpu.has_cuda() or (bool(config.train.colocate_all) and not config.train.colocate_critic_reward)

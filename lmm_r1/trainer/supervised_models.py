@@ -48,6 +48,7 @@ def trained_settings(config: SupervisedConfig, strategy: KitStrategy) -> dict[st
         "use_dora": config.ds.lora.use_dora,
         "use_rslora": config.ds.lora.use_rslora,
         "freeze_prefix": config.model.freeze_prefix,
+        "checkpointed_layers": config.model.gradient_checkpointing_layers,
     }
 
 

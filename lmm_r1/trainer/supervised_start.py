@@ -23,7 +23,7 @@ from lmm_r1.models.feature_store import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
-from lmm_r1.planning.run_plan import check_sft_plan
+from lmm_r1.planning.run_plan import planned_supervised
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.trainer.publication import publish
@@ -109,10 +109,10 @@ def session(
         left_out: what the run goes on without.
     """
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
+    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    config = _planned(config, shown)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
     check_start(config, fingerprint)
-    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    _check_plan(config, shown)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     with StopRequests() as stops, told_ends(stops, folder=folder.path), _joined(config) as strategy:
         if dist.get_world_size() > 1:
@@ -170,9 +170,12 @@ def _check_processes(config: SupervisedConfig, *, count: int) -> None:
         raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
 
 
-def _check_plan(config: SupervisedConfig, rows: Sequence[Row]) -> None:
-    """Raise UserError, on every rank, for a run that cannot fit; rank 0 says what it will take."""
+def _planned(config: ConfigT, rows: Sequence[Row]) -> ConfigT:
+    """Return the settings with what memory decides, alike on every rank; rank 0 says what the run will take.
+
+    Raises UserError, on every rank, for a run that cannot fit.
+    """
     processes = int(os.environ["WORLD_SIZE"])
     console = Console(highlight=False, quiet=os.environ["RANK"] != "0")
     per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    check_sft_plan(config, console=console, processes=processes, per_machine=per_machine, rows=rows)
+    return planned_supervised(config, console=console, processes=processes, per_machine=per_machine, rows=rows)

@@ -83,6 +83,7 @@ def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
         use_dora=args.ds.lora.use_dora,
         use_rslora=args.ds.lora.use_rslora,
         image_cache_gib=args.ds.image_cache_gib if trained or sees_images_again(args) else 0.0,
+        checkpointed_layers=args.actor.gradient_checkpointing_layers if trained else None,
         trained=trained,
     )
 

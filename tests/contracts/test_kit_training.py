@@ -17,6 +17,7 @@ from lmm_r1.checkpoints.merge_check import DoublePrecision, in_double
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
+from lmm_r1.models.loading import language_layer_list
 
 pytestmark = pytest.mark.contract
 
@@ -177,9 +178,14 @@ def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoin
         assert differ(actor, again, batch).max() <= 1e-12
 
 
-@pytest.mark.parametrize(("settings", "reentrant"), [({}, False), (LORA, False), (LORA, True)])
+@pytest.mark.parametrize(
+    ("settings", "reentrant"),
+    [({}, False), ({"checkpointed_layers": 1}, False), (LORA, False), (LORA | {"checkpointed_layers": 1}, True)],
+)
 @pytest.mark.parametrize("name", KITS)
-def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, batch_of, name, settings, reentrant):
+def test_gradient_checkpointing_changes_no_log_prob_and_no_gradient(
+    tiny_checkpoint, batch_of, name, settings, reentrant
+):
     batch = batch_of(name, with_image=name in IMAGE_KITS)
     torch.manual_seed(0)
     actor = make_actor(tiny_checkpoint(name), **settings).train()
@@ -187,8 +193,14 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, batch_of, n
         torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
     expected = {key: None if value is None else value.clone() for key, value in gradients(actor, batch).items()}
     assert any(value is not None for value in expected.values())
+    loss = loss_of(actor, batch).detach()
 
     actor.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    layers = [layer.gradient_checkpointing for layer in language_layer_list(actor.model, get_kit(name))]
+    # Of the first layers so many, where not all of them.
+    assert sum(layers) == settings.get("checkpointed_layers", len(layers))
+    assert layers[0]
+    torch.testing.assert_close(loss_of(actor, batch).detach(), loss, atol=1e-6, rtol=0)
     through_vision = []
     for key, module in actor.model.named_modules():
         if isinstance(module, torch.nn.Linear) and f"{key}.weight".startswith(get_kit(name).vision_prefixes):
@@ -196,7 +208,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_checkpoint, batch_of, n
     for key, value in gradients(actor, batch).items():
         torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=0)
     assert bool(through_vision) == (name in IMAGE_KITS)
-    if settings:
+    if "lora_rank" in settings:
         assert not any(through_vision), "the frozen tower's gradients were computed for nothing"
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve, unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
@@ -22,7 +22,7 @@ from lmm_r1.planning.kd_plan import plan_kd
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
-from lmm_r1.planning.run_plan import check_sft_plan, planned_ppo
+from lmm_r1.planning.run_plan import planned_ppo, planned_supervised
 
 pytestmark = pytest.mark.contract
 
@@ -77,7 +77,9 @@ def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, wi
     assert first.endswith(" GiB of 24.0 GiB")
     # 768 tokens are the longest prompt; four responses of up to 256 fit beside it.
     assert second == "passes of the update: 16,192 tokens; a group of 4 x 256 tokens fits into one"
-    assert config == rl_run(train__max_tokens_per_gpu=16192)
+    # Without a GPU nothing else is chosen: it is as it always was.
+    assert config == unplanned(rl_run(train__max_tokens_per_gpu=16192))
+    assert (config.actor.gradient_checkpointing_enable, config.ds.zero_stage) == (False, 2)
 
 
 @pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])
@@ -143,7 +145,7 @@ def test_a_run_that_cannot_fit_is_refused_and_one_in_a_cluster_is_not_checked(rl
         told(rl_run())
     config = rl_run()
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert told(config) == (config, "")
+    assert told(config) == (unplanned(config), "")
 
 
 def test_a_run_that_cannot_fit_begins_where_the_user_says_so(rl_run, with_memory, caplog):
@@ -157,8 +159,8 @@ def test_a_run_that_cannot_fit_begins_where_the_user_says_so(rl_run, with_memory
     # As few tokens as a pass can have; the user has been told.
     assert warned.train.max_tokens_per_gpu is not None
     caplog.clear()
-    unplanned = rl_run(train__memory_check="off")
-    assert told(unplanned) == (unplanned, "")
+    unchecked = rl_run(train__memory_check="off")
+    assert told(unchecked) == (unplanned(unchecked), "")
     assert caplog.records == []
 
 
@@ -171,7 +173,7 @@ def test_a_run_whose_model_cannot_be_run_without_memory_goes_on_unchecked(rl_run
 
     monkeypatch.setattr(KitActor, "forward", forward)
     config = rl_run()
-    assert told(config) == (config, "")
+    assert told(config) == (unplanned(config), "")
     (record,) = caplog.records
     assert record.message == (
         "the memory of this model's passes cannot be predicted (RuntimeError: no kernel for fake tensors); it is not checked"
@@ -184,11 +186,11 @@ def test_a_supervised_run_is_checked_as_well(tiny_checkpoint, with_memory):
     config = resolve(dotted.replace(SFTConfig(), flags))
     text = io.StringIO()
     with_memory(8)
-    check_sft_plan(config, console=Console(file=text, width=300), processes=1, per_machine=1)
+    planned_supervised(config, console=Console(file=text, width=300), processes=1, per_machine=1)
     assert "the longest sample has 2,048" in text.getvalue()
     with_memory(0.5)
     with pytest.raises(UserError, match="^the run cannot fit"):
-        check_sft_plan(config, console=Console(quiet=True), processes=1, per_machine=1)
+        planned_supervised(config, console=Console(quiet=True), processes=1, per_machine=1)
 
 
 def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(tiny_checkpoint):
@@ -245,7 +247,7 @@ def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_
     path = str(tiny_checkpoint("llm"))
     names = ("model.model_name_or_path", "teacher.model_name_or_path")
     flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5}
+    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5, "vllm.gpu_memory_utilization": 0.3}
 
     def plan(gpu: float | None = 24, **more: object) -> Plan:
         config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
@@ -301,7 +303,8 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     said = capsys.readouterr().out
     assert "each GPU of policy and reference" in said
     assert "update of the policy" in said
-    assert "passes of the update: 16,192 tokens" in said
+    # As large as they may be: all of it is free.
+    assert "passes of the update: 65,536 tokens" in said
     assert "GPUs: 1 (actor + ref + engines 1)" in said
     ahead = [flag for flag in flags if flag != "--train.colocate_all"] + ["--train.async_enable"]
     main(["plan", *ahead, *one, "--vllm.num_engines", "2", "--gpu_memory_gib", "80"])

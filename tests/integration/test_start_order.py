@@ -166,6 +166,6 @@ def test_without_cuda_engines_and_models_start_at_the_same_time(configured, monk
 def test_sleep_is_off_where_there_is_no_gpu_to_free(configured, caplog):
     config = configured(has_cuda=True, sleep=True)
     assert engines.without_sleep(config) is config
-    without = configured(has_cuda=False, sleep=True)
-    assert engines.without_sleep(without).vllm.enable_sleep is False
+    without = engines.without_sleep(configured(has_cuda=False, sleep=True))
+    assert (without.vllm.enable_sleep, without.vllm.gpu_memory_utilization) == (False, 0.95)
     assert "--vllm.enable_sleep is off: without CUDA" in caplog.text

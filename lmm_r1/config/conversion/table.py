@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from lmm_r1 import dotted
+from lmm_r1.config.export import unplanned
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.sft import SFTConfig
 from lmm_r1.errors import UserError
@@ -172,7 +173,8 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
         UserError: a value is not of the kind that its setting has.
     """
     known = dotted.leaf_types(CONFIG_CLASSES[table.command])
-    ours = CONFIG_CLASSES[table.command]()
+    # What a plan would choose is theirs only where they name it.
+    ours = unplanned(CONFIG_CLASSES[table.command]())
     given = Given(values, table)
     flags: dict[str, object] = {}
     defaults: list[str] = []

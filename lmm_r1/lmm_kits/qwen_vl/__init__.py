@@ -190,15 +190,16 @@ class QwenVlKit(LmmKit):
 
     def filler_media(self, config: PretrainedConfig) -> tuple[list[int], Media]:
         """Return the smallest legal image sample: one merged patch of zeros between its two markers."""
+        return self.blank_image(config, pixels=1)
+
+    def blank_image(self, config: PretrainedConfig, *, pixels: int) -> tuple[list[int], Media]:
         vision = config.vision_config
-        patches = vision.spatial_merge_size**2
+        merged = max(1, round(pixels**0.5 / (vision.patch_size * vision.spatial_merge_size)))
+        side = merged * vision.spatial_merge_size
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        media = {
-            "pixel_values": torch.zeros(patches, width),
-            "image_grid_thw": torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]]),
-        }
+        media = {"pixel_values": torch.zeros(side**2, width), "image_grid_thw": torch.tensor([[1, side, side]])}
         before, behind = self.image_ends(config)
-        return [before, config.image_token_id, behind], media
+        return [before, *[config.image_token_id] * merged**2, behind], media
 
 
 def _encoded(

@@ -42,6 +42,14 @@ REFUSED_IN_RL = [
     ({"actor.optim": "adamw_8bit", "ds.adam_offload": True}, "take --actor.optim adam with it"),
     ({"critic.optim": "adamw_8bit", "ds.zero_stage": 0}, "is for --ds.zero_stage 1, 2 and 3"),
     ({"actor.optim": "paged_adamw_8bit", "ds.enable_sleep": True}, "and --ds.enable_sleep: DeepSpeed moves the state"),
+    (
+        {"actor.gradient_checkpointing_layers": 2},
+        "has no effect without --actor.gradient_checkpointing_enable; give both",
+    ),
+    (
+        {"actor.gradient_checkpointing_layers": 0, "actor.gradient_checkpointing_enable": True},
+        "--actor.gradient_checkpointing_layers 0 must be at least 1",
+    ),
     ({"train.async_queue_size": 2}, "give --train.async_enable, too"),
     ({"train.partial_rollout_enable": True}, "give --train.async_enable, too"),
     ({"train.async_enable": True, "train.async_queue_size": 0}, "--train.async_queue_size 0 must be at least 1"),

@@ -7,7 +7,7 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.config.gpu_counts import Offer, check_offered, needed_gpus, settled_counts, shape
+from lmm_r1.config.gpu_counts import Offer, check_offered, needed_gpus, settled_counts, shape, shared_counts
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -89,15 +89,49 @@ def test_a_division_is_told_in_a_line_and_one_rank_each_on_cpus_is_not(caplog):
     assert line.startswith("GPUs: actor 4, ref 2, engines 2; this machine has 8, which --actor.num_gpus_per_node")
 
 
-def test_models_that_do_not_fit_side_by_side_are_refused_with_how_they_take_turns():
-    with pytest.raises(
-        UserError, match="^actor, ref, engines need 3 GPUs or more, and this machine has 2; let them take"
+@pytest.mark.parametrize(("gpus", "shared"), [(1, True), (2, True), (6, None), (8, None)])
+def test_too_few_gpus_for_groups_of_their_own_are_shared(gpus, shared, caplog):
+    settled = settled_counts(ppo({}), ask=lambda: GPUS[gpus])
+    # A policy, its reference and an engine need three.
+    assert settled["train.colocate_all"] is shared
+    if shared:
+        assert (settled["actor.num_gpus_per_node"], settled["vllm.num_engines"]) == (gpus, gpus)
+        (line,) = caplog.messages
+        assert line.startswith(f"GPUs: actor + ref + engines {gpus}; this machine has {gpus}, too few for groups")
+
+
+def test_what_a_plan_may_not_change_is_settled():
+    # A count is named, and there are enough; rollouts are made during updates; a cluster may grow; no GPU.
+    for changes, offer in (
+        ({"actor.num_gpus_per_node": 2}, GPUS[8]),
+        ({"train.async_enable": True}, GPUS[8]),
+        ({}, CLUSTER),
+        ({}, CPU),
     ):
-        settled_counts(ppo({}), ask=lambda: GPUS[2])
+        assert settled_counts(ppo(changes), ask=lambda offer=offer: offer)["train.colocate_all"] is False
+    assert settled_counts(ppo({"ref.num_gpus_per_node": 1}), ask=lambda: GPUS[2])["train.colocate_all"] is True
+
+
+def test_all_gpus_are_shared_where_the_plan_asks_for_that():
+    config = ppo({})
+    config = dotted.replace(config, settled_counts(config, ask=lambda: GPUS[8]))
+    assert (config.actor.gpus, config.vllm.gpus) == (4, 2)
+    config = dotted.replace(config, shared_counts(config, ask=lambda: GPUS[8]))
+    assert (config.train.colocate_all, config.actor.gpus, config.ref.gpus, config.vllm.gpus) == (True, 8, 8, 8)
+
+
+def test_models_that_must_have_gpus_of_their_own_and_do_not_fit_are_refused():
+    apart = {"train.colocate_all": False}
+    with pytest.raises(
+        UserError, match="^actor, ref, engines need 3 GPUs or more, and this machine has 2; let them take turns"
+    ):
+        settled_counts(ppo(apart), ask=lambda: GPUS[2])
     with pytest.raises(
         UserError, match="^actor, engines need 2 GPUs or more, and this machine has 2, of which other flags take 1"
     ):
-        settled_counts(ppo({"ref.num_gpus_per_node": 1}), ask=lambda: GPUS[2])
+        settled_counts(ppo(apart | {"ref.num_gpus_per_node": 1}), ask=lambda: GPUS[2])
+    with pytest.raises(UserError, match="this machine has 2; take a machine with more, or name their counts"):
+        settled_counts(ppo({"train.async_enable": True}), ask=lambda: GPUS[2])
 
 
 def test_named_counts_that_are_not_there_are_refused_with_what_is():

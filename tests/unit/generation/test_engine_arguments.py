@@ -8,12 +8,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.speculation import Speculation
+from lmm_r1.generation import engine_arguments as engine_arguments_module
 from lmm_r1.generation import run_engines, vllm_engine
 from lmm_r1.generation.engine import EngineSettings
+from lmm_r1.generation.engine_arguments import (
+    GIB,
+    SPARE_CACHE,
+    WORKSPACE,
+    engine_bytes,
+    gpu_memory,
+    kv_bytes_per_token,
+    share_of,
+)
 from lmm_r1.generation.vllm_engine import VllmEngine
 from lmm_r1.lmm_kits import Checkpoint
 
@@ -160,3 +171,61 @@ def test_suffixes_are_looked_up_in_earlier_responses_by_a_package_with_bounds_of
     flags = {"vllm.speculative_tokens": 8, "vllm.speculative_method": "suffix"}
     arguments = in_training(checkpoint, monkeypatch, has_cuda=True, **flags)
     assert arguments["speculative_config"] == {"method": "suffix", "num_speculative_tokens": 8}
+
+
+def test_an_engine_needs_weights_workspace_and_the_cache_of_its_responses():
+    text = SimpleNamespace(
+        num_hidden_layers=2, num_key_value_heads=1, head_dim=8, hidden_size=16, intermediate_size=32, vocab_size=100
+    )
+    config = SimpleNamespace(get_text_config=lambda: text)
+    # Keys and values of 2 layers, 8 numbers of 2 bytes each.
+    assert kv_bytes_per_token(config, width=2) == 64
+    settings: dict[str, Any] = {"weights": 1000, "width": 2, "max_len": 50}
+    # 64 x 50 x 10 of the cache; logits 8 x 100 x 10; a prefill of 500 tokens, 2 x (4 x 16 + 2 x 32) bytes each.
+    needed = 1000 + 32_000 + 8_000 + 128_000 + WORKSPACE + SPARE_CACHE
+    assert engine_bytes(config, **settings, responses=10, gpu_bytes=24 * GIB) == needed
+    # On a small GPU vLLM has 256 responses at a time, on a large one 1,024.
+    few, many = (engine_bytes(config, **settings, responses=9999, gpu_bytes=size * GIB) for size in (24, 80))
+    assert many - few == 768 * (64 * 50 + 800) + 256 * (16384 - 8192)
+    halved = engine_bytes(config, **settings, responses=10, gpu_bytes=24 * GIB, gpus=2)
+    assert halved == needed - (1000 + 32_000 + 128_000) // 2
+
+
+def test_a_share_is_what_is_needed_and_never_more_than_there_is_room_for():
+    assert share_of(4 * GIB, room=79 * GIB, gpu_bytes=80 * GIB) == 0.05
+    assert share_of(60 * GIB, room=30 * GIB, gpu_bytes=80 * GIB) == 0.37
+    assert share_of(200 * GIB, room=80 * GIB, gpu_bytes=80 * GIB) == 0.92
+
+
+@pytest.mark.parametrize(("free", "share"), [(140, 0.04), (6, 0.03)])
+def test_a_small_model_takes_little_of_a_large_card_and_what_others_leave(checkpoint, free, share, monkeypatch):
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **settings: object) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(stdout=f"143771, {free * 1024}\n")
+
+    monkeypatch.setattr(engine_arguments_module.subprocess, "run", run)
+    monkeypatch.setattr(cpu, "own_cuda", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    given = outside_of_training(checkpoint, monkeypatch, has_cuda=True, gpu_memory_utilization=None)
+    # 3 + 2 GiB, and next to nothing of a tiny model's; a GiB stays free of what is left.
+    assert given["gpu_memory_utilization"] == share
+    assert asked[0][-1] == "--id=3"
+
+
+def test_a_share_that_is_named_is_taken_as_it_is_and_without_a_gpu_none_is_asked_for(checkpoint, monkeypatch):
+    monkeypatch.setattr(engine_arguments_module, "gpu_memory", lambda: pytest.fail("nobody asks for the memory"))
+    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True)["gpu_memory_utilization"] == 0.5
+    monkeypatch.setattr(cpu, "own_cuda", lambda: False)
+    given = outside_of_training(checkpoint, monkeypatch, has_cuda=False, gpu_memory_utilization=None)
+    assert given["gpu_memory_utilization"] == 0.85
+
+
+def test_the_memory_of_gpus_that_say_nothing_to_nvidia_smi_is_asked_of_cuda(monkeypatch):
+    def run(command: list[str], **settings: object) -> SimpleNamespace:
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(engine_arguments_module.subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 8 * GIB))
+    assert gpu_memory() == (8 * GIB, 5 * GIB)

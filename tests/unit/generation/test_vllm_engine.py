@@ -84,18 +84,20 @@ def test_all_samples_of_a_row_come_together(load):
     assert [params.max_tokens for _, params in counting.requests.values()] == [9]
 
 
-def test_the_next_row_is_in_the_engine_before_its_next_step(load, monkeypatch):
-    monkeypatch.setattr(vllm_engine, "RESPONSES_AT_ONCE", 4)
+def test_the_next_row_is_in_the_engine_before_its_next_step(load):
     counting = CountingEngine(lambda prompt: [5])
-    assert len(list(load(counting).respond(questions(*"abcdefghijkl"), ONE))) == 12
+    engine = load(counting)
+    engine.responses = 4
+    assert len(list(engine.respond(questions(*"abcdefghijkl"), ONE))) == 12
     assert counting.most_at_once == 4
     assert counting.steps == 5 * 12 / 4, "the engine was never without 4 responses"
 
 
-def test_rows_are_read_as_they_are_needed(load, monkeypatch):
-    monkeypatch.setattr(vllm_engine, "RESPONSES_AT_ONCE", 2)
+def test_rows_are_read_as_they_are_needed(load):
     rows = iter(questions(*"abcdef"))
-    outcomes = load(CountingEngine(lambda prompt: [3])).respond(rows, ONE)
+    engine = load(CountingEngine(lambda prompt: [3]))
+    engine.responses = 2
+    outcomes = engine.respond(rows, ONE)
     assert next(outcomes).index in (0, 1)
     assert len(list(rows)) >= 2
     outcomes.close()

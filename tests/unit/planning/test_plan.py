@@ -49,7 +49,14 @@ POLICY = PlannedModel(
 )
 REFERENCE = replace(POLICY, role="reference", states=None, resident=2 * GIB)
 ENGINE = PlannedEngine(
-    weights=2 * GIB, share=30 * GIB, asleep=2 * GIB, kv_bytes_per_token=1, least=10 * GIB, host=2 * GIB, ranks=1
+    weights=2 * GIB,
+    utilization=0.375,
+    share=30 * GIB,
+    asleep=2 * GIB,
+    kv_bytes_per_token=1,
+    least=10 * GIB,
+    host=2 * GIB,
+    ranks=1,
 )
 SHARED = Device(name="each GPU", models=[POLICY, REFERENCE], engine=ENGINE, bucket=GIB)
 
@@ -143,7 +150,8 @@ def test_a_machine_without_gpus_holds_all_in_one_memory():
 
 
 def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
-    config = dotted.replace(PPOConfig(), {"train.colocate_all": True})
+    given = {"train.colocate_all": True, "vllm.enable_sleep": False, "vllm.gpu_memory_utilization": 0.95}
+    config = dotted.replace(PPOConfig(), given)
 
     def replan(changed: PPOConfig) -> Plan:
         share = int(80 * GIB * changed.vllm.gpu_memory_utilization)
@@ -156,6 +164,19 @@ def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
     # With 0.7 of 80 there are 22 + 56 of 76.8 GiB while it generates, with 0.5 also 28 + 40 in an update: no need to sleep.
     assert str(caught.value).endswith("It fits with --vllm.gpu_memory_utilization 0.5")
     refuse_excess(config, plan(), replan=replan)
+
+
+def test_what_is_left_next_to_the_models_is_the_engines():
+    # Idle: 19 of the policy, 3 of the reference; a pass of 4,096 tokens takes 6 more, a bucket 1.
+    assert SHARED.beside_engine(usable=60 * GIB, sleeps=True, tokens=4096) == (60 - 22 - 1) * GIB
+    assert SHARED.beside_engine(usable=60 * GIB, sleeps=False, tokens=4096) == (60 - 22 - 6) * GIB
+
+
+def test_a_pass_with_some_layers_computed_again_takes_its_share_of_both_and_the_images_of_the_second():
+    every = PassEstimate(floor=GIB, base=2 * GIB, per_token=GIB / 8192, per_image=5, image_tokens=0)
+    some = PASSES.between(every, share=0.25)
+    assert (some.floor, some.base, some.per_token) == (GIB, 1.25 * GIB, (0.75 / 1024 + 0.25 / 8192) * GIB)
+    assert some.per_image == 5
 
 
 def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():

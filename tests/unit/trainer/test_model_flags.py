@@ -115,7 +115,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
 def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, monkeypatch):
     own = "model." if role == "sft" else "actor."
     flags = LOADED | LORA | IN_4BIT | {f"{group}{name}": value for name, value in OPTIMIZER.items()}
-    flags |= {f"{own}{name}": True for name in CHECKPOINTING}
+    flags |= {f"{own}{name}": True for name in CHECKPOINTING} | {f"{own}gradient_checkpointing_layers": 7}
     model, settings = prepared(role, flags, monkeypatch)
     assert model.names[0] == "m"
     loaded = {name.split(".")[1]: value for name, value in LOADED.items()}
@@ -123,6 +123,8 @@ def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, m
     loaded["load_in_4bit"] = True
     assert loaded.items() <= model.settings.items()
     assert model.checkpointing == {"use_reentrant": True}
+    # In RL the seams hand it on, see below.
+    assert model.settings.get("checkpointed_layers") == (7 if role == "sft" else None)
     flat = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     flat |= {f"{kind}.{name}": value for kind in ("muon", "adam") for name, value in settings[kind].items()}
     assert flat == OPTIMIZER | {"scheduler_steps": 7}
@@ -300,9 +302,10 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
     flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": True}
-    flags["ds.image_cache_gib"] = 0.5
+    flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7}
     config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
-    workers.install_seams(to_openrlhf_args(config), trained=False)
+    for trained in (False, True):
+        workers.install_seams(to_openrlhf_args(config), trained=trained)
     assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= given[0].items()
     monkeypatch.undo()
     for module, name in ((ppo_actor, "Actor"), (ppo_critic, "get_llm_for_sequence_regression")):
@@ -316,6 +319,10 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
         assert built.keywords["freeze_prefix"] == ("lm_head.",)
         assert all(built.keywords[name] is True for name in ADAPTER_KINDS)
         assert {"image_cache_gib": 0.5, "trained": False}.items() <= built.keywords.items()
+        assert "checkpointed_layers" not in built.keywords, "what is not trained has no backward pass"
+    assert given[1]["checkpointed_layers"] == 7
+    workers.openrlhf_seams.install(**given[1])
+    assert ppo_actor.Actor.keywords["checkpointed_layers"] == 7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""What a plan chooses of the settings that flags leave open, by the memory of a machine; what a flag names stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+from lmm_r1 import dotted
+from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, unplanned
+from lmm_r1.config.export import UNPLANNED
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.planning.advice import Change, fitting_changes, remedies
+from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.ppo_plan import counts_tokens, ordinary_tokens
+
+Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
+# In the order in which they are printed. Where all of them take turns on the GPUs, the counts follow.
+CHOSEN = (
+    "train.colocate_all",
+    "vllm.enable_sleep",
+    "vllm.gpu_memory_utilization",
+    "actor.gradient_checkpointing_enable",
+    "actor.gradient_checkpointing_layers",
+    "model.gradient_checkpointing_enable",
+    "model.gradient_checkpointing_layers",
+    "ds.enable_sleep",
+    "ds.zero_stage",
+    "ref.offload",
+    "ds.adam_offload",
+)
+
+
+def chosen(
+    config: Config,
+    *,
+    replan: Callable[[Config], Plan],
+    share_gpus: Callable[[PPOConfig], Mapping[str, object]],
+) -> tuple[Config, Plan]:
+    """Return the settings with all that memory decides chosen, and their plan, which need not fit.
+
+    Each of these is taken only if those before it are not enough:
+    1. models and engines have groups of GPUs of their own, unless they are too few or too small for that;
+    2. nothing is computed twice, and the passes of an update are large (`ordinary_tokens`);
+    3. engines free their memory while models train;
+    4. as few layers as possible compute their activations again;
+    5. what costs more time: see `advice.remedies`.
+    Without a GPU nothing is chosen but what a run needs to fit.
+
+    Args:
+        replan: makes the plan of other settings.
+        share_gpus: returns the counts with which models and engines share a machine's GPUs.
+    """
+    config, plan = _on_these_gpus(config, replan=replan)
+    if _fits(plan) or not (isinstance(config, PPOConfig) and config.train.colocate_all is None):
+        return config, plan
+    try:
+        shared, found = _on_these_gpus(dotted.replace(config, share_gpus(config)), replan=replan)
+    except UserError:
+        # One of them must have GPUs of its own.
+        return config, plan
+    return (shared, found) if _fits(found) else (config, plan)
+
+
+def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
+    """Return the settings as `chosen` does, with models and engines on the GPUs that they have."""
+    roomy, plan = _with_room(config, replan=replan)
+    if _fits(plan):
+        return roomy, plan
+    changes, missing = fitting_changes(roomy, plan, replan=replan, changes=list(remedies(roomy, plan)))
+    if missing or not changes:
+        return roomy, plan
+    # With them less may have to be computed twice.
+    return _with_room(
+        dotted.replace(config, {flag: value for change in changes for flag, value in change.settings.items()}),
+        replan=replan,
+    )
+
+
+def filled(config: Config, plan: Plan) -> Config:
+    """Return settings that were chosen without anything open: what the plan has found, and else what they always were."""
+    found: dict[str, object] = {}
+    has_engine = isinstance(config, PPOConfig | KDConfig) and config.vllm.gpu_memory_utilization is None
+    if has_engine and plan.engine_share is not None:
+        found["vllm.gpu_memory_utilization"] = plan.engine_share
+    if isinstance(config, PPOConfig):
+        if counts_tokens(config):
+            found |= {"train.max_tokens_per_gpu": plan.pass_tokens, "rollout.max_tokens_per_gpu": plan.log_prob_tokens}
+    return unplanned(dotted.replace(config, found))
+
+
+def told(given: Config, config: Config) -> str | None:
+    """Return the flags that were chosen, and are not as they would be without a plan, as a line; None where there are none.
+
+    Args:
+        given: the settings as they were.
+    """
+    known = dotted.leaf_types(type(config))
+    values = {flag: dotted.get(config, flag) for flag in CHOSEN if flag in known and dotted.get(given, flag) is None}
+    named = {flag: value for flag, value in values.items() if value not in (None, False, UNPLANNED.get(flag))}
+    return f"chosen to fit: {Change(settings=named)}" if named else None
+
+
+def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
+    """Return the settings with sleeping engines and recomputed layers where that makes room, and their plan."""
+    plan = replan(config)
+    if plan.machine.gpu_bytes is None:
+        return config, plan
+    sleeps = isinstance(config, PPOConfig) and config.train.colocate_all and config.vllm.enable_sleep is None
+    for asleep in (False, True) if sleeps else (None,):
+        config = config if asleep is None else dotted.replace(config, {"vllm.enable_sleep": asleep})
+        if _is_roomy(config, plan := replan(config)):
+            return config, plan
+    group = "actor" if isinstance(config, PPOConfig) else "model"
+    if dotted.get(config, f"{group}.gradient_checkpointing_enable") is not None:
+        return config, plan
+    tried = partial(_recomputing, config, group)
+    most = _language_layers(config)
+    if not _is_roomy(every := tried(None), plan := replan(every)):
+        return every, plan
+    # The fewest layers that are enough.
+    few, enough = 0, most
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if _is_roomy(some := tried(middle), replan(some)) else (middle, enough)
+    config = every if enough == most else tried(enough)
+    return config, replan(config)
+
+
+def _recomputing(config: Config, group: str, layers: int | None) -> Config:
+    return dotted.replace(
+        config,
+        {f"{group}.gradient_checkpointing_enable": True, f"{group}.gradient_checkpointing_layers": layers},
+    )
+
+
+def _fits(plan: Plan) -> bool:
+    return plan.shortage == 0
+
+
+def _is_roomy(config: PPOConfig | SupervisedConfig, plan: Plan) -> bool:
+    """Say whether a run fits with passes as large as they should be."""
+    return _fits(plan) and (plan.fitting_tokens or 0) >= _wanted_tokens(config)
+
+
+def _wanted_tokens(config: PPOConfig | SupervisedConfig) -> int:
+    """Return the tokens that a pass of the update should hold."""
+    if not isinstance(config, PPOConfig):
+        return config.train.micro_batch_size * config.data.max_len
+    # Those that a flag names are in the plan.
+    counted = counts_tokens(config) and config.train.max_tokens_per_gpu is None
+    return ordinary_tokens(config) if counted else 0
+
+
+def _language_layers(config: PPOConfig | SupervisedConfig) -> int:
+    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    return checkpoint.config.get_text_config().num_hidden_layers

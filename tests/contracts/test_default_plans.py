@@ -1,0 +1,119 @@
+"""Runs without flags of memory start on the GPUs that there are: what they choose is what fits, on machines that are named."""
+
+import pytest
+from helpers.stage_scripts import STAGES
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_supervised
+from lmm_r1.config.gpu_counts import Offer, shared_counts
+from lmm_r1.config.resolve import resolve_sft
+from lmm_r1.lmm_kits.released import released_folder
+from lmm_r1.planning.choices import chosen, filled, told
+from lmm_r1.planning.machine import GIB, Machine
+from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.ppo_plan import plan_ppo
+from lmm_r1.planning.sft_plan import plan_sft
+
+pytestmark = pytest.mark.contract
+
+INIT = STAGES.parents[2] / "lmm_r1" / "cli" / "project"
+DEMO = STAGES / "configs" / "demo"
+
+
+def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, Plan, str | None]:
+    """What an RL run chooses on a machine with so many GPUs of so many GiB."""
+    offer, machine = Offer(per_node=(gpus,), joined=False), Machine(gpu_bytes=gpu * GIB, host_bytes=256 * GIB)
+    config, _ = sized_ppo(resolve_ppo(config, ask=lambda: offer), rows=1000)
+    found, plan = chosen(
+        config,
+        replan=lambda changed: plan_ppo(changed, machine),
+        share_gpus=lambda changed: shared_counts(changed, ask=lambda: offer),
+    )
+    complete = filled(found, plan)
+    return complete, plan, told(config, complete)
+
+
+def rl_config(*files: object, **flags: object) -> PPOConfig:
+    arguments = [part for file in files for part in ("--config", str(file))]
+    config = parse(PPOConfig, arguments, prog="train_ppo_ray", description="")
+    return dotted.replace(config, {"data.prompt_dataset": "rows", **flags})
+
+
+@pytest.mark.parametrize("gpu", [24, 80, 141])
+@pytest.mark.parametrize("file", [DEMO / "fre.yaml", DEMO / "mgt.yaml", INIT / "rl.yaml"], ids=lambda path: path.stem)
+def test_the_demo_and_a_first_project_fit_one_gpu_and_take_little_of_it(file, gpu, tiny_checkpoint):
+    model = str(tiny_checkpoint("qwen2_5_vl"))
+    more = {"actor.model_name_or_path": model, "reward.remote_url": "math", "ds.param_dtype": "fp32"}
+    config, plan, _ = planned(rl_config(file, **more), gpu=gpu)
+    assert plan.excesses() == []
+    assert (config.train.colocate_all, config.actor.gpus, config.vllm.gpus) == (True, 1, 1)
+    # Nothing is computed twice or moved for want of memory, and the engine asks for weights, workspace and its cache.
+    assert (config.actor.gradient_checkpointing_enable, config.vllm.enable_sleep, config.ds.zero_stage) == (
+        False,
+        False,
+        2,
+    )
+    assert config.vllm.gpu_memory_utilization * gpu < 12
+    assert config.vllm.gpu_memory_utilization < 0.5
+
+
+@pytest.mark.parametrize("gpu", [24, 80])
+@pytest.mark.parametrize(("gpus", "together"), [(1, True), (2, True), (4, False), (8, False)])
+def test_a_run_without_flags_starts_on_one_to_eight_gpus(gpu, gpus, together, tiny_checkpoint):
+    flags = {"actor.model_name_or_path": str(tiny_checkpoint("llm")), "ds.param_dtype": "fp32"}
+    config, plan, line = planned(rl_config(**flags), gpu=gpu, gpus=gpus)
+    assert plan.excesses() == []
+    assert config.train.colocate_all is together
+    assert line.startswith("chosen to fit: --")
+    if together:
+        assert config.actor.gpus == config.ref.gpus == config.vllm.gpus == gpus
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
+    from huggingface_hub import constants
+
+    from lmm_r1.cli import main
+
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    name = ["--actor.model_name_or_path", "Qwen/Qwen2.5-0.5B-Instruct", "--host_memory_gib", "64"]
+    main(["plan", *name, "--num_gpus", "1", "--gpu_memory_gib", "80"])
+    said = capsys.readouterr().out
+    # Each of 2 bytes: the named GPU's precision, not that of this machine.
+    assert "weights (0.49 B parameters)                          0.92" in said
+    assert "GPUs: 1 (actor + ref + engines 1)" in said
+    assert "zero_stage" not in said
+    with pytest.raises(SystemExit):
+        main(["plan", *name, "--num_gpus", "2", "--gpu_memory_gib", "80", "--train.no_colocate_all"])
+    assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize(("gpu", "gpus"), [(24, 8), (80, 1), (80, 2), (80, 4), (80, 8)])
+def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpus):
+    flags = {"actor.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
+    config, plan, line = planned(rl_config(**flags), gpu=gpu, gpus=gpus)
+    assert plan.excesses() == []
+    assert plan.fitting_tokens >= config.data.max_len
+    assert ("--ds.zero_stage 3" in line) <= (gpus > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for():
+    flags = {"model.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
+    config = resolve_sft(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
+    config, _ = sized_supervised(config, rows=None, processes=1)
+    machine = Machine(gpu_bytes=80 * GIB, host_bytes=256 * GIB)
+    found, plan = chosen(
+        config,
+        replan=lambda changed: plan_sft(changed, machine, processes=1, per_machine=1),
+        share_gpus=lambda changed: pytest.fail("a supervised run shares nothing"),
+    )
+    assert plan.excesses() == []
+    # A micro-batch of eight rows of 2,048 tokens.
+    assert plan.fitting_tokens >= 8 * 2048
+    assert found.model.gradient_checkpointing_enable or found.ds.adam_offload
